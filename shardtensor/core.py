@@ -1,0 +1,176 @@
+"""The one door: operators are declared, filed in `OPS`, and every call of one goes through `bind`.
+
+A declaration is a function with a signature and a docstring and no body::
+
+    @operator("... i k, ... k j -> ... i j", combine="sum")
+    def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor: ...
+
+The decorator files it and returns the function that users call: same signature, and for a body the call
+``bind(op, operands, params)``, which hands it to the innermost interpreter. What an operator *does* is the interpreter's
+business: run now (`shardtensor.eager`), run on one device (`shardtensor.spmd`), write into a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Operands = tuple[Any, ...]
+Params = tuple[Any, ...]
+
+
+class Op:
+    """An operator as it was declared.
+
+    Attributes:
+        name: its public name.
+        operands: the names of its array arguments, in order; one name if it takes a sequence of arrays (`variadic`).
+        params: the names of its other arguments, in order. `bind` gets their values, defaults included.
+        dispatch: the function that users call.
+        rule: how the dimensions of operands and result correspond (see `shardtensor.rules`); None for an operator that
+            lays out its result itself (`mover`) or consists of others (`composite`).
+        combine: the name of the monoid (see `shardtensor.monoids`) that joins what shards computed where a dimension vanishes.
+        kernel: what runs on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None stands for the function of
+            the same name in the backend's namespace.
+        mover: for operators that only move elements: ``mover(avals, params)`` gives the movement (see `shardtensor.transfer`).
+        composite: for operators that consist of others: a function of the operator's own arguments; it answers NotImplemented
+            for those with which the operator stands for itself.
+        algorithm: for operators that know better than their rule how to run distributed: ``algorithm(params, *tensors)``.
+        creates: whether it makes arrays anew, where its parameter ``device`` says.
+        doc: the docstring.
+    """
+
+    __slots__ = (
+        "algorithm", "combine", "composite", "creates", "dispatch", "doc", "kernel", "mover", "name", "operands", "params", "rule", "variadic",
+    )  # fmt: skip
+
+    def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None) -> None:
+        self.name = function.__name__
+        self.doc = inspect.getdoc(function) or ""
+        self.rule = rule
+        self.combine = combine
+        self.kernel: Callable[..., Any] | None = None
+        self.mover: Callable[..., Any] | None = None
+        self.composite: Callable[..., Any] | None = None
+        self.algorithm: Callable[..., Any] | None = None
+        arguments = inspect.signature(function).parameters.values()
+        kinds = {a.name: str(a.annotation) for a in arguments}
+        self.operands = tuple(n for n, kind in kinds.items() if "ArrayLike" in kind)
+        self.variadic = any("Sequence[ArrayLike]" in kind for kind in kinds.values())
+        self.params = tuple(n for n in kinds if n not in self.operands)
+        self.creates = "device" in self.params
+        self.dispatch = _dispatcher(self, function)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return lookup, (self.name,)
+
+
+OPS: dict[str, Op] = {}
+"""Every operator by its name: the one table that is documented, printed and tested."""
+
+
+def lookup(name: str) -> Op:
+    """The operator of that name."""
+    return OPS[name]
+
+
+class Interpreter(Protocol):
+    """What gives a call of an operator its meaning."""
+
+    def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """The result of ``op``. Operands are tensors, host or backend arrays, scalars or None (an optional one not given)."""
+
+
+_innermost: ContextVar[Interpreter | None] = ContextVar("shardtensor_interpreter", default=None)
+_outermost: Interpreter
+
+
+def set_default_interpreter(interpreter: Interpreter) -> None:
+    """Who answers when no other interpreter is entered: called once, by the eager one."""
+    global _outermost
+    _outermost = interpreter
+
+
+@contextlib.contextmanager
+def interpreting(interpreter: Interpreter) -> Iterator[None]:
+    """Makes ``interpreter`` the innermost one in this context."""
+    token = _innermost.set(interpreter)
+    try:
+        yield
+    finally:
+        _innermost.reset(token)
+
+
+def bind(op: Op, operands: Operands, params: Params) -> Any:
+    """Hands one call of an operator to the innermost interpreter."""
+    return (_innermost.get() or _outermost)(op, operands, params)
+
+
+def call(name: str, *operands: Any, **params: Any) -> Any:
+    """The operator of that name on these arguments: for floors below the declarations."""
+    return OPS[name].dispatch(*operands, **params)
+
+
+def operator(
+    rule: Any = None, *, combine: str | None = None
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Declares an operator; see the module's docstring and `Op`."""
+
+    def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        op = OPS[function.__name__] = Op(function, rule, combine)
+        return cast("Callable[Arguments, Result]", op.dispatch)
+
+    return declare
+
+
+def implements(function: Callable[..., Any], part: str) -> Callable[[Function], Function]:
+    """Gives a declared operator its ``kernel``, ``mover``, ``composite`` or ``algorithm``."""
+
+    def attach(body: Function) -> Function:
+        setattr(OPS[function.__name__], part, body)
+        return body
+
+    return attach
+
+
+def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that users call. It is compiled from the declared signature, so that the interpreter of Python itself
+    binds arguments and defaults, which is ten times faster than `inspect.Signature.bind`."""
+    signature = inspect.signature(function)
+    scope: dict[str, Any] = {"_bind": bind, "_op": op}
+    plain = []
+    for argument in signature.parameters.values():
+        default = argument.empty
+        if argument.default is not argument.empty:
+            scope[f"_default_{argument.name}"] = argument.default
+            default = _Name(f"_default_{argument.name}")
+        plain.append(argument.replace(annotation=argument.empty, default=default))
+    header = str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    operands = f"tuple({op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
+    params = f"({''.join(n + ', ' for n in op.params)})"
+    source = f"def {op.name}{header}: return _bind(_op, {operands}, {params})"
+    exec(compile(source, f"<operator {op.name}>", "exec"), scope)
+    dispatch: Callable[..., Any] = scope[op.name]
+    for attribute in ("__module__", "__qualname__", "__doc__", "__annotations__"):
+        setattr(dispatch, attribute, getattr(function, attribute))
+    return dispatch
+
+
+class _Name:
+    """Prints as a name, so that a printed signature reads its defaults from the scope."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name

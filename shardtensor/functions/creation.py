@@ -1,0 +1,252 @@
+"""Creation functions (a chapter of the standard), declared.
+
+``device`` says where: a Device holds the array whole, a Mesh splits its first dimension over all the mesh's axes (the first one
+major), a NamedSharding is followed. Without it, the array lies on the default mesh, and yields to operands that were placed.
+Each device makes its own part. Errors: ShapeError for a negative size, ShardingError for a spec longer than the rank, TypeError for
+a dtype that is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend import Device
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.manipulation import checked_shape
+from shardtensor.monoids import Place
+from shardtensor.sharding import Mesh, NamedSharding, Shape
+from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
+
+Where = Device | Mesh | NamedSharding | None
+Said = tuple[Shape, Any]
+
+
+def checked_dtype(dtype: Any, default: Any) -> np.dtype[Any]:
+    """A dtype that tensors can have.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        known = np.dtype(default if dtype is None else dtype)
+    except TypeError:
+        raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'") from None
+    if known.kind not in "biufcmM":
+        raise ArgumentTypeError(f"dtype {known} cannot be sharded; wanted bool, numbers or times")
+    return known
+
+
+def _shaped(kinds: Any, *, shape: Any, dtype: Any = None) -> Said:
+    return checked_shape(shape), checked_dtype(dtype, np.float64)
+
+
+def _like(kinds: Any, *, dtype: Any = None) -> Said:
+    return kinds[0].shape, checked_dtype(dtype, kinds[0].dtype)
+
+
+@operator(_shaped)
+def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+    """Elements of any value whatever; float64 unless ``dtype`` says otherwise.
+
+    >>> st.empty((2, 3), dtype="int8").shape
+    (2, 3)
+    """
+
+
+@implements(empty, "kernel")
+def _empty(xp: Any, place: Place, **params: Any) -> Any:
+    return xp.empty(place.local_shape, dtype=place.dtype)
+
+
+@operator(_like)
+def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+    """Elements of any value whatever, with x's shape, dtype and layout.
+
+    >>> st.empty_like(st.zeros((2, 3))).shape
+    (2, 3)
+    """
+
+
+@implements(empty_like, "kernel")
+def _empty_like(xp: Any, place: Place, x: Any, **params: Any) -> Any:
+    return xp.empty(place.local_shape, dtype=place.dtype)
+
+
+@operator(_shaped)
+def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+    """Zeros; float64 unless ``dtype`` says otherwise.
+
+    >>> st.zeros((4, 2), device=st.make_mesh((2,), ("x",))).sharding.spec
+    P('x')
+    """
+
+
+@implements(zeros, "kernel")
+def _zeros(xp: Any, place: Place, **params: Any) -> Any:
+    return xp.zeros(place.local_shape, dtype=place.dtype)
+
+
+@operator(_like)
+def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+    """Zeros with x's shape, dtype and layout.
+
+    >>> st.zeros_like(st.asarray([1, 2])).tolist()
+    [0, 0]
+    """
+
+
+@implements(zeros_like, "kernel")
+def _zeros_like(xp: Any, place: Place, x: Any, **params: Any) -> Any:
+    return xp.zeros(place.local_shape, dtype=place.dtype)
+
+
+@operator(_shaped)
+def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+    """Ones; float64 unless ``dtype`` says otherwise.
+
+    >>> st.ones(3, dtype=int).tolist()
+    [1, 1, 1]
+    """
+
+
+@implements(ones, "kernel")
+def _ones(xp: Any, place: Place, **params: Any) -> Any:
+    return xp.ones(place.local_shape, dtype=place.dtype)
+
+
+@operator(_like)
+def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+    """Ones with x's shape, dtype and layout.
+
+    >>> st.ones_like(st.asarray([7.5, 2.0])).tolist()
+    [1.0, 1.0]
+    """
+
+
+@implements(ones_like, "kernel")
+def _ones_like(xp: Any, place: Place, x: Any, **params: Any) -> Any:
+    return xp.ones(place.local_shape, dtype=place.dtype)
+
+
+def _kind_dtype(kind: Any) -> Any:
+    """The dtype of a fill value from what is known of it; it must have no dimensions."""
+    if isinstance(kind, type):
+        return np.asarray(kind(1)).dtype
+    if kind.ndim:
+        raise ShapeError(f"fill_value has shape {kind.shape}; wanted a scalar")
+    return kind.dtype
+
+
+def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> Said:
+    return checked_shape(shape), checked_dtype(dtype, _kind_dtype(kinds[0]))
+
+
+@operator(_filled)
+def full(
+    shape: int | Shape, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
+) -> ShardedTensor:
+    """``fill_value`` (a scalar or an array of no dimensions) everywhere; of its dtype unless ``dtype`` says otherwise.
+
+    >>> st.full((2,), 7).tolist()
+    [7, 7]
+    """
+
+
+@implements(full, "kernel")
+def _full(xp: Any, place: Place, fill_value: Any, **params: Any) -> Any:
+    return xp.full(place.local_shape, fill_value, dtype=place.dtype)
+
+
+def _filled_like(kinds: Any, *, dtype: Any = None) -> Said:
+    _kind_dtype(kinds[1])
+    return _like(kinds, dtype=dtype)
+
+
+@operator(_filled_like)
+def full_like(
+    x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
+) -> ShardedTensor:
+    """``fill_value`` everywhere, with x's shape, dtype and layout.
+
+    >>> st.full_like(st.asarray([1.0, 2.0]), 3).tolist()
+    [3.0, 3.0]
+    """
+
+
+@implements(full_like, "kernel")
+def _full_like(xp: Any, place: Place, x: Any, fill_value: Any, **params: Any) -> Any:
+    return xp.full(place.local_shape, fill_value, dtype=place.dtype)
+
+
+def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
+    for name, value in (("start", start), ("stop", stop), ("step", step)):
+        if value is not None and not isinstance(value, (int, float, np.number)):
+            raise ArgumentTypeError(f"{name} is a {type(value).__name__}; wanted a real number")
+    if step == 0:
+        raise ArgumentError("step is 0; wanted a number that leads from start to stop")
+    return (0, start, step) if stop is None else (start, stop, step)
+
+
+def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Said:
+    first, last, by = _steps(start, stop, step)
+    if not all(map(math.isfinite, (first, last, by))):
+        raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
+    count = max(math.ceil((last - first) / by), 0)
+    return (count,), checked_dtype(dtype, np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]))
+
+
+@operator(_arange_rule)
+def arange(
+    start: float, /, stop: float | None = None, step: float = 1, *, dtype: npt.DTypeLike | None = None, device: Where = None
+) -> ShardedTensor:
+    """The numbers start, start + step, … before stop (0, 1, … before ``start`` where it is the only one).
+
+    Integers give NumPy's default integer, floats float64, unless ``dtype`` says otherwise.
+
+    >>> st.arange(2, 11, 3).tolist()
+    [2, 5, 8]
+    """
+
+
+@implements(arange, "kernel")
+def _arange(xp: Any, place: Place, *, start: Any, stop: Any, step: Any, dtype: Any) -> Any:
+    first, _, by = _steps(start, stop, step)
+    ((begin, end),) = place.box
+    if place.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int):
+        return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=place.dtype)
+    # NumPy's own way, so that every element has NumPy's bits: start + i * (second - first), in the result's dtype.
+    origin = np.asarray(first, place.dtype)
+    delta = np.asarray(first + by, place.dtype) - origin
+    steps = xp.asarray(xp.arange(begin, end), dtype=place.dtype)
+    return xp.add(xp.multiply(steps, delta.item()), origin.item())
+
+
+def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> Said:
+    return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), checked_dtype(dtype, np.float64)
+
+
+@operator(_eye_rule)
+def eye(
+    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: npt.DTypeLike | None = None, device: Where = None
+) -> ShardedTensor:
+    """Ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere.
+
+    >>> st.eye(2, 3, k=1).tolist()
+    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+
+
+@implements(eye, "kernel")
+def _eye(xp: Any, place: Place, *, n_rows: int, n_cols: int | None, k: int, dtype: Any) -> Any:
+    (top, _), (left, _) = place.box
+    rows, columns = place.local_shape
+    diagonal = k + top - left
+    if not -rows < diagonal < columns:  # it passes this part by
+        return xp.zeros((rows, columns), dtype=place.dtype)
+    return xp.eye(rows, columns, k=diagonal, dtype=place.dtype)

@@ -1,0 +1,48 @@
+"""Data type functions (a chapter of the standard)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentTypeError
+from shardtensor.monoids import Place
+from shardtensor.tensor import ArrayLike, ShardedTensor
+
+
+@operator("... -> ...")
+def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> ShardedTensor:
+    """x in another dtype, as NumPy casts (floats are cut towards zero, complex lose their imaginary part). The layout stays.
+
+    ``copy`` changes nothing that can be seen: a tensor is a value.
+
+    Raises:
+        TypeError: dtype is none, or one that cannot be sharded.
+
+    >>> st.astype(st.asarray([1.7, -1.7]), "int32").tolist()
+    [1, -1]
+    """
+
+
+@implements(astype, "kernel")
+def _astype(xp: Any, place: Place, x: Any, *, dtype: Any, copy: bool) -> Any:
+    return xp.asarray(x, dtype=place.dtype)
+
+
+def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
+    """The dtype that an operator makes of operands of these dtypes: NumPy's promotion, in which Python scalars are weak.
+
+    Raises:
+        ArgumentTypeError: there is none, or an argument has no dtype.
+
+    >>> st.result_type(st.zeros(2, dtype="float32"), 1.0)
+    dtype('float32')
+    """
+    known = [a.dtype if isinstance(a, ShardedTensor) else a for a in arrays_and_dtypes]
+    try:
+        return np.result_type(*known)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"result_type: {error}") from None

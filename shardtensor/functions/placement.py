@@ -1,0 +1,239 @@
+"""Placement: putting arrays on devices, moving them, and reading them. The moves that a caller asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend import Device, HostArray
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.creation import checked_dtype
+from shardtensor.functions.indexing import canonical, region_of, to_numpy
+from shardtensor.log import Transfer, account, watched
+from shardtensor.operands import admit, host_aval
+from shardtensor.planner import host_grid
+from shardtensor.sharding import Mesh, NamedSharding, as_sharding, default_mesh
+from shardtensor.tensor import ArrayLike, Donated, ShardedTensor, Storage, aval, seal, shard_arrays, tensor, whole_array
+from shardtensor.transfer import Movement, arrival, gather
+from shardtensor.trees import map_leaves
+
+Where = Device | Mesh | NamedSharding
+
+
+@operator()
+def reshard(
+    x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None
+) -> ShardedTensor:
+    """The same elements in another sharding, on the same or on other devices; each goes where it must be and is not yet, once.
+
+    Args:
+        x: a tensor or a host array.
+        sharding: where to; a Device and a Mesh mean what they mean as ``device=``.
+        donate: gives x's memory away: x cannot be used after.
+        may_alias: whether the result may share memory with x. None: with a tensor, yes (no write ever shows through), with a host
+            array, no. False always copies.
+
+    Raises:
+        ShardingError: the spec has more dimensions than x.
+        ArgumentError: both ``donate`` and ``may_alias``.
+
+    >>> mesh = st.make_mesh((4,), ("x",))
+    >>> x = st.reshard(st.ones((8, 4)), st.NamedSharding(mesh, st.P("x")))
+    >>> st.reshard(x, st.NamedSharding(mesh, st.P(None, "x"))).addressable_shards[0].data.shape
+    (8, 1)
+    """
+
+
+@implements(reshard, "algorithm")
+def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
+    return put(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", donate=donate, may_alias=may_alias)
+
+
+def put(
+    x: Any, target: NamedSharding, who: str, *, committed: bool = True, donate: bool = False, may_alias: bool | None = None
+) -> ShardedTensor:
+    """`reshard` in the name of ``who``."""
+    if donate and may_alias:
+        raise ArgumentError(f"{who}: donate=True gives the memory away and may_alias=True shares it; choose one")
+    is_tensor = isinstance(x, ShardedTensor)
+    array = x if is_tensor else np.asarray(x)
+    source = array._aval if is_tensor else host_aval(array.shape, array.dtype)
+    value = aval(source.shape, source.dtype, target, committed)
+    move = arrival(source, target)
+    if value.backend.one_memory:
+        whole = gather(array, who)
+        foreign = is_tensor and not source.backend.one_memory
+        copy = not foreign and (may_alias is False or (may_alias is None and not is_tensor))
+        whole = np.array(whole, order="C") if copy else whole if is_tensor else whole.view()
+        if watched() and not (move.stays and not copy):
+            _announce(move, who, whole.nbytes if copy or foreign else 0)
+        storage = Storage(seal(whole, value))
+    else:
+        arrays = move.shards(array, who, explicit=True)
+        if is_tensor and may_alias is False:
+            arrays = [_copied(a, value, k) if move.stays else a for k, a in enumerate(arrays)]
+        storage = Storage(arrays=tuple(arrays))
+    if donate and is_tensor:
+        x._storage = Donated(who)
+    return tensor(value, storage)
+
+
+def _announce(move: Any, who: str, copied: int) -> None:
+    """Counts a move where devices share one memory: what separate ones would send, and what was copied all the same."""
+
+    def records() -> list[Transfer]:
+        left, out = copied, []
+        for r in move.movement.records(move.source.dtype.itemsize, False, who, True):
+            here, left = min(left, r.bytes), left - min(left, r.bytes)
+            out.append(Transfer(r.bytes, here, r.source, r.destination, who, True))
+        return out
+
+    account(who, 0, True, records)
+
+
+def _copied(array: Any, value: Any, k: int) -> Any:
+    backend = value.backend
+    with backend.on(value.sharding.mesh.flat[k]):
+        return backend.xp.asarray(array, copy=True)
+
+
+def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:
+    """x on a device, a mesh, or in a sharding; a pytree of arrays leaf by leaf.
+
+    Args:
+        x: a tensor, a host array, a scalar, or a pytree of them.
+        device: where to; None leaves a tensor where it is and puts the rest on the default mesh.
+        donate, may_alias: see `reshard`.
+
+    Raises:
+        ShardingError: the spec has more dimensions than an array.
+        TypeError: ``device`` is nothing of the kind, or a leaf is no array.
+
+    >>> st.device_put(np.arange(3), st.devices()[1]).device
+    Device('numpy:1')
+    """
+
+    def one(leaf: Any) -> ShardedTensor:
+        if isinstance(leaf, ShardedTensor) and device is None:
+            return leaf
+        array = leaf if isinstance(leaf, ShardedTensor) else _host_array(leaf, "device_put")
+        where = default_mesh() if device is None else device
+        target = as_sharding(where, array.ndim, "device_put")
+        return put(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
+
+    return map_leaves(one, x)
+
+
+def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
+    """x in that sharding: eagerly the same move as `reshard`; under jit, a demand on the layout of an intermediate.
+
+    >>> mesh = st.make_mesh((4,), ("x",))
+    >>> st.with_sharding_constraint(st.ones((8, 4)), st.NamedSharding(mesh, st.P(None, "x"))).sharding.spec
+    P(None, 'x')
+    """
+    return reshard(x, sharding)
+
+
+@operator()
+def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:  # type: ignore[type-var]
+    """x, or ``x[index]``, as a NumPy array; read-only where it shares x's memory. Only the devices that hold it are asked.
+
+    >>> from shardtensor.functions.placement import to_host
+    >>> to_host(st.arange(5), index=slice(3, None))
+    array([3, 4])
+    """
+
+
+@implements(to_host, "algorithm")
+def _to_host(x: Any, index: Any) -> HostArray:
+    if not isinstance(x, ShardedTensor):
+        return np.asarray(x)
+    at = canonical(() if index is None else index, x.shape)
+    value = x._aval
+    region = region_of(at)
+    shape = tuple(line.end for line in region.lines)
+
+    def movement() -> Movement:
+        return Movement((region,), (value.grid,), host_grid(shape))
+
+    if value.backend.one_memory:
+        array = np.asarray(whole_array(x, "to_host")[to_numpy(at)])
+        if watched():
+            account("to_host", 0, True, lambda: movement().records(value.dtype.itemsize, False, "to_host", True))
+    else:
+        plan = movement()
+        account("to_host", 0, True, lambda: plan.records(value.dtype.itemsize, True, "to_host", True))
+        array = plan.run((shard_arrays(x),), value.dtype)[0]
+    array.setflags(write=False)
+    return array
+
+
+@operator()
+def asarray(
+    obj: Any, /, *, dtype: npt.DTypeLike | None = None, device: Where | None = None, copy: bool | None = None
+) -> ShardedTensor:
+    """A tensor of what is given.
+
+    Args:
+        obj: a tensor, an array, a scalar, or nested lists of scalars.
+        dtype: the dtype; that of ``obj`` without it.
+        device: where to put it (see `shardtensor.functions.creation`); without it, a tensor stays where it is, and the rest goes to the
+            default mesh and yields to operands that were placed.
+        copy: False shares the memory of a host array (its later changes show, so make none) and raises where that cannot be; None and
+            True copy host arrays. A tensor never changes, so that a copy of one shares its memory.
+
+    Raises:
+        ArgumentTypeError: obj is no array and no nesting of scalars.
+        ShapeError: nested lists of different lengths, or ``copy=False`` and no way to share.
+
+    >>> st.asarray([[1, 2], [3, 4]], dtype="float32").dtype
+    dtype('float32')
+    """
+
+
+@implements(asarray, "algorithm")
+def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
+    x = obj if isinstance(obj, ShardedTensor) else _host_array(obj, "asarray")
+    if dtype is not None and x.dtype != (wanted := checked_dtype(dtype, None)):
+        if copy is False:
+            raise ShapeError(f"asarray: copy=False, and dtype {wanted} of an array of {x.dtype} needs a copy")
+        x = x.astype(wanted)
+    if isinstance(x, ShardedTensor):
+        return x if device is None else put(x, as_sharding(device, x.ndim, "asarray"), "asarray")
+    target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
+    if copy is False and not aval(x.shape, x.dtype, target, True).backend.one_memory:
+        raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")
+    return put(x, target, "asarray", committed=device is not None, may_alias=copy is False)
+
+
+@implements(asarray, "kernel")
+def _asarray_on_device(xp: Any, place: None, *, obj: Any, dtype: Any, copy: bool | None) -> Any:
+    return xp.asarray(obj, dtype=dtype, copy=copy)
+
+
+def _host_array(obj: Any, who: str) -> Any:
+    """A host array, or a tensor on the device where a backend's array lives."""
+    if isinstance(obj, (list, tuple)):
+        obj = _from_lists(obj, who)
+    return admit(obj if not isinstance(obj, (bool, int, float, complex)) else np.asarray(obj), who)
+
+
+def _from_lists(obj: Any, who: str) -> HostArray:
+    if any(isinstance(leaf, ShardedTensor) for leaf in _flat_leaves(obj)):
+        raise ArgumentTypeError(f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard")
+    try:
+        return np.asarray(obj)
+    except ValueError as error:
+        raise ShapeError(f"{who}: nested lists of different lengths ({error})") from None
+
+
+def _flat_leaves(obj: Any) -> Any:
+    for item in obj:
+        if isinstance(item, (list, tuple)):
+            yield from _flat_leaves(item)
+        else:
+            yield item
+

@@ -1,0 +1,204 @@
+"""What a reduction over a sharded dimension owes: the monoids by which the shards' results become one.
+
+A monoid says what each shard computes (knowing its place), how two such results merge, and how the last one is
+finished. Merging is associative; it is always done in mesh order, so that the same mesh gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardtensor.sharding import Shape
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a piece of work stands in the whole.
+
+    Attributes:
+        box: begin and end of this device's part of the result, per dimension.
+        boxes: the same of each operand.
+        shape: the result's whole shape.
+        shapes: the operands' whole shapes.
+        dtype: the result's dtype.
+    """
+
+    box: Box
+    boxes: tuple[Box, ...]
+    shape: Shape
+    shapes: tuple[Shape, ...]
+    dtype: Any
+
+    @classmethod
+    def everywhere(cls, shape: Shape, shapes: Sequence[Shape], dtype: Any) -> Place:
+        """The place of work on whole arrays."""
+        boxes = tuple([tuple([(0, n) for n in s]) for s in shapes])
+        return cls(tuple([(0, n) for n in shape]), boxes, shape, tuple(shapes), dtype)
+
+    @property
+    def local_shape(self) -> Shape:
+        """The shape of this device's part of the result."""
+        return tuple(end - begin for begin, end in self.box)
+
+
+Partial = Callable[..., Any]  # (xp, place, *arrays, **params) -> state
+Merge = Callable[[Any, Any, Any], Any]  # (xp, state, state) -> state
+Finish = Callable[..., Any]  # (xp, place, state, **params) -> array
+
+
+def _finished(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """How the results of shards become one.
+
+    Attributes:
+        merge: two states to one, the left one's shard being earlier in mesh order.
+        partial: a shard's state; None stands for the operator itself, run on the shard.
+        finish: the result from the last state.
+        exact: kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are grouped:
+            where devices share one memory, the operator may then run once over all of it.
+    """
+
+    merge: Merge
+    partial: Partial | None = None
+    finish: Finish = _finished
+    exact: str = ""
+
+
+# -- mean and variance: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979)
+
+
+def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(a % ndim for a in ((axis,) if isinstance(axis, int) else axis))
+
+
+def _count(place: Place, axis: int | tuple[int, ...] | None) -> int:
+    box = place.boxes[0]
+    return math.prod(box[a][1] - box[a][0] for a in _axes(axis, len(box)))
+
+
+def _widened(xp: Any, x: Any, place: Place) -> Any:
+    """``x`` in the precision that NumPy accumulates in: float16 in float32, integers in float64."""
+    if x.dtype.kind in "biu":
+        return xp.asarray(x, dtype=xp.float64)
+    return xp.asarray(x, dtype=xp.float32) if x.dtype.itemsize == 2 else x
+
+
+def _mean_partial(xp: Any, place: Place, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
+    return xp.sum(_widened(xp, x, place), axis=axis, keepdims=keepdims), _count(place, axis)
+
+
+def _mean_merge(xp: Any, a: Any, b: Any) -> Any:
+    return xp.add(a[0], b[0]), a[1] + b[1]
+
+
+def _mean_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    total, count = state
+    return xp.asarray(xp.divide(total, count), dtype=place.dtype)
+
+
+def _var_partial(
+    xp: Any, place: Place, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
+) -> Any:
+    x = _widened(xp, x, place)
+    mean = xp.mean(x, axis=axis, keepdims=True)
+    deviation = xp.subtract(x, mean)
+    spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
+    if not keepdims:
+        mean = xp.reshape(mean, spread.shape)
+    return _count(place, axis), mean, spread
+
+
+def _squared(xp: Any, x: Any) -> Any:
+    """|x|², real for complex x."""
+    if x.dtype.kind == "c":
+        return xp.add(xp.square(xp.real(x)), xp.square(xp.imag(x)))
+    return xp.square(x)
+
+
+def _var_merge(xp: Any, a: Any, b: Any) -> Any:
+    count = a[0] + b[0]
+    delta = xp.subtract(b[1], a[1])
+    mean = xp.add(a[1], xp.multiply(delta, b[0] / count))
+    spread = xp.add(xp.add(a[2], b[2]), xp.multiply(_squared(xp, delta), a[0] * b[0] / count))
+    return count, mean, spread
+
+
+def _var_finish(xp: Any, place: Place, state: Any, *, correction: float = 0.0, **params: Any) -> Any:
+    count, _, spread = state
+    freedom = max(count - correction, 0.0)
+    return xp.asarray(xp.divide(spread, xp.asarray(freedom, dtype=spread.dtype)), dtype=place.dtype)
+
+
+def _std_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    return xp.sqrt(_var_finish(xp, place, state, **params))
+
+
+# -- argmax and argmin: (value, index in the whole array); the earlier index wins a tie, NaN wins over numbers
+
+
+def _arg_partial(best: str) -> Partial:
+    def partial(xp: Any, place: Place, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
+        value = getattr(xp, best)(x, axis=axis, keepdims=keepdims)
+        index = getattr(xp, f"arg{best}")(x, axis=axis, keepdims=keepdims)
+        box, shape = place.boxes[0], place.shapes[0]
+        if axis is not None:
+            return value, xp.add(index, box[axis][0])
+        whole = xp.zeros_like(index)
+        stride = 1
+        for (begin, end), size in zip(reversed(box), reversed(shape), strict=True):
+            whole = xp.add(whole, xp.multiply(xp.add(xp.remainder(index, end - begin), begin), stride))
+            index = xp.floor_divide(index, end - begin)
+            stride *= size
+        return value, whole
+
+    return partial
+
+
+def _arg_merge(better: str) -> Merge:
+    def merge(xp: Any, a: Any, b: Any) -> Any:
+        (value, index), (other, other_index) = a, b
+        tie = xp.equal(other, value)
+        wins = getattr(xp, better)(other, value)
+        if value.dtype.kind in "fc":
+            nan, other_nan = xp.isnan(value), xp.isnan(other)
+            wins = xp.logical_and(wins, xp.logical_not(nan)) | xp.logical_and(other_nan, xp.logical_not(nan))
+            tie = tie | xp.logical_and(nan, other_nan)
+        wins = wins | xp.logical_and(tie, xp.less(other_index, index))
+        return xp.where(wins, other, value), xp.where(wins, other_index, index)
+
+    return merge
+
+
+def _arg_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    return state[1]
+
+
+def _by(name: str) -> Merge:
+    return lambda xp, a, b: getattr(xp, name)(a, b)
+
+
+MONOIDS: dict[str, Monoid] = {
+    "sum": Monoid(_by("add"), exact="biu"),
+    "prod": Monoid(_by("multiply"), exact="biu"),
+    "max": Monoid(_by("maximum"), exact="biufc"),
+    "min": Monoid(_by("minimum"), exact="biufc"),
+    "any": Monoid(_by("logical_or"), exact="b"),
+    "all": Monoid(_by("logical_and"), exact="b"),
+    "mean": Monoid(_mean_merge, _mean_partial, _mean_finish),
+    "var": Monoid(_var_merge, _var_partial, _var_finish),
+    "std": Monoid(_var_merge, _var_partial, _std_finish),
+    "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
+    "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
+}
+"""The monoids by name, as ``@operator(..., combine=name)`` names them."""

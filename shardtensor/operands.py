@@ -1,0 +1,63 @@
+"""What operators take: tensors, host arrays, the arrays of backends, Python scalars; and what is known of a host array."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import owner_of
+from shardtensor.errors import ArgumentTypeError
+from shardtensor.planner import host_grid
+from shardtensor.sharding import Grid, Shape, as_sharding
+from shardtensor.tensor import SCALARS, ShardedTensor, Storage, aval, tensor
+
+
+class HostAval:
+    """What is known of a host array: shape and dtype. The same object for the same value, like `Aval`."""
+
+    __slots__ = ("dtype", "nbytes", "ndim", "shape")
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.ndim = len(shape)
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+    @property
+    def grid(self) -> Grid:
+        """The one piece that it is."""
+        return host_grid(self.shape)
+
+
+host_aval = lru_cache(4096)(HostAval)
+
+
+def admit(x: Any, who: str) -> Any:
+    """An operand as plans take it: a tensor, a host array, a Python scalar or None.
+
+    Raises:
+        ArgumentTypeError: it is nothing of the kind, or its dtype cannot be sharded.
+    """
+    if x is None or type(x) is ShardedTensor or type(x) in SCALARS:
+        return x
+    if backend := owner_of(x):
+        device = backend.device_of(x)
+        with backend.on(device):
+            mine = backend.xp.asarray(backend.asarray(x), copy=True)
+        value = aval(tuple(mine.shape), np.dtype(mine.dtype), as_sharding(device, mine.ndim, who), True)
+        return tensor(value, Storage(arrays=(mine,)))
+    if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # subclasses of Python's numbers, too
+        return checked_dtype(np.asarray(x), who)
+    raise ArgumentTypeError(
+        f"{who}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
+        "(st.asarray makes a tensor of nested lists)"
+    )
+
+
+def checked_dtype(array: Any, who: str) -> Any:
+    """The same array, if tensors can have its dtype."""
+    if array.dtype.kind not in "biufcmM":
+        raise ArgumentTypeError(f"{who}: dtype {array.dtype} cannot be sharded; wanted bool, numbers or times")
+    return array

@@ -1,0 +1,355 @@
+"""How a call of an operator runs: propagate, move, run, wrap. A plan is a closure that takes the operands.
+
+Where devices share one memory, an operator whose meaning does not depend on the split runs once on the whole buffer; elsewhere,
+and where partial results are owed, it runs once per shard.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import Device, backend_of
+from shardtensor.collectives import groups_along, reduce_groups
+from shardtensor.core import Op, Operands, Params
+from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.log import Transfer, account, watched
+from shardtensor.monoids import MONOIDS, Monoid, Place
+from shardtensor.operands import HostAval
+from shardtensor.rules import parse, propagate
+from shardtensor.sharding import Mesh, NamedSharding, P, Shape, as_sharding, default_mesh
+from shardtensor.tensor import Aval, ShardedTensor, Storage, aval, seal, tensor, whole_array
+from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of, send
+
+Plan = Callable[[Operands], Any]
+Kind = Aval | HostAval | type | None
+"""What a plan depends on of an operand: its aval, or the type of a Python scalar; None where it was not given."""
+
+Named = dict[str, Any]
+Moves = Sequence[Arrival | None]
+
+
+def make_plan(op: Op, operands: Operands, kinds: Sequence[Kind], params: Params) -> Plan:
+    """What to do with operands of these kinds.
+
+    Raises:
+        ShardTensorError: shapes, dtypes or parameters do not fit; the message begins with the operator's name.
+    """
+    named = dict(zip(op.params, params, strict=True))
+    if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
+        kinds = [k if k is None else arrival_kind(k) for k in kinds]  # scalars alone make a 0-d tensor
+    tensors = [k for k in kinds if isinstance(k, Aval)]
+    mesh = home(tensors).sharding.mesh if tensors else default_mesh()
+    try:
+        if op.creates:
+            return _creation_plan(op, kinds, named, mesh)
+        if op.mover:
+            return _mover_plan(op, kinds, named, mesh)
+        return _rule_plan(op, kinds, named, mesh)
+    except ShardTensorError as error:
+        if str(error).startswith(f"{op.name}:"):
+            raise
+        raise type(error)(f"{op.name}: {error}") from None
+
+
+def home(tensors: Sequence[Aval]) -> Aval:
+    """The operand to which the others come: what was placed before what was not, then the one that costs most to move."""
+    return max(tensors, key=lambda a: (a.committed, a.nbytes))
+
+
+# -- operators with a rule --------------------------------------------------------------------------------------------
+
+
+def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+    shapes = [k.shape if isinstance(k, (Aval, HostAval)) else () for k in kinds]
+    said = op.rule(shapes, **params) if callable(op.rule) else op.rule
+    text, given_shape = (said, None) if isinstance(said, str) else said
+    tensors = [k for k in kinds if isinstance(k, Aval)]
+    committed = any(k.committed for k in tensors)
+    layouts = [k.sharding.spec.chains_of(k.ndim) if isinstance(k, Aval) and k.sharding.mesh == mesh else None for k in kinds]
+    weights = [k.nbytes if isinstance(k, Aval) and k.committed == committed else 0 for k in kinds]
+    if not tensors:  # the largest host array is split as creation functions would split it
+        big = max(range(len(kinds)), key=lambda i: getattr(kinds[i], "nbytes", -1))
+        layouts[big] = as_sharding(mesh, len(shapes[big]), op.name).spec.chains_of(len(shapes[big]))
+    laid = propagate(
+        parse(text, tuple(map(len, shapes))), shapes, layouts, weights, mesh.shape, combines=op.combine is not None
+    )
+    memory = home(tensors).sharding.memory_kind if tensors else None
+    targets = [
+        NamedSharding(mesh, P(*chains), memory_kind=memory) if isinstance(k, (Aval, HostAval)) else None
+        for k, chains in zip(kinds, laid.operands, strict=True)
+    ]
+    sharding = NamedSharding(mesh, P(*laid.result), memory_kind=memory)
+    value = aval(given_shape if given_shape is not None else laid.shape, result_dtype(op, kinds, params), sharding, committed)
+    moves = [
+        arrival(k, t) if isinstance(k, (Aval, HostAval)) and t else None for k, t in zip(kinds, targets, strict=True)
+    ]
+    places = _places(value, targets, shapes)
+    work = Work(op, value, params, moves, places)
+    if not laid.owed or not op.combine or any(0 in shape for shape in shapes):
+        return work.once() if value.backend.one_memory else work.per_shard()
+    monoid = MONOIDS[op.combine]
+    combined = work.combined(monoid, laid.owed)
+    if value.backend.one_memory and value.dtype.kind in monoid.exact:
+        once = work.once()
+        return lambda operands: (combined if watched() else once)(operands)
+    return combined
+
+
+def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
+    """The dtype of the result: what NumPy makes of arrays of those dtypes with one element.
+
+    Raises:
+        ArgumentTypeError: the operator does not take them.
+    """
+    if op.kernel:
+        known = params.get("dtype")
+        return np.dtype(known if known is not None else next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval))))
+    samples = [k if k is None else k(1) if isinstance(k, type) else np.ones((1,) * k.ndim, k.dtype) for k in kinds]
+    try:
+        with np.errstate(all="ignore"):
+            return np.dtype(np.asarray(getattr(np, op.name)(*samples, **params)).dtype)
+    except (TypeError, ValueError) as error:
+        dtypes = " and ".join(k.__name__ if isinstance(k, type) else str(k.dtype) for k in kinds if k is not None)
+        raise ArgumentTypeError(f"{op.name}: does not take {dtypes} ({error})") from None
+
+
+def _places(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequence[Shape]) -> list[Place]:
+    grids = [None if t is None else t.grid(s) for t, s in zip(targets, shapes, strict=True)]
+    grid = value.grid
+    return [
+        Place(grid.box(k), tuple([() if g is None else g.box(k) for g in grids]), value.shape, tuple(shapes), value.dtype)
+        for k in range(len(grid.devices))
+    ]
+
+
+class Work:
+    """One operator on operands of known kinds, and the ways to run it. Each way is a method that gives a plan."""
+
+    def __init__(self, op: Op, value: Aval, params: Named, moves: Moves, places: Sequence[Place]) -> None:
+        self.name = op.name
+        self.value = value
+        self.backend = value.backend
+        self.devices = value.sharding.mesh.flat
+        self.params = params
+        self.moves = moves
+        self.places = places
+        self.given = op.kernel
+        self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
+
+    def _from_namespace(self, xp: Any, place: Place, *arrays: Any, **params: Any) -> Any:
+        return getattr(xp, self.name)(*arrays, **params)
+
+    def once(self) -> Plan:
+        """Once over whole buffers, for a backend with one memory."""
+        name, value, moves, xp = self.name, self.value, self.moves, self.backend.xp
+        if self.given:
+            run = functools.partial(self.given, xp, Place.everywhere(value.shape, self.places[0].shapes, value.dtype), **self.params)
+        else:
+            run = functools.partial(getattr(xp, name), **self.params) if self.params else getattr(xp, name)
+        everything_stays = all(m is None or m.stays for m in moves)
+
+        def plan(operands: Operands) -> ShardedTensor:
+            if everything_stays:
+                arrays = []
+                for x in operands:
+                    if type(x) is ShardedTensor:
+                        array = x._storage.array
+                        arrays.append(whole_array(x, name) if array is None else array)
+                    else:
+                        arrays.append(x)
+            else:
+                arrays = [x if m is None else m.whole(x, name) for x, m in zip(operands, moves, strict=True)]
+            return tensor(value, Storage(seal(run(*arrays), value)))
+
+        return plan
+
+    def per_shard(self) -> Plan:
+        """Once per shard, each on its own device."""
+        value, backend = self.value, self.backend
+
+        def plan(operands: Operands) -> ShardedTensor:
+            columns = self._columns(operands)
+            return tensor(value, Storage(arrays=tuple([self._run(self.kernel, k, operands, columns) for k in range(len(self.devices))])))
+
+        return plan
+
+    def combined(self, monoid: Monoid, owed: tuple[str, ...]) -> Plan:
+        """Once per shard; then the partial results along the owed axes become one, in mesh order."""
+        value, backend, places, devices = self.value, self.backend, self.places, self.devices
+        one_memory, xp = backend.one_memory, backend.xp
+        partial = monoid.partial or self.kernel
+        groups = groups_along(value.sharding.mesh, owed)
+        # A shard without elements has nothing to say; where all are empty, the first says what the operator says of nothing.
+        speakers = [[k for k in g if all(end > begin for box in places[k].boxes for begin, end in box)] or g[:1] for g in groups]
+        # Where memory is shared, of the devices that hold the same part one computes for all.
+        twin: Sequence[int] = range(len(devices))
+        if one_memory:
+            first: dict[Any, int] = {}
+            twin = [first.setdefault(place.boxes, k) for k, place in enumerate(places)]
+        computing = sorted({twin[k] for group in speakers for k in group})
+
+        def merge(k: int, earlier: Any, later: Any) -> Any:
+            with backend.on(devices[k]):
+                return monoid.merge(xp, earlier, later)
+
+        def carry(state: Any, source: int, destination: int) -> Any:
+            return state if one_memory else _send_state(state, devices[source], devices[destination])
+
+        def plan(operands: Operands) -> ShardedTensor:
+            columns = self._columns(operands)
+            own = {k: self._run(partial, k, operands, columns) for k in computing}
+            states = [own.get(t) for t in twin]
+            results: list[Any] = [None] * len(devices)
+            for group, (leader, *_), state in zip(groups, speakers, reduce_groups(speakers, states, merge, carry), strict=True):
+                with backend.on(devices[leader]):
+                    result = _typed(xp, monoid.finish(xp, places[leader], state, **self.params), value)
+                for k in group:
+                    results[k] = result if k == leader else carry(result, leader, k)
+            if watched():
+                account(self.name, 0, True, lambda: self._combination(groups, speakers, states, results))
+            if one_memory:
+                results = [seal(r, value) for r in (results[:1] if len(groups) == 1 else results)]
+            return tensor(value, Storage(results[0]) if one_memory and len(groups) == 1 else Storage(arrays=tuple(results)))
+
+        return plan
+
+    def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
+        """For each operand one array per device (where memory is shared, views of the whole); None for scalars."""
+        columns: list[Sequence[Any] | None] = []
+        for i, (x, move) in enumerate(zip(operands, self.moves, strict=True)):
+            if move is None:
+                columns.append(None)
+            elif self.backend.one_memory:
+                whole = move.whole(x, self.name)
+                columns.append([whole[tuple([slice(*ends) for ends in place.boxes[i]])] for place in self.places])
+            else:
+                columns.append(move.shards(x, self.name))
+        return columns
+
+    def _run(self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]) -> Any:
+        """What a kernel gives on the device at position ``k``: in the dtype that was promised, where it is the result itself."""
+        xp = self.backend.xp
+        with self.backend.on(self.devices[k]):
+            arrays = [x if column is None else column[k] for x, column in zip(operands, columns, strict=True)]
+            result = kernel(xp, self.places[k], *arrays, **self.params)
+            return _typed(xp, result, self.value) if kernel is self.kernel else result
+
+    def _combination(
+        self, groups: Sequence[Sequence[int]], speakers: Sequence[Sequence[int]], states: Sequence[Any], results: Sequence[Any]
+    ) -> list[Transfer]:
+        """The way of the partial results to the first device of each group, and of the result back."""
+        records = []
+        for group, (leader, *others) in zip(groups, speakers, strict=True):
+            there = [(k, leader, _state_bytes(states[k])) for k in others]
+            back = [(leader, k, _state_bytes(results[k])) for k in group if k != leader]
+            for source, destination, size in there + back:
+                copied = 0 if self.backend.one_memory else size
+                records.append(Transfer(size, copied, self.devices[source], self.devices[destination], self.name, True))
+        return records
+
+
+def _typed(xp: Any, array: Any, value: Aval) -> Any:
+    """A kernel's result as an array of the dtype that was promised: libraries differ in what they promote to."""
+    if isinstance(array, np.generic) or not hasattr(array, "dtype") or array.dtype != value.dtype:
+        return xp.asarray(array, dtype=value.dtype)
+    return array
+
+
+def _send_state(state: Any, source: Device, destination: Device) -> Any:
+    if isinstance(state, tuple):
+        return tuple([_send_state(part, source, destination) for part in state])
+    return state if isinstance(state, (int, float)) else send(state, source, destination)
+
+
+def _state_bytes(state: Any) -> int:
+    if isinstance(state, tuple):
+        return sum(map(_state_bytes, state))
+    return 0 if isinstance(state, (int, float)) else int(state.nbytes)
+
+
+# -- operators that only move ---------------------------------------------------------------------------------------------
+
+
+def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+    assert op.mover is not None
+    arrays = [k if isinstance(k, (Aval, HostAval)) else arrival_kind(k) for k in kinds]
+    moved: Moved = op.mover(arrays, mesh, **params)
+    dtype = np.result_type(*[k.dtype for k in arrays])
+    value = aval(moved.shape, dtype, moved.sharding, any(k.committed for k in arrays if isinstance(k, Aval)))
+    first = arrival(arrays[0], moved.target) if moved.target else None
+    sources, result = ([a.grid for a in arrays], value.grid) if moved.flat is None else ([moved.flat[0]], moved.flat[1])
+    movement = functools.cache(lambda: Movement(moved.regions, sources, result))
+
+    def announce(copied: bool) -> None:
+        n = dtype.itemsize
+        said = moved.explicit
+        account(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
+
+    def once(operands: Operands) -> ShardedTensor:
+        wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
+        if moved.as_pieces:  # nothing moves; they are joined when somebody wants the whole
+            return tensor(value, Storage(arrays=tuple([moved.as_pieces(whole) for whole in wholes])))
+        if watched():
+            announce(moved.copies)
+        return tensor(value, Storage(seal(moved.whole(*wholes), value)))
+
+    def per_shard(operands: Operands) -> ShardedTensor:
+        columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
+        if moved.as_pieces:
+            return tensor(value, Storage(arrays=tuple([_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)])))
+        if watched():
+            announce(True)
+        if moved.flat:
+            columns = [_reshaped(columns[0], sources[0].devices, sources[0].shape)]
+        results = movement().run(columns, dtype)
+        if moved.flat:
+            results = _reshaped(results, result.devices, value.grid.shape)
+        return tensor(value, Storage(arrays=tuple(results)))
+
+    return once if value.backend.one_memory else per_shard
+
+
+def _as_piece(moved: Moved, array: Any, device: Device) -> Any:
+    assert moved.as_pieces is not None
+    with backend_of(device).on(device):
+        return moved.as_pieces(array)
+
+
+def arrival_kind(kind: Kind) -> HostAval:
+    """What a Python scalar is as a host array."""
+    assert isinstance(kind, type)
+    return HostAval((), np.asarray(kind(1)).dtype)
+
+
+def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[[int], Shape]) -> tuple[Any, ...]:
+    out = []
+    for k, (array, device) in enumerate(zip(arrays, devices, strict=True)):
+        backend = backend_of(device)
+        with backend.on(device):
+            out.append(backend.xp.reshape(array, shape(k)))
+    return tuple(out)
+
+
+# -- operators that create --------------------------------------------------------------------------------------------------
+
+
+def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+    assert op.kernel is not None
+    device = params.pop("device")
+    shape, dtype = op.rule(kinds, **params)
+    prototype = op.name.endswith("_like")
+    like = kinds[0] if prototype and isinstance(kinds[0], Aval) else None
+    sharding = like.sharding if like and device is None else as_sharding(mesh if device is None else device, len(shape), op.name)
+    value = aval(shape, np.dtype(dtype), sharding, device is not None or (like is not None and like.committed))
+    work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
+    run = work.once() if value.backend.one_memory else work.per_shard()
+
+    def plan(operands: Operands) -> ShardedTensor:
+        values = tuple([gather(x, op.name) if isinstance(x, ShardedTensor) else x for x in operands[prototype:]])
+        return run((None, *values) if prototype else values)  # type: ignore[no-any-return]
+
+    return plan

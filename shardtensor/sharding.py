@@ -1,0 +1,575 @@
+"""Which part of an array each device holds: `Mesh`, `P`, `NamedSharding`, and the index arithmetic behind them.
+
+Pure values: nothing here holds an array or asks a device anything. The split rule is one: a dimension of size n over k
+parts gives its first ``n % k`` parts ``n // k + 1`` elements and the rest ``n // k``; several mesh axes on one dimension split one
+after the other, major first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor import backend as backends
+from shardtensor.backend import MEMORY_KINDS, Device
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+
+Shape: TypeAlias = tuple[int, ...]
+Chain: TypeAlias = tuple[str, ...]
+"""The mesh axes that split one dimension, major first."""
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+# -- the split rule -----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(4096)
+def offsets(size: int, counts: tuple[int, ...]) -> Ints:
+    """Where the parts of a dimension begin, and its end: ``prod(counts) + 1`` non-decreasing numbers from 0 to ``size``.
+
+    >>> offsets(10, (4,)).tolist(), offsets(10, (2, 2)).tolist()
+    ([0, 3, 6, 8, 10], [0, 3, 5, 8, 10])
+    """
+    bounds = np.array([0, size], np.int64)
+    for count in counts:
+        starts, sizes = bounds[:-1, None], np.diff(bounds)[:, None]
+        part = np.arange(count)
+        inner = starts + part * (sizes // count) + np.minimum(part, sizes % count)
+        bounds = np.append(inner.ravel(), size)
+    bounds.flags.writeable = False
+    return bounds
+
+
+# -- meshes -------------------------------------------------------------------------------------------------------
+
+
+class Mesh:
+    """An N-dimensional grid of devices whose axes have names.
+
+    Args:
+        devices: an array (or nested sequence) of distinct devices, in any number of dimensions.
+        axis_names: one name for each of its dimensions, all different; a single string names a single one.
+
+    Raises:
+        ShardingError: the names do not fit the grid, a name or a device occurs twice, or the grid is empty.
+
+    Meshes with the same devices in the same grid under the same names are equal.
+
+    >>> mesh = st.Mesh(np.array(st.devices()[:4]).reshape(2, 2), ("x", "y"))
+    >>> mesh.shape
+    mappingproxy({'x': 2, 'y': 2})
+    """
+
+    __slots__ = ("__weakref__", "_devices", "_grid", "_hash", "_shape", "axis_names")
+
+    def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
+        grid = _device_grid(devices)
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise ShardingError(f"Mesh: axis name {name!r} is not a non-empty string")
+            if names.count(name) > 1:
+                raise ShardingError(f"Mesh: axis name {name!r} occurs twice in axis_names={names}; each axis needs its own")
+        if grid.ndim != len(names):
+            raise ShardingError(
+                f"Mesh: the devices form a grid of {grid.ndim} dimensions, shape {grid.shape}, and axis_names={names} "
+                f"names {len(names)}; give one name per dimension"
+            )
+        flat = tuple(grid.flat)
+        if not flat:
+            raise ShardingError("Mesh: there is no device in it; give at least one")
+        if len(set(flat)) < len(flat):
+            twice = next(d for d in flat if flat.count(d) > 1)
+            raise ShardingError(f"Mesh: device {twice} occurs twice; a mesh holds each device once")
+        self.axis_names: tuple[str, ...] = names
+        self._devices = flat
+        self._grid = grid.shape
+        self._shape = MappingProxyType(dict(zip(names, grid.shape, strict=True)))
+        self._hash = hash((flat, grid.shape, names))
+
+    @property
+    def devices(self) -> npt.NDArray[np.object_]:
+        """The grid of devices, read-only."""
+        grid = np.empty(len(self._devices), object)
+        grid[:] = self._devices
+        grid.flags.writeable = False
+        return grid.reshape(self._grid)
+
+    @property
+    def flat(self) -> tuple[Device, ...]:
+        """The devices in mesh order (row-major): the order in which shards are counted and combined."""
+        return self._devices
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The size of each axis by its name, in order."""
+        return self._shape
+
+    @property
+    def axis_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes, in order."""
+        return self._grid
+
+    @property
+    def size(self) -> int:
+        """How many devices it has."""
+        return len(self._devices)
+
+    @property
+    def local_devices(self) -> list[Device]:
+        """Its devices that this process owns."""
+        return [d for d in self._devices if d.process_index == backends.process_index()]
+
+    @property
+    def coordinates(self) -> Ints:
+        """Where each device stands: an array of shape (size, number of axes), devices in mesh order."""
+        return np.stack(np.unravel_index(np.arange(self.size), self._grid), axis=-1).reshape(self.size, len(self._grid))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh) or self._hash != other._hash:
+            return False
+        return (self._devices, self._grid, self.axis_names) == (other._devices, other._grid, other.axis_names)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh, (self.devices.tolist() if self._grid else self._devices[0], self.axis_names)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self._shape.items())
+        return f"Mesh({axes}; {_span(self._devices)})"
+
+
+def _device_grid(devices: Any) -> npt.NDArray[np.object_]:
+    grid = np.array(devices, dtype=object)
+    for device in grid.flat:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError(f"Mesh: {device!r} is a {type(device).__name__}, not a Device; take them from st.devices()")
+    return grid
+
+
+def _span(devices: Sequence[Device]) -> str:
+    """``cpu:0..7`` for a run of devices, else the first few by name."""
+    first = devices[0]
+    run = [Device(first.backend, first.id + i, d.process_index, d.kind) for i, d in enumerate(devices)]
+    if len(devices) > 2 and run == list(devices):
+        return f"{first}..{devices[-1].id}"
+    return ", ".join(map(str, devices[:4])) + (", …" if len(devices) > 4 else "")
+
+
+def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: Sequence[Device] | None = None) -> Mesh:
+    """A mesh of the given sizes over the first devices there are.
+
+    Args:
+        axis_sizes: the size of each axis; -1, at most once, stands for what is left.
+        axis_names: the name of each axis.
+        devices: where to take them from, in order; without it, the default backend's.
+
+    Raises:
+        ShardingError: there are fewer devices than the sizes ask for, or sizes and names do not fit each other.
+
+    >>> st.make_mesh((2, 2), ("data", "model")).axis_sizes
+    (2, 2)
+    """
+    sizes = [axis_sizes] if isinstance(axis_sizes, int) else [int(s) for s in axis_sizes]
+    pool = backends.devices() if devices is None else list(devices)
+    if sizes.count(-1) == 1:
+        rest = -math.prod(sizes)
+        if rest == 0 or len(pool) % rest:
+            raise ShardingError(f"make_mesh: axis_sizes={tuple(sizes)} leaves no whole size for -1 with {len(pool)} devices")
+        sizes[sizes.index(-1)] = len(pool) // rest
+    if any(size < 1 for size in sizes):
+        raise ShardingError(f"make_mesh: axis_sizes={tuple(sizes)} must be positive (one of them may be -1)")
+    wanted = math.prod(sizes)
+    if wanted > len(pool):
+        raise ShardingError(
+            f"make_mesh: axis_sizes={tuple(sizes)} asks for {wanted} devices and there are {len(pool)}; "
+            f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
+        )
+    grid = np.empty(wanted, object)
+    grid[:] = pool[:wanted]
+    return Mesh(grid.reshape(sizes), axis_names)
+
+
+_mesh: ContextVar[Mesh | None] = ContextVar("shardtensor_mesh", default=None)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
+    """Makes ``mesh`` the default one inside the ``with`` block, in this thread and in the maps that it starts.
+
+    What is created without ``device=`` lies on it, its first dimension split over all the mesh's axes.
+
+    >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
+    ...     st.zeros((4, 3)).sharding.spec
+    P('x')
+    """
+    if not isinstance(mesh, Mesh):
+        raise ArgumentTypeError(f"use_mesh: mesh is a {type(mesh).__name__}; wanted a Mesh")
+    token = _mesh.set(mesh)
+    try:
+        yield mesh
+    finally:
+        _mesh.reset(token)
+
+
+def default_mesh() -> Mesh:
+    """The mesh of what is created without ``device=``: that of `use_mesh`, else all of the default backend's devices, axis ``d``."""
+    return _mesh.get() or _all_devices(backends.default_backend())
+
+
+@functools.cache
+def _all_devices(backend: backends.Backend) -> Mesh:
+    return mesh_of(tuple(backend.devices()))
+
+
+@functools.lru_cache(1024)
+def mesh_of(devices: tuple[Device, ...]) -> Mesh:
+    """The mesh of these devices in one row, axis ``d``."""
+    return Mesh(devices, ("d",))
+
+
+# -- specs --------------------------------------------------------------------------------------------------------
+
+
+class PartitionSpec:
+    """Which mesh axes split each dimension of an array; `P` for short.
+
+    Args:
+        parts: for each dimension None (whole), the name of a mesh axis, or a tuple of names, major first.
+            Dimensions that are not given are whole.
+
+    Raises:
+        ArgumentTypeError: a part is something else.
+        ShardingError: an axis occurs twice.
+
+    Specs that say the same are equal: trailing None do not count, nor does the tuple around a single name.
+
+    >>> st.P("x", None) == st.P("x") == st.P(("x",))
+    True
+    """
+
+    __slots__ = ("_hash", "chains")
+
+    def __init__(self, *parts: str | Sequence[str] | None) -> None:
+        chains = [_chain(part) for part in parts]
+        while chains and not chains[-1]:
+            chains.pop()
+        named = [axis for chain in chains for axis in chain]
+        for axis in named:
+            if named.count(axis) > 1:
+                raise ShardingError(f"P: axis {axis!r} occurs twice in {parts}; an axis splits one dimension at most")
+        self.chains: tuple[Chain, ...] = tuple(chains)
+        self._hash = hash(self.chains)
+
+    def chains_of(self, ndim: int) -> tuple[Chain, ...]:
+        """The axes that split each of ``ndim`` dimensions."""
+        return self.chains + ((),) * (ndim - len(self.chains))
+
+    def __len__(self) -> int:
+        return len(self.chains)
+
+    def __iter__(self) -> Iterator[str | Chain | None]:
+        return iter([None if not c else c[0] if len(c) == 1 else c for c in self.chains])
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartitionSpec) and self.chains == other.chains
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartitionSpec, self.chains
+
+    def __repr__(self) -> str:
+        return f"P({', '.join(map(repr, self))})"
+
+
+P = PartitionSpec
+
+
+def _chain(part: object) -> Chain:
+    if part is None:
+        return ()
+    names = (part,) if isinstance(part, str) else part
+    if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
+        raise ArgumentTypeError(f"P: {part!r} is a {type(part).__name__}; wanted None, an axis name or a tuple of names")
+    return tuple(names)
+
+
+# -- shardings ----------------------------------------------------------------------------------------------------
+
+
+class NamedSharding:
+    """Where every element of an array lies: a mesh, and a spec that names the mesh axes splitting each dimension.
+
+    Together with a shape it decides the index of every shard, and nothing else does. Sizes need not divide: see
+    `shardtensor.sharding`. Devices along axes that the spec does not name hold the same elements.
+
+    Args:
+        mesh: the devices.
+        spec: the `P` of the array's dimensions.
+        memory_kind: ``"device"`` or ``"pinned_host"``; None is the same as ``"device"``.
+
+    Raises:
+        ShardingError: the spec names an axis that the mesh does not have, or the memory kind is unknown.
+
+    >>> mesh = st.make_mesh((4,), ("x",))
+    >>> st.NamedSharding(mesh, st.P("x")).devices_indices_map((10,))[mesh.flat[0]]
+    (slice(0, 3, None),)
+    """
+
+    __slots__ = ("__weakref__", "_hash", "memory_kind", "mesh", "spec")
+
+    def __init__(self, mesh: Mesh, spec: PartitionSpec, *, memory_kind: str | None = None) -> None:
+        if not isinstance(mesh, Mesh):
+            raise ArgumentTypeError(f"NamedSharding: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
+        if not isinstance(spec, PartitionSpec):
+            raise ArgumentTypeError(f"NamedSharding: spec is a {type(spec).__name__}; wanted a P, such as P('x', None)")
+        for axis in (axis for chain in spec.chains for axis in chain):
+            if axis not in mesh.shape:
+                raise ShardingError(f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}")
+        if memory_kind not in (None, *MEMORY_KINDS):
+            raise ShardingError(f"NamedSharding: memory_kind is {memory_kind!r}; there are {MEMORY_KINDS}")
+        self.mesh = mesh
+        self.spec = spec
+        self.memory_kind = memory_kind or "device"
+        self._hash = hash((mesh, spec, self.memory_kind))
+
+    def with_spec(self, spec: PartitionSpec) -> NamedSharding:
+        """The same mesh and memory with another spec."""
+        return NamedSharding(self.mesh, spec, memory_kind=self.memory_kind)
+
+    def with_memory_kind(self, kind: str | None) -> NamedSharding:
+        """The same layout in another kind of memory."""
+        return NamedSharding(self.mesh, self.spec, memory_kind=kind)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices hold a shard."""
+        return self.mesh.size
+
+    @property
+    def device_set(self) -> set[Device]:
+        """The devices that hold a shard."""
+        return set(self.mesh.flat)
+
+    @property
+    def addressable_devices(self) -> set[Device]:
+        """Those of them that this process owns."""
+        return set(self.mesh.local_devices)
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process owns all of them."""
+        return len(self.mesh.local_devices) == self.mesh.size
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return all(self.mesh.shape[axis] == 1 for chain in self.spec.chains for axis in chain)
+
+    def check_rank(self, ndim: int, who: str) -> None:
+        """Raises ShardingError, in the name of ``who``, if the spec has more dimensions than an array of ``ndim``."""
+        if len(self.spec) > ndim:
+            raise ShardingError(
+                f"{who}: {self.spec} has {len(self.spec)} dimensions and the array has {ndim}; give at most {ndim}"
+            )
+
+    def grid(self, shape: Shape) -> Grid:
+        """The shards of an array of that shape, as index arithmetic wants them."""
+        return _grid(self, tuple(shape))
+
+    def shard_shape(self, shape: Sequence[int]) -> Shape:
+        """The shape of a shard of an array of that shape; of the largest one, if they differ.
+
+        >>> st.NamedSharding(st.make_mesh((4,), ("x",)), st.P("x")).shard_shape((10, 3))
+        (3, 3)
+        """
+        grid = self.grid(_checked_shape(shape, "shard_shape"))
+        return tuple(int(np.diff(bounds).max()) for bounds in grid.offsets)
+
+    def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, tuple[slice, ...]]:
+        """For each device the index of its shard: ``x[index]`` is what it holds of ``x``."""
+        grid = self.grid(_checked_shape(shape, "devices_indices_map"))
+        return {device: grid.index(k) for k, device in enumerate(self.mesh.flat)}
+
+    def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
+        """Whether both put the same elements on the same devices, in the same memory, for every shape of ``ndim`` dimensions."""
+        if self == other:
+            return True
+        for sharding in (self, other):
+            sharding.check_rank(ndim, "is_equivalent_to")
+        if self.memory_kind != other.memory_kind or self.device_set != other.device_set:
+            return False
+        mine, theirs = _placement(self, ndim), _placement(other, ndim)
+        return mine == theirs
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, NamedSharding) or self._hash != other._hash:
+            return False
+        return (self.mesh, self.spec, self.memory_kind) == (other.mesh, other.spec, other.memory_kind)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.mesh, self.spec, self.memory_kind)
+
+    def __repr__(self) -> str:
+        kind = "" if self.memory_kind == "device" else f", memory_kind={self.memory_kind!r}"
+        return f"NamedSharding({self.mesh!r}, {self.spec!r}{kind})"
+
+
+class SingleDeviceSharding(NamedSharding):
+    """The whole array on one device; equal to the `NamedSharding` that says the same.
+
+    >>> st.SingleDeviceSharding(st.devices()[0]).shard_shape((10, 3))
+    (10, 3)
+    """
+
+    __slots__ = ()
+
+    def __init__(self, device: Device, *, memory_kind: str | None = None) -> None:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError(f"SingleDeviceSharding: device is a {type(device).__name__}; take one from st.devices()")
+        super().__init__(mesh_of((device,)), P(), memory_kind=memory_kind)
+
+
+def _rebuild(mesh: Mesh, spec: PartitionSpec, memory_kind: str) -> NamedSharding:
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _placement(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
+    """What a sharding means for every shape: how often each dimension is split, and who holds which part."""
+    mesh = sharding.mesh
+    chains = tuple(tuple(a for a in chain if mesh.shape[a] > 1) for chain in sharding.spec.chains_of(ndim))
+    counts = tuple(tuple(mesh.shape[a] for a in chain) for chain in chains)
+    parts = _parts(mesh, chains)
+    holders = {device: tuple(part) for device, part in zip(mesh.flat, parts.tolist(), strict=True)}
+    return counts, holders
+
+
+def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
+    """Which part of each dimension each device holds: shape (devices, dimensions)."""
+    coordinates = mesh.coordinates
+    parts = np.zeros((mesh.size, len(chains)), np.int64)
+    for dimension, chain in enumerate(chains):
+        for axis in chain:
+            parts[:, dimension] *= mesh.shape[axis]
+            parts[:, dimension] += coordinates[:, mesh.axis_names.index(axis)]
+    return parts
+
+
+def _checked_shape(shape: Sequence[int], who: str) -> Shape:
+    sizes = tuple(int(s) for s in shape)
+    if any(s < 0 for s in sizes):
+        raise ShapeError(f"{who}: shape {sizes} has a negative size")
+    return sizes
+
+
+def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, who: str) -> NamedSharding:
+    """The sharding that ``device=`` means for an array of ``ndim`` dimensions.
+
+    A device holds it whole; a mesh splits its first dimension over all its axes, first one major (and replicates 0-d); a sharding
+    is itself.
+    """
+    if isinstance(where, NamedSharding):
+        where.check_rank(ndim, who)
+        return where
+    if isinstance(where, Mesh):
+        return _first_split(where, ndim > 0)
+    if isinstance(where, Device):
+        return _single(where)
+    raise ArgumentTypeError(f"{who}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding")
+
+
+@functools.lru_cache(1024)
+def _first_split(mesh: Mesh, split: bool) -> NamedSharding:
+    return NamedSharding(mesh, P(mesh.axis_names) if split else P())
+
+
+@functools.lru_cache(1024)
+def _single(device: Device) -> NamedSharding:
+    return SingleDeviceSharding(device)
+
+
+# -- shards as index arithmetic -----------------------------------------------------------------------------------
+
+
+class Grid:
+    """An array cut along every dimension, and who holds which piece: what the planner and the interpreters calculate with.
+
+    Attributes:
+        devices: the holders, in mesh order.
+        offsets: per dimension, where its parts begin, and its end.
+        parts: which part of each dimension each holder has; shape (holders, dimensions).
+    """
+
+    __slots__ = ("devices", "offsets", "parts")
+
+    def __init__(self, devices: tuple[Device, ...], offsets: tuple[Ints, ...], parts: Ints) -> None:
+        self.devices = devices
+        self.offsets = offsets
+        self.parts = parts
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Into how many parts each dimension is cut."""
+        return tuple(len(bounds) - 1 for bounds in self.offsets)
+
+    def box(self, k: int) -> tuple[tuple[int, int], ...]:
+        """Begin and end of holder ``k``'s shard in each dimension."""
+        return tuple((int(o[p]), int(o[p + 1])) for o, p in zip(self.offsets, self.parts[k], strict=True))
+
+    def index(self, k: int) -> tuple[slice, ...]:
+        """The index of holder ``k``'s shard."""
+        return tuple(slice(begin, end) for begin, end in self.box(k))
+
+    def shape(self, k: int) -> Shape:
+        """The shape of holder ``k``'s shard."""
+        return tuple(end - begin for begin, end in self.box(k))
+
+    def linear_parts(self) -> Ints:
+        """The parts of each holder as one number, row-major: equal where holders have the same elements."""
+        numbers = np.zeros(len(self.devices), np.int64)
+        for dimension, count in enumerate(self.counts):
+            numbers = numbers * count + self.parts[:, dimension]
+        return numbers
+
+    def owners(self) -> list[int]:
+        """One holder of each distinct piece: the first in mesh order."""
+        return sorted(int(k) for k in np.unique(self.linear_parts(), return_index=True)[1])
+
+    def same(self, other: Grid) -> bool:
+        """Whether both put the same elements on the same devices in the same order."""
+        return self is other or (
+            self.devices == other.devices
+            and all(np.array_equal(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
+            and np.array_equal(self.parts, other.parts)
+        )
+
+
+@functools.lru_cache(1024)
+def _grid(sharding: NamedSharding, shape: Shape) -> Grid:
+    sharding.check_rank(len(shape), "sharding")
+    mesh, chains = sharding.mesh, sharding.spec.chains_of(len(shape))
+    bounds = tuple(
+        offsets(size, tuple(mesh.shape[axis] for axis in chain)) for size, chain in zip(shape, chains, strict=True)
+    )
+    return Grid(mesh.flat, bounds, _parts(mesh, chains))

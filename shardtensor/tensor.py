@@ -1,0 +1,518 @@
+"""`ShardedTensor`: a handle on an immutable value whose pieces live on many devices. No algorithm is in here: what a tensor
+does, it asks of an operator through `call`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend import Backend, Device, HostArray, backend_of, owner_of
+from shardtensor.core import OPS, call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, DonatedError, ShapeError
+from shardtensor.log import Transfer, account
+from shardtensor.sharding import Grid, Mesh, NamedSharding, Shape
+
+
+class Aval:
+    """What is known of a tensor without its elements: shape, dtype, sharding, and whether somebody chose the sharding.
+
+    Made by `aval`, which gives the same object for the same value, so that avals are compared and hashed by identity:
+    that is what keeps a look-up in the plan cache under a microsecond.
+    """
+
+    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "shape", "sharding", "size")
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
+        sharding.check_rank(len(shape), "sharding")
+        self.shape = shape
+        self.dtype = dtype
+        self.sharding = sharding
+        self.committed = committed
+        self.ndim = len(shape)
+        self.size = math.prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+        self.backend: Backend = backend_of(sharding.mesh.flat[0])
+
+    @property
+    def grid(self) -> Grid:
+        """Its shards."""
+        return self.sharding.grid(self.shape)
+
+
+@functools.lru_cache(8192)
+def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
+    """The `Aval` of that value."""
+    return Aval(shape, dtype, sharding, committed)
+
+
+class Storage:
+    """The elements of one tensor in this process.
+
+    Attributes:
+        arrays: one array of the backend per device, in mesh order; None where there is one buffer.
+        array: where devices share one memory, the one buffer, read-only; None until the pieces are joined.
+    """
+
+    __slots__ = ("array", "arrays")
+
+    def __init__(self, array: Any = None, arrays: tuple[Any, ...] | None = None) -> None:
+        self.array = array
+        self.arrays = arrays
+
+
+class Donated:
+    """In place of the storage of a tensor that was given away: every use says so."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+
+    def __getattr__(self, name: str) -> Any:
+        raise DonatedError(f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One device's part of a tensor.
+
+    Attributes:
+        device: where it is.
+        index: which part it is: ``x[index]``.
+        replica_id: 0 for the first device in mesh order that holds this part, 1 for the next, ...
+        data: the part, an array of the backend; not to be written to.
+    """
+
+    device: Device
+    index: tuple[slice, ...]
+    replica_id: int
+    data: Any
+
+
+# -- the ways in: a method or operator of Python's is a call of the operator of that name --------------------------------
+
+
+def _is_operand(x: object) -> bool:
+    return isinstance(x, (ShardedTensor, np.ndarray, np.generic, bool, int, float, complex)) or owner_of(x) is not None
+
+
+def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """The method for ``self ⊕ other`` and the one for ``other ⊕ self``."""
+
+    def method(self: ShardedTensor, other: Any) -> Any:
+        return call(name, self, other) if _is_operand(other) else NotImplemented
+
+    def reflected(self: ShardedTensor, other: Any) -> Any:
+        return call(name, other, self) if _is_operand(other) else NotImplemented
+
+    return method, reflected
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: ShardedTensor, *args: Any, **params: Any) -> Any:
+        op = OPS[name]
+        others = len(op.operands) - 1
+        return op.dispatch(self, *args[:others], **dict(zip(op.params, args[others:], strict=False)), **params)
+
+    method.__name__ = name
+    method.__doc__ = f"``st.{name}`` of this tensor."
+    return method
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    def method(self: ShardedTensor) -> Any:
+        return call(name, self)
+
+    return method
+
+
+# NumPy's functions whose older names differ from the standard's.
+_FUNCTION_NAMES = {
+    "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
+    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert", "left_shift": "bitwise_left_shift",
+    "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
+}  # fmt: skip
+
+
+class ShardedTensor:
+    """One NumPy-like array over many devices.
+
+    Made by `st.asarray`, `st.zeros`, `st.device_put` and their like, and by every operator; not by calling the class. Its value
+    never changes; operators give new tensors whose sharding follows from their operands'.
+
+    >>> x = st.arange(6, device=st.make_mesh((3,), ("x",)))
+    >>> x + 1
+    ShardedTensor(shape=(6,), dtype=int64, sharding=P('x') on Mesh(x=3; numpy:0..2))
+    [1 2 3 4 5 6]
+    """
+
+    __slots__ = ("__weakref__", "_aval", "_storage")
+
+    _aval: Aval
+    _storage: Any  # Storage, or Donated
+
+    def __init__(self) -> None:
+        raise ArgumentTypeError("ShardedTensor: not made by calling the class; use st.asarray, st.device_put or st.zeros")
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """The size of each dimension."""
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of the elements."""
+        return self._aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._aval.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._aval.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements, each counted once however many devices hold it."""
+        return self._aval.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self._aval.dtype.itemsize
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Which device holds which part."""
+        return self._aval.sharding
+
+    @property
+    def device(self) -> Device | Mesh:
+        """The group of devices it lives on: the mesh, or the device itself where there is one. Never the layout."""
+        mesh = self._aval.sharding.mesh
+        return mesh if mesh.size > 1 else mesh.flat[0]
+
+    @property
+    def committed(self) -> bool:
+        """Whether somebody chose its place. A tensor created without ``device=`` yields to any that was placed."""
+        return self._aval.committed
+
+    def devices(self) -> set[Device]:
+        """The devices that hold a part of it."""
+        return self._aval.sharding.device_set
+
+    @property
+    def is_donated(self) -> bool:
+        """Whether its memory was given away with ``donate=True``."""
+        return isinstance(self._storage, Donated)
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The parts that this process holds, in mesh order.
+
+        >>> [s.data.tolist() for s in st.arange(5, device=st.make_mesh((2,), ("x",))).addressable_shards]
+        [[0, 1, 2], [3, 4]]
+        """
+        grid, seen, shards = self._aval.grid, dict[int, int](), []
+        export = self._aval.backend.export
+        numbers = grid.linear_parts().tolist()
+        for k, (device, data) in enumerate(zip(grid.devices, shard_arrays(self), strict=True)):
+            replica = seen[numbers[k]] = seen.get(numbers[k], -1) + 1
+            shards.append(Shard(device, grid.index(k), replica, export(data)))
+        return shards
+
+    def block_until_ready(self) -> ShardedTensor:
+        """Waits until its elements are computed, and returns it."""
+        storage = self._storage
+        assert storage.array is not None or storage.arrays is not None
+        for device in self._aval.sharding.mesh.flat:
+            self._aval.backend.synchronize(device)
+        return self
+
+    # -- elsewhere ----------------------------------------------------------------------------------------------
+
+    def to_device(self, device: Device | Mesh | NamedSharding, /, *, stream: None = None) -> ShardedTensor:
+        """The same elements on a device, a mesh or in a sharding (see `st.device_put`)."""
+        if stream is not None:
+            raise ArgumentError("to_device: stream must be None; each device has its own")
+        return call("reshard", self, sharding=device)  # type: ignore[no-any-return]
+
+    def reshard(self, sharding: NamedSharding) -> ShardedTensor:
+        """The same elements in another sharding (see `st.reshard`)."""
+        return call("reshard", self, sharding=sharding)  # type: ignore[no-any-return]
+
+    def shard(self, axis: int = 0, *, devices: Sequence[Device] | None = None) -> list[ShardedTensor]:
+        """A list of single-device tensors: see `st.shard`."""
+        return call("shard", self, axis=axis, devices=devices)  # type: ignore[no-any-return]
+
+    def to_batched_list(self, batch_size: int, *, leftover: str = "keep") -> list[ShardedTensor]:
+        """Its rows in batches: see `st.to_batched_list`."""
+        return call("to_batched_list", self, batch_size=batch_size, leftover=leftover)  # type: ignore[no-any-return]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
+        array: HostArray = call("to_host", self)
+        if dtype is not None and array.dtype != np.dtype(dtype):
+            if copy is False:
+                raise ShapeError(f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        op = OPS.get(_FUNCTION_NAMES.get(ufunc.__name__, ufunc.__name__))
+        if method != "__call__" or kwargs or op is None or len(op.operands) != len(inputs):
+            what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
+            asked = f" with {', '.join(sorted(kwargs))}" if kwargs else ""
+            raise ArgumentTypeError(f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host")
+        return op.dispatch(*inputs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in (np.shape, np.ndim, np.size) and not kwargs and len(args) == 1:
+            return getattr(self, func.__name__)
+        op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
+        if op is None:
+            raise ArgumentTypeError(
+                f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
+            )
+        return op.dispatch(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        """The elements as nested Python lists (a scalar for 0-d)."""
+        return np.asarray(self).tolist()
+
+    def item(self) -> Any:
+        """The only element, as a Python scalar.
+
+        Raises:
+            ShapeError: it has not exactly one.
+        """
+        if self.size != 1:
+            raise ShapeError(f"item: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one")
+        return np.asarray(self).item()
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("bool"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise ArgumentTypeError(f"index: a tensor of dtype {self.dtype} is no index; wanted an integer one")
+        return int(self._scalar("index"))
+
+    def _scalar(self, who: str) -> Any:
+        if self.size != 1:
+            raise ShapeError(f"{who}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one")
+        return np.asarray(self).reshape(())[()]
+
+    # -- its elements -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise ArgumentTypeError("len: the tensor has no dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[ShardedTensor]:
+        if not self.ndim:
+            raise ArgumentTypeError("iter: the tensor has no dimensions")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __getitem__(self, index: Any) -> ShardedTensor:
+        return call("getitem", self, index)  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> ShardedTensor:  # noqa: N802 - the standard's name
+        """The transpose: all dimensions in reverse order."""
+        return call("permute_dims", self, tuple(range(self.ndim))[::-1])  # type: ignore[no-any-return]
+
+    @property
+    def mT(self) -> ShardedTensor:  # noqa: N802 - the standard's name
+        """The transpose of its last two dimensions."""
+        return call("matrix_transpose", self)  # type: ignore[no-any-return]
+
+    def reshape(self, *shape: Any, copy: bool | None = None) -> ShardedTensor:
+        """The elements in another shape: see `st.reshape`."""
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape
+        return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
+
+    def astype(self, dtype: npt.DTypeLike, *, copy: bool = True) -> ShardedTensor:
+        """The elements in another dtype: see `st.astype`."""
+        return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
+
+    # -- copies -------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> ShardedTensor:
+        return tensor(self._aval, self._storage)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedTensor:
+        return tensor(self._aval, self._storage)  # the value never changes, so that another handle is another copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed)
+
+    # -- how it looks -------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        sharding = self.sharding
+        kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
+        head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={sharding.spec!r} on {sharding.mesh!r}{kind})"
+        if self.is_donated:
+            return f"{head} <donated>"
+        return f"{head}\n{_values(self)}"
+
+    def _repr_html_(self) -> str:
+        from shardtensor.visualize import html  # drawing is a floor above, and loaded when something is drawn
+
+        return html(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # -- Python's operators ---------------------------------------------------------------------------------------
+
+    __abs__, __neg__, __pos__, __invert__ = map(_unary, ("abs", "negative", "positive", "bitwise_invert"))
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("subtract")
+    __mul__, __rmul__ = _binary("multiply")
+    __truediv__, __rtruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__ = _binary("remainder")
+    __pow__, __rpow__ = _binary("pow")
+    __matmul__, __rmatmul__ = _binary("matmul")
+    __and__, __rand__ = _binary("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("bitwise_left_shift")
+    __rshift__, __rrshift__ = _binary("bitwise_right_shift")
+    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]  # type: ignore[assignment]
+    __lt__, __le__ = _binary("less")[0], _binary("less_equal")[0]
+    __gt__, __ge__ = _binary("greater")[0], _binary("greater_equal")[0]
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self)
+
+    sum, prod, mean = map(_method, ("sum", "prod", "mean"))
+    max, min, var, std = map(_method, ("max", "min", "var", "std"))
+    any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
+    clip, squeeze, round, conj = map(_method, ("clip", "squeeze", "round", "conj"))
+
+
+ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
+"""What operators take: tensors, host arrays and NumPy scalars (which go into the layout that is wanted), Python scalars (which stay
+scalars and do not widen a dtype); and the arrays of a backend."""
+
+SCALARS = frozenset((bool, int, float, complex))
+
+
+def tensor(value: Aval, storage: Storage) -> ShardedTensor:
+    """A handle on a value."""
+    x = _new(ShardedTensor)
+    x._aval = value
+    x._storage = storage
+    return x
+
+
+_new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
+
+
+def seal(array: Any, value: Aval) -> HostArray:
+    """What a kernel gave, as the read-only buffer of a tensor."""
+    if type(array) is not np.ndarray or array.dtype != value.dtype:
+        array = np.asarray(array, dtype=value.dtype)
+    array.setflags(write=False)
+    return array  # type: ignore[no-any-return]
+
+
+def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
+    """The backend's array of each device, in mesh order."""
+    storage = x._storage
+    if storage.arrays is not None:
+        return storage.arrays  # type: ignore[no-any-return]
+    whole, grid = storage.array, x._aval.grid
+    return tuple(whole[grid.index(k)] for k in range(len(grid.devices)))
+
+
+def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
+    """Where devices share one memory: the one buffer of a tensor. Pieces that came from elsewhere are joined, once."""
+    storage = x._storage
+    array = storage.array
+    if array is None:
+        array, copied = _join(storage.arrays, x._aval)
+        if copied:
+            device = x._aval.sharding.mesh.flat[0]
+            account(who, 0, True, lambda: [Transfer(0, copied, device, device, who, True)])
+        storage.array, storage.arrays = array, None
+    return array  # type: ignore[no-any-return]
+
+
+def _join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
+    """One array from the pieces, and how many bytes were copied: none where they lie in one buffer as they should."""
+    grid = value.grid
+    owners = [k for k in grid.owners() if pieces[k].size]
+    if len(owners) == 1 and pieces[owners[0]].shape == value.shape:
+        return pieces[owners[0]], 0
+    first = pieces[owners[0]] if owners else None
+    if first is not None and first.base is not None and not any(begin for begin, _ in grid.box(owners[0])):
+        base, start = first.base, _address(first)
+        aligned = all(
+            pieces[k].base is base
+            and pieces[k].strides == first.strides
+            and _address(pieces[k]) - start
+            == sum(begin * stride for (begin, _), stride in zip(grid.box(k), first.strides, strict=True))
+            for k in owners
+        )
+        if aligned and isinstance(base, np.ndarray) and base.flags.c_contiguous:
+            array = np.ndarray(value.shape, value.dtype, base, start - _address(base), first.strides)
+            array.flags.writeable = False
+            return array, 0
+    array = np.empty(value.shape, value.dtype)
+    for k in owners:
+        array[grid.index(k)] = pieces[k]
+    array.flags.writeable = False
+    return array, array.nbytes
+
+
+def _address(array: HostArray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _unpickle(data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool) -> ShardedTensor:
+    x = call("reshard", data.reshape(shape), sharding=sharding)
+    return tensor(aval(x.shape, x.dtype, sharding, committed), x._storage)
+
+
+def _values(x: ShardedTensor, edge: int = 3) -> str:
+    """The elements as text. Of a large tensor only the corners are read."""
+    if x.size <= np.get_printoptions()["threshold"]:
+        return str(np.asarray(x))
+    shown: list[Any] = [slice(None) if n <= 2 * edge + 1 else (slice(0, edge + 1), slice(n - edge, n)) for n in x.shape]
+    corners = _corners(x, shown, ())
+    with np.printoptions(threshold=0, edgeitems=edge):
+        return str(corners)
+
+
+def _corners(x: ShardedTensor, shown: list[Any], index: tuple[slice, ...]) -> HostArray:
+    dimension = len(index)
+    if dimension == len(shown):
+        return call("to_host", x, index=index)  # type: ignore[no-any-return]
+    here = shown[dimension]
+    if isinstance(here, slice):
+        return _corners(x, shown, (*index, here))
+    return np.concatenate([_corners(x, shown, (*index, part)) for part in here], axis=dimension)

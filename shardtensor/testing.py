@@ -1,0 +1,228 @@
+"""The `checked` backend: N devices with separate memories, on the host, where everything that real devices forbid raises.
+
+Its arrays are NumPy's, tagged with the memory that they live in. Mixing two devices, touching an array while another
+device (or none) is current, mixing in a host array, and reading across devices what no event ordered are errors that name the culprit.
+What holds here holds on GPUs: it stands in for them where there are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import Backend, Device, HostArray, logical_device_count
+from shardtensor.errors import ArgumentTypeError, BackendError
+
+__all__ = ["CheckedArray", "CheckedBackend"]
+
+_current: ContextVar[Device | None] = ContextVar("shardtensor_checked", default=None)
+
+
+class CheckedArray(np.ndarray):
+    """An array in one device's memory: it can be touched only while that device is current."""
+
+    _memory: Device | None
+    _time: int
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self._memory = getattr(parent, "_memory", None)
+        self._time = getattr(parent, "_time", 0)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
+        if out:
+            kwargs["out"] = tuple([_bare(o, ufunc.__name__) for o in out])
+        result = getattr(ufunc, method)(*[_bare(x, ufunc.__name__) for x in inputs], **_bare(kwargs, ufunc.__name__))
+        if out:
+            return out[0] if len(out) == 1 else out
+        return _tagged(result)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _tagged(func(*_bare(args, func.__name__), **_bare(kwargs, func.__name__)))
+
+    def __getitem__(self, index: Any) -> Any:
+        return _tagged(_bare(self, "getitem")[_bare(index, "getitem")])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _bare(self, "setitem")[_bare(index, "setitem")] = _bare(value, "setitem")
+        self._time = _tick(_here("setitem"))
+
+    def __repr__(self) -> str:
+        return f"CheckedArray({np.asarray(self)!r}, memory={self._memory})"
+
+    def __str__(self) -> str:
+        return str(np.asarray(self))
+
+
+def _here(who: str) -> Device:
+    device = _current.get()
+    if device is None:
+        raise BackendError(f"{who}: no checked device is current; wrap the call in `with backend.on(device)`")
+    return device
+
+
+def _bare(x: Any, who: str) -> Any:
+    """What NumPy may see of an argument: the arrays in it, once it is sure that they are in the current device's memory."""
+    kind = type(x)
+    if kind is CheckedArray:
+        if x._memory is None:
+            raise BackendError(f"{who}: an array that is in no device's memory; make it with the backend's own functions")
+        if x._memory != _here(who):
+            raise BackendError(f"{who}: an array in the memory of {x._memory} is touched while {_here(who)} is current")
+        return x.view(np.ndarray)
+    if kind is np.ndarray:
+        raise ArgumentTypeError(f"{who}: a host array is mixed with arrays of {_here(who)}; move it there first")
+    if kind in (list, tuple):
+        return kind([_bare(item, who) for item in x])
+    if kind is dict:
+        return {key: _bare(value, who) for key, value in x.items()}
+    return x
+
+
+def _tagged(result: Any, device: Device | None = None) -> Any:
+    """NumPy's results as arrays in the current device's memory."""
+    if isinstance(result, (list, tuple)):
+        return type(result)([_tagged(r) for r in result])
+    if not isinstance(result, (np.ndarray, np.generic)):
+        return result
+    array = np.asarray(result).view(CheckedArray)
+    array._memory = device or _here("result")
+    array._time = _tick(array._memory)
+    return array
+
+
+class _Namespace:
+    """NumPy on checked arrays."""
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(np, name)
+        if isinstance(attribute, type) or not callable(attribute):
+            return attribute
+        wrapped = _wrapped(attribute, name)
+        setattr(self, name, wrapped)
+        return wrapped
+
+    def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
+        """``x`` on the current device: the one way in for host arrays, as in CuPy."""
+        bare = np.array(x) if type(x) is np.ndarray else _bare(x, "asarray")
+        return _tagged(np.array(bare, dtype=dtype) if copy else np.asarray(bare, dtype=dtype))
+
+
+def _wrapped(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _here(name)
+        return _tagged(function(*_bare(args, name), **_bare(kwargs, name)))
+
+    return call
+
+
+# What each device has done, and what it knows that the others have: the vector clocks that events carry.
+_clocks: dict[Device, dict[Device, int]] = {}
+_lock = threading.Lock()
+
+
+def _tick(device: Device) -> int:
+    with _lock:
+        clock = _clocks.setdefault(device, {})
+        clock[device] = clock.get(device, 0) + 1
+        return clock[device]
+
+
+class CheckedBackend(Backend):
+    """``SHARDTENSOR_NUM_DEVICES`` devices with memories of their own; ``SHARDTENSOR_BACKEND=checked`` makes it the default.
+
+    >>> x = st.ones((4,), device=st.make_mesh((2,), ("x",), devices=st.devices("checked")[:2]))
+    >>> a, b = [s.data for s in x.addressable_shards]
+    >>> a + b
+    Traceback (most recent call last):
+    shardtensor.errors.BackendError: add: no checked device is current; ...
+    """
+
+    name = "checked"
+    priority = -1
+
+    def __init__(self) -> None:
+        self._devices = tuple(Device(self.name, i) for i in range(logical_device_count()))
+        self._xp = _Namespace()
+
+    def devices(self) -> Sequence[Device]:
+        """All of them."""
+        return self._devices
+
+    @property
+    def xp(self) -> Any:
+        """NumPy's functions, checked."""
+        return self._xp
+
+    @contextlib.contextmanager
+    def on(self, device: Device) -> Iterator[None]:
+        """Makes ``device`` the one whose memory can be touched."""
+        token = _current.set(device)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def is_array(self, x: object) -> bool:
+        """Whether ``x`` is in a checked memory."""
+        return type(x) is CheckedArray
+
+    def device_of(self, array: Any) -> Device:
+        """The memory that it is in."""
+        memory: Device = array._memory
+        return memory
+
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        """A copy, if it was ordered: ``destination`` must have waited for what made ``array``."""
+        self._owned(array, source, "to_device")
+        if _here("to_device") != destination:
+            raise BackendError(f"to_device: {_here('to_device')} is current and the copy goes to {destination}")
+        if source != destination and _clocks.get(destination, {}).get(source, 0) < array._time:
+            raise BackendError(f"to_device: {destination} reads what {source} made, and no event ordered it after; record and wait")
+        return _tagged(np.array(array.view(np.ndarray), order="C"), destination)
+
+    def from_host(self, array: HostArray, device: Device) -> Any:
+        """A copy in the memory of ``device``."""
+        if _here("from_host") != device:
+            raise BackendError(f"from_host: {_here('from_host')} is current and the copy goes to {device}")
+        return _tagged(np.array(array, order="C"), device)
+
+    def to_host(self, array: Any, device: Device) -> HostArray:
+        """A copy in host memory."""
+        self._owned(array, device, "to_host")
+        return np.array(array.view(np.ndarray))
+
+    def export(self, array: Any) -> Any:
+        """A read-only view."""
+        view = array.view()
+        view.flags.writeable = False
+        return view
+
+    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
+        """A copy, once it is sure that it is in the current device's memory."""
+        return _tagged(np.array(_bare(result, "result"))), True
+
+    def release(self, array: Any) -> tuple[Any, bool]:
+        """A copy that can be written."""
+        return _tagged(np.array(_bare(array, "donate"))), True
+
+    def record(self, device: Device) -> Any:
+        """What ``device`` has done and knows."""
+        with _lock:
+            return dict(_clocks.get(device, {}))
+
+    def wait(self, device: Device, token: Any) -> None:
+        """From now on ``device`` knows what the token knows."""
+        with _lock:
+            clock = _clocks.setdefault(device, {})
+            for other, time in token.items():
+                if other != device:
+                    clock[other] = max(clock.get(other, 0), time)
+
+    def _owned(self, array: Any, device: Device, who: str) -> None:
+        if array._memory != device:
+            raise BackendError(f"{who}: the array is in the memory of {array._memory}, not of {device}")

@@ -1,0 +1,195 @@
+"""Moves that happen: a plan of copies run on the backends, operands brought where an operator wants them, and the log told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import HOST, Device, HostArray, backend_of
+from shardtensor.log import Transfer, account, watched
+from shardtensor.operands import HostAval
+from shardtensor.planner import Copies, Piece, Region, host_grid, identity
+from shardtensor.sharding import Grid, NamedSharding, Shape
+from shardtensor.tensor import Aval, ShardedTensor, shard_arrays, whole_array
+
+
+class Movement:
+    """A result and where its elements come from.
+
+    Attributes:
+        regions: the regions; they do not overlap, and together they cover the result.
+        sources: the grid of each operand, in the shapes that the regions speak of.
+        result: the grid of the result, likewise.
+    """
+
+    __slots__ = ("copies", "regions", "result", "size", "sources")
+
+    def __init__(self, regions: Sequence[Region], sources: Sequence[Grid], result: Grid) -> None:
+        self.regions = tuple(regions)
+        self.sources = tuple(sources)
+        self.result = result
+        self.copies = tuple(Copies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
+        self.size = sum(c.size for c in self.copies)
+
+    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
+        """What the log says of it."""
+        for region, copies in zip(self.regions, self.copies, strict=True):
+            for source, destination, size in copies.records(self.sources[region.operand], self.result):
+                n = size * itemsize
+                yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
+
+    def run(self, operands: Sequence[Sequence[Any]], dtype: Any) -> tuple[Any, ...]:
+        """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak of)."""
+        incoming: list[list[Piece]] = [[] for _ in self.result.devices]
+        for copies in self.copies:
+            for piece in copies:
+                incoming[piece.k].append(piece)
+        return tuple(self._receive(k, pieces, operands, dtype) for k, pieces in enumerate(incoming))
+
+    def _receive(self, k: int, pieces: Sequence[Piece], operands: Sequence[Sequence[Any]], dtype: Any) -> Any:
+        device, shape = self.result.devices[k], self.result.shape(k)
+        backend = backend_of(device)
+        if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
+            part = self._fetch(pieces[0], operands, device)
+            if part.dtype == dtype:
+                return part
+            with backend.on(device):
+                return backend.xp.asarray(part, dtype=dtype)
+        with backend.on(device):
+            out = backend.xp.empty(shape, dtype=dtype)
+        for piece in pieces:
+            part = self._fetch(piece, operands, device)
+            with backend.on(device):
+                out[piece.to] = part
+        return out
+
+    def _fetch(self, piece: Piece, operands: Sequence[Sequence[Any]], device: Device) -> Any:
+        """The elements of one piece on ``device``: a view where they are there already."""
+        region = self.regions[piece.region]
+        source = self.sources[region.operand].devices[piece.j]
+        array = operands[region.operand][piece.j]
+        with backend_of(source).on(source):
+            part = array[piece.index] if piece.index else array
+        return part if piece.local else send(part, source, device)
+
+
+def send(array: Any, source: Device, destination: Device) -> Any:
+    """A copy of ``array``, which lives on ``source``, on another device: of the same backend, or through the host."""
+    giver, taker = backend_of(source), backend_of(destination)
+    if giver is taker:
+        token = giver.record(source)
+        giver.wait(destination, token)
+        with giver.on(destination):
+            return giver.to_device(array, source, destination)
+    with giver.on(source):
+        host = giver.to_host(array, source)
+    if destination == HOST:
+        return host
+    with taker.on(destination):
+        return taker.from_host(host, destination)
+
+
+class Arrival:
+    """How one operand gets into the layout that a plan wants."""
+
+    __slots__ = ("_movement", "source", "stays", "target")
+
+    def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
+        self.source = source
+        self.target = target
+        self._movement: Movement | None = None
+        self.stays = isinstance(source, Aval) and source.grid.same(target.grid(source.shape))
+
+    @property
+    def movement(self) -> Movement:
+        """The plan, made when it is first wanted: where devices share one memory and nobody counts, it never is."""
+        if self._movement is None:
+            shape = self.source.shape
+            self._movement = Movement((identity(shape),), (self.source.grid,), self.target.grid(shape))
+        return self._movement
+
+    def announce(self, operator: str, explicit: bool, copied: bool) -> None:
+        """Judges and counts the move; see `account`."""
+        movement, itemsize = self.movement, self.source.dtype.itemsize
+        account(operator, movement.size * itemsize, explicit, lambda: movement.records(itemsize, copied, operator, explicit))
+
+    def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
+        """The operand as one buffer, for a backend with one memory."""
+        foreign = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
+        if not self.stays and watched():
+            self.announce(operator, explicit, copied=foreign)
+        if not isinstance(x, ShardedTensor):
+            return x  # type: ignore[no-any-return]
+        return gather(x, operator)
+
+    def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
+        """The operand as one array for each device of the target."""
+        if self.stays:
+            return shard_arrays(x)
+        if watched():
+            self.announce(operator, explicit, copied=True)
+        return self.movement.run((pieces_of(x),), self.source.dtype)
+
+
+arrival = lru_cache(4096)(Arrival)
+
+
+def gather(x: Any, who: str = "gather") -> HostArray:
+    """The whole of an operand in host memory, read-only if it is a tensor; the move is not counted."""
+    if not isinstance(x, ShardedTensor):
+        return np.asarray(x)
+    if x._aval.backend.one_memory:
+        return whole_array(x, who)
+    movement = Movement((identity(x.shape),), (x._aval.grid,), host_grid(x.shape))
+    array: HostArray = movement.run((shard_arrays(x),), x.dtype)[0]
+    array.flags.writeable = False
+    return array
+
+
+def pieces_of(x: Any) -> Sequence[Any]:
+    """The arrays of an operand: of a tensor one for each device, of anything else the host array that it is."""
+    return shard_arrays(x) if isinstance(x, ShardedTensor) else (np.asarray(x),)
+
+
+class Moved:
+    """What a mover says: where the result lies, and where its elements come from.
+
+    Attributes:
+        shape: of the result.
+        sharding: of the result.
+        regions: the boxes of the result and where they come from (see `shardtensor.planner`).
+        whole: the same on whole host arrays, ``whole(*arrays)``.
+        copies: whether ``whole`` copies (False: it gives a view).
+        explicit: whether the caller asked for the move.
+        as_pieces: where each operand is one shard of the result as it stands, what makes the shard of it.
+        target: the sharding into which the operand must be brought first, if any.
+        flat: the grids of operand and result with dimensions merged, where the regions speak of those (reshape).
+    """
+
+    __slots__ = ("as_pieces", "copies", "explicit", "flat", "regions", "shape", "sharding", "target", "whole")
+
+    def __init__(
+        self,
+        shape: Shape,
+        sharding: NamedSharding,
+        regions: Sequence[Region],
+        whole: Callable[..., Any],
+        *,
+        copies: bool = False,
+        explicit: bool = False,
+        as_pieces: Callable[[Any], Any] | None = None,
+        target: NamedSharding | None = None,
+        flat: tuple[Grid, Grid] | None = None,
+    ) -> None:
+        self.shape = shape
+        self.sharding = sharding
+        self.regions = regions
+        self.whole = whole
+        self.copies = copies
+        self.explicit = explicit
+        self.as_pieces = as_pieces
+        self.target = target
+        self.flat = flat
