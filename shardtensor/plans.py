@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import Device, backend_of
+from shardtensor.blocks import partial_sums
 from shardtensor.collectives import groups_along, reduce_groups
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
@@ -21,7 +22,7 @@ from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import Mesh, NamedSharding, P, Shape, as_sharding, default_mesh
-from shardtensor.tensor import Aval, ShardedTensor, Storage, aval, seal, tensor, whole_array
+from shardtensor.tensor import SCALARS, Aval, ShardedTensor, Storage, aval, seal, tensor, whole_array
 from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of, send
 
 Plan = Callable[[Operands], Any]
@@ -93,10 +94,12 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         return work.once() if value.backend.one_memory else work.per_shard()
     monoid = MONOIDS[op.combine]
     combined = work.combined(monoid, laid.owed)
-    if value.backend.one_memory and value.dtype.kind in monoid.exact:
-        once = work.once()
-        return lambda operands: (combined if watched() else once)(operands)
-    return combined
+    if not value.backend.one_memory:
+        return combined
+    # Unless somebody counts the bytes of the partial results, nobody needs each of them.
+    exact = value.dtype.kind in monoid.exact
+    fast = work.once() if exact else partial_sums(op.name, value, params, moves[0], combined)
+    return lambda operands: (combined if watched() else fast)(operands)
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -138,6 +141,9 @@ class Work:
         self.moves = moves
         self.places = places
         self.given = op.kernel
+        self.indices: list[list[tuple[slice, ...]]] = []
+        if self.backend.one_memory:
+            self.indices = [[tuple([slice(*ends) for ends in p.boxes[i]]) for p in places] for i in range(len(moves))]
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
     def _from_namespace(self, xp: Any, place: Place, *arrays: Any, **params: Any) -> Any:
@@ -225,7 +231,7 @@ class Work:
                 columns.append(None)
             elif self.backend.one_memory:
                 whole = move.whole(x, self.name)
-                columns.append([whole[tuple([slice(*ends) for ends in place.boxes[i]])] for place in self.places])
+                columns.append([whole[index] for index in self.indices[i]])
             else:
                 columns.append(move.shards(x, self.name))
         return columns
@@ -349,7 +355,7 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     run = work.once() if value.backend.one_memory else work.per_shard()
 
     def plan(operands: Operands) -> ShardedTensor:
-        values = tuple([gather(x, op.name) if isinstance(x, ShardedTensor) else x for x in operands[prototype:]])
+        values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in operands[prototype:]])
         return run((None, *values) if prototype else values)  # type: ignore[no-any-return]
 
     return plan

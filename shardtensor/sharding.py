@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardtensor import backend as backends
 from shardtensor.backend import MEMORY_KINDS, Device
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+from shardtensor.errors import ArgumentTypeError, ShapeError, ShardingError
 
 Shape: TypeAlias = tuple[int, ...]
 Chain: TypeAlias = tuple[str, ...]

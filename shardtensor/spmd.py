@@ -142,10 +142,10 @@ def _places(lists: Sequence[list[Any]], count: int, devices: Any) -> list[Device
     places: list[Device | None] = [None] * count
     if devices is None:
         for i, items in enumerate(zip(*lists, strict=True)):
-            for leaf in leaves(items):
+            for leaf in items if type(items[0]) is ShardedTensor else leaves(items):
                 if type(leaf) is not ShardedTensor:
                     continue
-                home = leaf.sharding.mesh.flat
+                home = leaf._aval.sharding.mesh.flat
                 if len(home) > 1:
                     raise ShardingError(
                         f"pmap: item {i} holds a tensor that lives on {len(home)} devices; a shard lives on one: "
@@ -189,24 +189,24 @@ def run_mapped(
 
 def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[Any]]:
     """A pytree with its arrays on ``device``, and those of them that are tensors' memory."""
-    backend = backend_of(device)
     shards: list[Any] = []
+    if type(tree) is ShardedTensor:  # the common case
+        return _leaf_onto(tree, device, who, donate, shards), shards
+    return map_leaves(lambda leaf: _leaf_onto(leaf, device, who, donate, shards), tree), shards
 
-    def place(leaf: Any) -> Any:
-        kind = type(leaf)
-        if kind is not ShardedTensor:
-            if not isinstance(leaf, (np.ndarray, np.generic)) and owner_of(leaf) is None:
-                return leaf
-            leaf = admit(leaf, who)
-        array = _array_on(leaf, device, backend, who)
-        if kind is ShardedTensor and donate:
-            leaf._storage = Donated(who)
-            return _released(array, device, backend, who)
-        if kind is ShardedTensor:
-            shards.append(array)
-        return backend.export(array)
 
-    return map_leaves(place, tree), shards
+def _leaf_onto(leaf: Any, device: Device, who: str, donate: bool, shards: list[Any]) -> Any:
+    backend = backend_of(device)
+    if type(leaf) is not ShardedTensor:
+        if not isinstance(leaf, (np.ndarray, np.generic)) and owner_of(leaf) is None:
+            return leaf
+        return backend.export(_array_on(admit(leaf, who), device, backend, who))
+    array = _array_on(leaf, device, backend, who)
+    if donate:
+        leaf._storage = Donated(who)
+        return _released(array, device, backend, who)
+    shards.append(array)
+    return backend.export(array)
 
 
 def _array_on(x: Any, device: Device, backend: Backend, who: str) -> Any:

@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-class Failed(Exception):  # noqa: N818 - a carrier, never raised at a user
+class Failed(Exception):
     """The number of the task that failed, and how."""
 
     def __init__(self, number: int, error: BaseException) -> None:

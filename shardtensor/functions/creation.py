@@ -9,7 +9,6 @@ a dtype that is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import checked_shape
 from shardtensor.monoids import Place
 from shardtensor.sharding import Mesh, NamedSharding, Shape
-from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
+from shardtensor.tensor import ArrayLike, ShardedTensor
 
 Where = Device | Mesh | NamedSharding | None
 Said = tuple[Shape, Any]

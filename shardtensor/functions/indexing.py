@@ -18,6 +18,7 @@ from shardtensor.sharding import Mesh, P, Shape
 from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
 from shardtensor.transfer import Moved
 
+
 class Index(tuple["int | None | tuple[int, int, int]", ...]):
     """An index in canonical form: one entry for each dimension that is taken or made, which is an index, None (a new dimension), or
     start, count and step of a slice. Unlike slices, it can be hashed."""
@@ -37,7 +38,7 @@ def canonical(index: Any, shape: Shape) -> Index:
         raise IndexingError(f"getitem: {taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
     if sum(1 for e in entries if e is Ellipsis) > 1:
         raise IndexingError("getitem: an index can have one ellipsis ('...') only")
-    out: list[int | None | tuple[int, int, int]] = []
+    out: list[int | tuple[int, int, int] | None] = []
     d = 0
     for entry in entries:
         if entry is None:

@@ -21,7 +21,7 @@ from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes, parse, propagate
 from shardtensor.sharding import Chain, Grid, Mesh, NamedSharding, P, Shape, mesh_of, offsets
-from shardtensor.tensor import Aval, ArrayLike, ShardedTensor
+from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
 from shardtensor.transfer import Moved
 
 Operand = Aval | HostAval
@@ -100,6 +100,14 @@ def squeeze(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> Shard
     >>> st.squeeze(st.zeros((1, 3)), 0).shape
     (3,)
     """
+
+
+@implements(squeeze, "kernel")
+def _squeeze_kernel(xp: Any, place: Place, x: Any, *, axis: int | tuple[int, ...] | None) -> Any:
+    """The whole array says which dimensions have size 1: a part of it may have more of them."""
+    shape = place.shapes[0]
+    gone = [a for a, n in enumerate(shape) if n == 1] if axis is None else normalize_axes(axis, len(shape))
+    return xp.reshape(x, tuple(n for a, n in enumerate(x.shape) if a not in gone))
 
 
 def _expand_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] = 0) -> str:
@@ -460,7 +468,7 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
         return NamedSharding(mesh_of(devices), P(*[None] * along, "d"))
     inner = [n for d, n in enumerate(shape) if not (new and d == along)]
     layouts = [
-        layout_of(x, mesh).spec.chains_of(len(inner)) if not homes or isinstance(x, Aval) and x.sharding.mesh == mesh else None
+        layout_of(x, mesh).spec.chains_of(len(inner)) if not homes or (isinstance(x, Aval) and x.sharding.mesh == mesh) else None
         for x in operands
     ]
     rule = parse(f"{', '.join([_names(len(inner))] * len(operands))} -> {_names(len(inner))}", (len(inner),) * len(operands))

@@ -16,7 +16,17 @@ from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import admit, host_aval
 from shardtensor.planner import host_grid
 from shardtensor.sharding import Mesh, NamedSharding, as_sharding, default_mesh
-from shardtensor.tensor import ArrayLike, Donated, ShardedTensor, Storage, aval, seal, shard_arrays, tensor, whole_array
+from shardtensor.tensor import (
+    ArrayLike,
+    Donated,
+    ShardedTensor,
+    Storage,
+    aval,
+    seal,
+    shard_arrays,
+    tensor,
+    whole_array,
+)
 from shardtensor.transfer import Movement, arrival, gather
 from shardtensor.trees import map_leaves
 

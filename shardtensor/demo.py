@@ -1,0 +1,340 @@
+"""``shardtensor demo``: handwritten digits are learned, projected and scaled over many devices, and plain NumPy checks it all.
+
+A program of a user's, that is: it knows nothing of the library but its public names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+from rich.text import Text
+
+import shardtensor as st
+
+__all__ = ["DemoResult", "gradients", "load_digits", "main"]
+
+DEVICES = "SHARDTENSOR_NUM_DEVICES"
+DEFAULT_DEVICES = 8
+DEFAULT_STEPS = 150
+
+PIXELS, HIDDEN, CLASSES = 64, 64, 10
+HELD_OUT = 350  # leaves 1447 rows for training, a prime: no number of devices divides them
+RATE, MOMENTUM = 0.2, 0.9
+SEED = 0
+
+Array: TypeAlias = Any
+"""A host array, a shard or a tensor: the functions below are written once for all of them."""
+Weights: TypeAlias = tuple[Array, ...]
+"""Matrix and bias into the hidden layer, matrix and bias out of it."""
+Gradients: TypeAlias = Callable[[Weights], Sequence[Array]]
+"""Loss and gradients, summed over all training rows, by whatever road."""
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found.
+
+    Attributes:
+        accuracy: the share of held-out digits that the trained network reads right.
+        checks: by the name of each result, whether it is what plain NumPy says.
+    """
+
+    accuracy: float
+    checks: Mapping[str, bool]
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the checks that did not pass."""
+        return [name for name, passed in self.checks.items() if not passed]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check did."""
+        return not self.failed
+
+    def __str__(self) -> str:
+        accuracy = f"{self.accuracy:.1%} of {HELD_OUT} held-out digits are read right"
+        if self.passed:
+            return f"PASSED: all {len(self.checks)} checks agree with plain NumPy, and {accuracy}."
+        return f"FAILED: {', '.join(self.failed)} (against plain NumPy); {accuracy}."
+
+
+def main(
+    *,
+    devices: int | None = None,
+    backend: str | None = None,
+    steps: int = DEFAULT_STEPS,
+    console: Console | None = None,
+) -> DemoResult:
+    """Runs the whole demo, printing as it goes.
+
+    Args:
+        devices: how many devices to use; without it, all that there are. Where logical devices are not started yet and
+            ``SHARDTENSOR_NUM_DEVICES`` is not set, that many (without it, 8) are started.
+        backend: whose devices; without it, the default backend's.
+        steps: how many steps the training takes.
+        console: where to print; without it, the standard output.
+
+    Raises:
+        ArgumentError: no backend of that name is installed, it has fewer devices than asked for, or a number is below 1.
+        BackendError: it cannot be used here; the message says why.
+    """
+    for name, number in (("devices", devices), ("steps", steps)):
+        if number is not None and number < 1:
+            raise st.ArgumentError(f"demo: {name} is {number}; wanted at least 1")
+    console = console or Console()
+    with st.use_mesh(_mesh(devices, backend)) as mesh:
+        return _run(mesh, steps, console)
+
+
+def _run(mesh: st.Mesh, steps: int, console: Console) -> DemoResult:
+    train, test = split_digits()
+    checks: dict[str, bool] = {}
+    checks |= show_devices(mesh, train, console)
+    weights, found = show_training(train, steps, console)
+    checks |= found
+    accuracy, found = show_accuracy(test, weights, console)
+    checks |= found
+    checks |= show_principal_components(train, console)
+    checks |= show_smap(train, console)
+    checks |= show_transfers(train, weights, console)
+    result = DemoResult(accuracy, checks)
+    console.rule("Result")
+    console.print(Text(str(result), style="bold green" if result.passed else "bold red"), soft_wrap=True)
+    return result
+
+
+# -- devices --------------------------------------------------------------------------------------------------------------
+
+
+def _mesh(count: int | None, backend: str | None) -> st.Mesh:
+    """The first ``count`` devices of a backend in a row; all of them for None."""
+    with _set_unless_given(DEVICES, str(count or DEFAULT_DEVICES)):
+        devices = st.devices(backend)
+    if count is not None and count > len(devices):
+        raise st.ArgumentError(
+            f"demo: {count} devices are asked for and backend {devices[0].backend!r} has {len(devices)}; "
+            f"logical ones follow {DEVICES}, set before the first use"
+        )
+    return st.Mesh(devices[:count], "d")
+
+
+@contextlib.contextmanager
+def _set_unless_given(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable inside the ``with`` block, unless it is set already."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+# -- data -----------------------------------------------------------------------------------------------------------------
+
+
+class Digits(NamedTuple):
+    """Handwritten digits: their pixels, and the digits that they show, as numbers and one-hot."""
+
+    rows: npt.NDArray[np.float64]
+    labels: npt.NDArray[np.int64]
+
+    def take(self, order: npt.NDArray[np.int64]) -> Digits:
+        """Those of them, in that order."""
+        return Digits(self.rows[order], self.labels[order])
+
+    @property
+    def targets(self) -> npt.NDArray[np.float64]:
+        """The probabilities that the network should give: 1 for the digit shown, 0 for the others."""
+        return np.eye(CLASSES)[self.labels]
+
+    @property
+    def images(self) -> npt.NDArray[np.float64]:
+        """The pixels in their places: shape (n, 8, 8)."""
+        return self.rows.reshape(-1, 8, 8)
+
+
+def load_digits() -> Digits:
+    """The 1797 digits of 8 × 8 pixels, ink between 0 and 1, that the package ships (see ``data/README.md``).
+
+    >>> from shardtensor.demo import load_digits
+    >>> load_digits().images.shape
+    (1797, 8, 8)
+    """
+    packed = resources.files("shardtensor").joinpath("data/digits.csv.gz").read_bytes()
+    table = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), dtype=np.int64, delimiter=",")
+    return Digits(table[:, :PIXELS] / 16, table[:, PIXELS])
+
+
+def split_digits() -> tuple[Digits, Digits]:
+    """Digits to learn from and digits to be examined in, shuffled: the writers come one after the other in the file."""
+    digits = load_digits()
+    order = np.random.default_rng(SEED).permutation(len(digits.labels))
+    examined, learned = order[:HELD_OUT], order[HELD_OUT:]
+    return digits.take(learned), digits.take(examined)
+
+
+def show_devices(mesh: st.Mesh, train: Digits, console: Console) -> dict[str, bool]:
+    """Where everything happens, and that a tensor has the elements that it was made of."""
+    console.rule("Devices")
+    console.print(f"{mesh.size} devices of kind {mesh.flat[0].kind}: {mesh!r}")
+    rows = st.asarray(train.rows)
+    sizes = [len(shard.data) for shard in rows.addressable_shards]
+    console.print(f"{len(train.rows)} digits of {PIXELS} pixels, split by rows: {sizes}")
+    st.visualize_sharding(rows, file=console.file)
+    return {"sharded rows": np.array_equal(np.asarray(rows), train.rows)}
+
+
+# -- training -------------------------------------------------------------------------------------------------------------
+
+
+def scores(xp: Any, rows: Array, weights: Weights) -> tuple[Array, Array]:
+    """What the hidden units say to each row, and the score of each class."""
+    into_hidden, hidden_bias, into_classes, class_bias = weights
+    hidden = xp.tanh(rows @ into_hidden + hidden_bias)
+    return hidden, hidden @ into_classes + class_bias
+
+
+def gradients(xp: Any, rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
+    """The cross entropy, and its derivative by each of the weights, both summed over the rows.
+
+    Sums, not means: of parts of any size they add up to those of the whole.
+
+    ``xp`` is the namespace of the arrays: NumPy for host arrays; `shardtensor` itself for what a mapped function gets.
+    """
+    hidden, score = scores(xp, rows, weights)
+    score = score - xp.max(score, axis=1, keepdims=True)
+    log_chance = score - xp.log(xp.sum(xp.exp(score), axis=1, keepdims=True))
+    by_score = xp.exp(log_chance) - targets
+    by_hidden = (by_score @ weights[2].T) * (1 - hidden * hidden)
+    loss = -xp.sum(targets * log_chance)
+    return loss, rows.T @ by_hidden, xp.sum(by_hidden, axis=0), hidden.T @ by_score, xp.sum(by_score, axis=0)
+
+
+def sharded_gradients(rows: list[Array], targets: list[Array], weights: Weights) -> list[Array]:
+    """`gradients` on every device of what lies there, stacked and added up across the devices."""
+    parts = st.pmap(functools.partial(gradients, st), rows, targets, weights)
+    return [st.sum(st.stack(shards), axis=0) for shards in zip(*parts, strict=True)]
+
+
+def initial_weights() -> Weights:
+    """The weights before training."""
+    random = np.random.default_rng(SEED)
+    return (
+        random.normal(0, PIXELS**-0.5, (PIXELS, HIDDEN)),
+        np.zeros(HIDDEN),
+        random.normal(0, HIDDEN**-0.5, (HIDDEN, CLASSES)),
+        np.zeros(CLASSES),
+    )
+
+
+def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
+    """The weights after descending the mean loss of ``count`` rows with momentum, and the losses on the way."""
+    weights, losses = initial_weights(), []
+    speeds: Sequence[Array] = [0.0] * len(weights)
+    for _ in steps:
+        loss, *sums = gradients_at(weights)
+        losses.append(float(loss) / count)
+        speeds = [MOMENTUM * speed - RATE / count * total for speed, total in zip(speeds, sums, strict=True)]
+        weights = tuple(weight + speed for weight, speed in zip(weights, speeds, strict=True))
+    return weights, losses
+
+
+def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights, dict[str, bool]]:
+    """Trains the network on all devices, and again in plain NumPy."""
+    console.rule("Training: pmap, stack, sum")
+    rows, targets = st.shard(train.rows), st.shard(train.targets)
+    weights, losses = descend(
+        lambda weights: sharded_gradients(rows, targets, weights),
+        len(train.rows),
+        track(range(steps), f"{PIXELS}-{HIDDEN}-{CLASSES} network, {len(rows)} devices", console=console),
+    )
+    plain_weights, plain_losses = descend(
+        lambda weights: gradients(np, train.rows, train.targets, weights), len(train.rows), range(steps)
+    )
+    console.print(f"the mean loss went from {losses[0]:.4f} to {losses[-1]:.4f} in {steps} steps")
+    return weights, {
+        "training losses": close(losses, plain_losses),
+        "trained weights": all(map(close, weights, plain_weights)),
+    }
+
+
+def show_accuracy(test: Digits, weights: Weights, console: Console) -> tuple[float, dict[str, bool]]:
+    """Reads the held-out digits, in the array world: no list, no map, computation follows data."""
+    _, score = scores(st, st.asarray(test.rows), weights)
+    accuracy = float(st.mean(st.argmax(score, axis=1) == test.labels))
+    console.print(f"accuracy on {HELD_OUT} digits that it never saw: {accuracy:.1%}")
+    _, plain_score = scores(np, test.rows, tuple(map(np.asarray, weights)))
+    return accuracy, {"held-out scores": close(score, plain_score)}
+
+
+# -- the other tours ------------------------------------------------------------------------------------------------------
+
+
+def principal_components(xp: Any, rows: Array, count: int) -> tuple[Array, npt.NDArray[np.float64]]:
+    """The rows in the coordinates of their first principal components, and the share of the variance that each one explains.
+
+    The covariance is a product over the rows, so that where they are sharded every device multiplies its own, and the
+    64 × 64 results are added up. Its eigenvectors are found on the host.
+    """
+    centred = rows - xp.mean(rows, axis=0)
+    covariance = np.asarray(centred.T @ centred) / (len(rows) - 1)
+    variances, vectors = np.linalg.eigh(covariance)
+    largest = vectors[:, ::-1][:, :count]
+    signs = np.sign(largest[np.argmax(np.abs(largest), axis=0), np.arange(count)])  # eigh leaves them open
+    return centred @ (largest * signs), variances[::-1][:count] / variances.sum()
+
+
+def show_principal_components(train: Digits, console: Console, count: int = 5) -> dict[str, bool]:
+    """Projects the sharded rows on their principal components."""
+    console.rule("Principal components of the sharded array")
+    projected, explained = principal_components(st, st.asarray(train.rows), count)
+    plain, plain_explained = principal_components(np, train.rows, count)
+    for number, share in enumerate(explained, 1):
+        console.print(f"component {number} explains {share:6.1%} of the variance  {'█' * round(200 * share)}")
+    console.print(f"the projected rows stay where they were: {projected.sharding.spec}")
+    return {"projected rows": close(projected, plain), "explained variance": close(explained, plain_explained)}
+
+
+def show_smap(train: Digits, console: Console) -> dict[str, bool]:
+    """Splits images by columns, together with one factor for each column."""
+    console.rule("smap with axes=[2, 0]")
+    images, factors = train.images, np.linspace(0, 1, 8)
+    faded = st.smap(lambda columns, factors: columns * factors, images, factors, axes=[2, 0])
+    console.print(f"images of shape {images.shape} are split by columns, to fade to the left: {faded.sharding.spec}")
+    return {"smap": np.array_equal(np.asarray(faded), images * factors)}
+
+
+def show_transfers(train: Digits, weights: Weights, console: Console) -> dict[str, bool]:
+    """What moves between devices in one step of the training, and what does not in a map of a map."""
+    console.rule("What moved")
+    rows, targets = st.shard(train.rows), st.shard(train.targets)
+    console.print("one training step (bytes: between separate memories; copied: here):")
+    with st.transfers() as log:
+        sharded_gradients(rows, targets, weights)
+    console.print(Text(str(log)))
+    with st.transfers() as log:
+        same = st.pmap(st.sqrt, st.pmap(st.square, rows))
+    console.print(f"pmap(st.sqrt, pmap(st.square, shards)) moved {log.bytes} bytes")
+    return {
+        "pmap of pmap": close(st.concat(same), train.rows),
+        "pmap of pmap moves nothing": log.bytes == 0,
+    }
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Whether two results are equal but for the rounding of sums in another order."""
+    return np.allclose(np.asarray(found), np.asarray(wanted), rtol=1e-6, atol=1e-9)

@@ -1,0 +1,332 @@
+"""For every operator, calls of it on drawn operands, and NumPy's answer: what `test_operators` runs under every sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.core import OPS
+from tests.layouts import DTYPES, FLOATS, array, broadcastable, shapes
+
+
+@dataclass
+class Case:
+    """One call: ``op(*operands, *args, **params)`` must give ``answer``."""
+
+    operands: list[np.ndarray]
+    args: tuple[Any, ...] = ()
+    params: dict[str, Any] = field(default_factory=dict)
+    answer: Any = None  # None: the function of the same name in NumPy
+    listed: bool = False  # the operands are one list
+
+    def run(self, function: Callable[..., Any], operands: list[Any]) -> Any:
+        arguments = [operands] if self.listed else operands
+        return function(*arguments, *self.args, **self.params)
+
+
+Maker = Callable[[Any], Case]
+CASES: dict[str, Maker] = {}
+
+
+def case(*names: str) -> Callable[[Maker], Maker]:
+    def register(maker: Maker) -> Maker:
+        for name in names:
+            CASES[name] = maker
+        return maker
+
+    return register
+
+
+def draw(data: Any, strategy: Any) -> Any:
+    return data.draw(strategy)
+
+
+def seed(data: Any) -> int:
+    return int(data.draw(some.integers(0, 2**20)))
+
+
+def _accepts(name: str, dtypes: tuple[str, ...]) -> bool:
+    try:
+        with np.errstate(all="ignore"):
+            getattr(np, name)(*[np.ones(1, d) for d in dtypes])
+    except TypeError:
+        return False
+    return True
+
+
+def _elementwise(name: str) -> Maker:
+    count = len(OPS[name].operands)
+    known = [d for d in DTYPES if _accepts(name, (d,) * count)]
+
+    def make(data: Any) -> Case:
+        dtypes = [draw(data, some.sampled_from(known)) for _ in range(count)]
+        if not _accepts(name, tuple(dtypes)):
+            dtypes = dtypes[:1] * count
+        return Case([array(s, d, seed(data)) for s, d in zip(draw(data, broadcastable(count)), dtypes, strict=True)])
+
+    return make
+
+
+for _name, _op in OPS.items():
+    if _op.rule in ("... -> ...", "..., ... -> ...") and _op.kernel is None:
+        CASES[_name] = _elementwise(_name)
+
+
+@case("pow")
+def _pow(data: Any) -> Case:
+    (a, b) = draw(data, broadcastable(2))
+    dtype = draw(data, some.sampled_from(FLOATS))
+    return Case([np.abs(array(a, dtype, seed(data))) + 1, array(b, dtype, seed(data))])
+
+
+@case("bitwise_left_shift", "bitwise_right_shift")
+def _shift(data: Any) -> Case:
+    (a, b) = draw(data, broadcastable(2))
+    return Case([array(a, "int32", seed(data)), np.abs(array(b, "int32", seed(data)))])
+
+
+@case("clip")
+def _clip(data: Any) -> Case:
+    a, b, c = draw(data, broadcastable(3))
+    x, low = array(a, "float32", seed(data)), array(b, "float32", seed(data))
+    if draw(data, some.booleans()):
+        return Case([x, low], answer=np.clip(x, low, None))
+    high = array(c, "float32", seed(data))
+    return Case([x, low, high])
+
+
+@case("where")
+def _where(data: Any) -> Case:
+    a, b, c = draw(data, broadcastable(3))
+    d = draw(data, some.sampled_from(DTYPES))
+    return Case([array(a, "bool", seed(data)), array(b, d, seed(data)), array(c, "float32", seed(data))])
+
+
+@case("astype")
+def _astype(data: Any) -> Case:
+    x = array(draw(data, shapes()), draw(data, some.sampled_from(["bool", "int32", "float32"])), seed(data))
+    dtype = draw(data, some.sampled_from(["int64", "float64", "complex64", "float16"]))
+    return Case([x], (dtype,), answer=x.astype(dtype))
+
+
+def _axes(data: Any, ndim: int, *, one: bool = False) -> Any:
+    """None, an axis, or a tuple of them; some counted from the end."""
+    if not ndim or draw(data, some.integers(0, 2)) == 0:
+        return None
+    picked = draw(data, some.lists(some.integers(0, ndim - 1), min_size=1, max_size=1 if one else ndim, unique=True))
+    picked = [a - ndim if draw(data, some.booleans()) else a for a in picked]
+    return picked[0] if one or (len(picked) == 1 and draw(data, some.booleans())) else tuple(picked)
+
+
+@case("sum", "prod", "mean", "var", "std", "any", "all")
+def _reduction(data: Any) -> Case:
+    x = array(draw(data, shapes()), draw(data, some.sampled_from(DTYPES)), seed(data))
+    return Case([x], params={"axis": _axes(data, x.ndim), "keepdims": draw(data, some.booleans())})
+
+
+@case("max", "min")
+def _extremum(data: Any) -> Case:
+    made = _reduction(data)
+    x = made.operands[0]
+    made.operands = [np.ones([n or 1 for n in x.shape], x.dtype) * x if x.size else np.ones([n or 1 for n in x.shape], x.dtype)]
+    if made.operands[0].dtype.kind in "fc" and made.operands[0].size and draw(data, some.booleans()):
+        made.operands[0].flat[draw(data, some.integers(0, made.operands[0].size - 1))] = np.nan
+    return made
+
+
+@case("argmax", "argmin")
+def _arg(data: Any) -> Case:
+    made = _extremum(data)
+    made.params["axis"] = _axes(data, made.operands[0].ndim, one=True)
+    return made
+
+
+@case("matmul")
+def _matmul(data: Any) -> Case:
+    n, k, m = (draw(data, some.sampled_from([0, 1, 2, 5, 9])) for _ in range(3))
+    batch = draw(data, broadcastable(2))
+    left = (k,) if draw(data, some.integers(0, 3)) == 0 else (*batch[0], n, k)
+    right = (k,) if draw(data, some.integers(0, 3)) == 0 else (*batch[1], k, m)
+    dtypes = [draw(data, some.sampled_from(["int64", "float32", "float64", "complex64"])) for _ in range(2)]
+    return Case([array(s, d, seed(data)) for s, d in zip((left, right), dtypes, strict=True)])
+
+
+@case("vecdot")
+def _vecdot(data: Any) -> Case:
+    k = draw(data, some.sampled_from([0, 1, 3, 8]))
+    a, b = draw(data, broadcastable(2))
+    axis = draw(data, some.sampled_from([-1, -2])) if a and b else -1
+    left, right = [(*s[: len(s) + 1 + axis], k, *s[len(s) + 1 + axis :]) for s in (a, b)]
+    d = draw(data, some.sampled_from(["float64", "complex128"]))
+    return Case([array(left, d, seed(data)), array(right, d, seed(data))], params={"axis": axis})
+
+
+@case("tensordot")
+def _tensordot(data: Any) -> Case:
+    a, b = draw(data, shapes(1, 2)), draw(data, shapes(1, 2))
+    shared = draw(data, shapes(0, 2))
+    axes: Any = len(shared)
+    left, right = (*a, *shared), (*shared, *b)
+    if shared and draw(data, some.booleans()):
+        right = (*b, *shared)
+        axes = (list(range(-len(shared), 0)), tuple(range(len(b), len(b) + len(shared))))
+    return Case([array(left, "float64", seed(data)), array(right, "float64", seed(data))], params={"axes": axes})
+
+
+def _some_array(data: Any, min_dims: int = 0) -> np.ndarray:
+    return array(draw(data, shapes(min_dims)), draw(data, some.sampled_from(["int32", "float64"])), seed(data))
+
+
+@case("permute_dims")
+def _permute(data: Any) -> Case:
+    x = _some_array(data)
+    return Case([x], (tuple(draw(data, some.permutations(range(x.ndim)))),))
+
+
+@case("matrix_transpose")
+def _matrix_transpose(data: Any) -> Case:
+    return Case([_some_array(data, 2)])
+
+
+@case("moveaxis")
+def _moveaxis(data: Any) -> Case:
+    x = _some_array(data, 1)
+    return Case([x], (draw(data, some.integers(0, x.ndim - 1)), draw(data, some.integers(-x.ndim, x.ndim - 1))))
+
+
+@case("squeeze")
+def _squeeze(data: Any) -> Case:
+    x = _some_array(data)
+    ones = [a for a, n in enumerate(x.shape) if n == 1]
+    axis = tuple(draw(data, some.lists(some.sampled_from(ones), unique=True))) if ones else None
+    return Case([x], (axis,))
+
+
+@case("expand_dims")
+def _expand(data: Any) -> Case:
+    x = _some_array(data)
+    return Case([x], params={"axis": draw(data, some.integers(-x.ndim - 1, x.ndim))})
+
+
+@case("broadcast_to")
+def _broadcast(data: Any) -> Case:
+    narrow, wide = draw(data, broadcastable(2))
+    return Case([array(narrow, "int32", seed(data))], (np.broadcast_shapes(narrow, wide),))
+
+
+@case("reshape")
+def _reshape(data: Any) -> Case:
+    """Factors in some order, merged in two ways: what comes out of one way goes into the other."""
+    factors = draw(data, some.lists(some.sampled_from([1, 2, 2, 3, 3, 5, 0]), max_size=4))
+    old, new = _merged(data, factors), _merged(data, factors)
+    if new and 0 not in new and draw(data, some.booleans()):
+        new = list(new)
+        new[draw(data, some.integers(0, len(new) - 1))] = -1
+    return Case([array(tuple(old), "int32", seed(data))], (tuple(new),))
+
+
+def _merged(data: Any, factors: list[int]) -> list[int]:
+    out: list[int] = []
+    for f in factors:
+        if out and draw(data, some.booleans()):
+            out[-1] *= f
+        else:
+            out.append(f)
+    return out
+
+
+@case("flip")
+def _flip(data: Any) -> Case:
+    x = _some_array(data)
+    return Case([x], params={"axis": _axes(data, x.ndim)})
+
+
+@case("roll")
+def _roll(data: Any) -> Case:
+    x = _some_array(data)
+    axis = _axes(data, x.ndim)
+    shift: Any = draw(data, some.integers(-20, 20))
+    if isinstance(axis, tuple) and draw(data, some.booleans()):
+        shift = tuple(draw(data, some.integers(-20, 20)) for _ in axis)
+    return Case([x], (shift,), {"axis": axis})
+
+
+def _joinable(data: Any, along: int, base: tuple[int, ...]) -> list[np.ndarray]:
+    out = []
+    for _ in range(draw(data, some.integers(1, 4))):
+        shape = list(base)
+        shape[along] = draw(data, some.sampled_from([0, 1, 2, 5]))
+        out.append(array(tuple(shape), draw(data, some.sampled_from(["int32", "float64"])), seed(data)))
+    return out
+
+
+@case("concat")
+def _concat(data: Any) -> Case:
+    base = draw(data, shapes(1))
+    along = draw(data, some.integers(0, len(base) - 1))
+    flat = draw(data, some.integers(0, 4)) == 0
+    return Case(_joinable(data, along, base), params={"axis": None if flat else along}, listed=True)
+
+
+@case("unshard")
+def _unshard(data: Any) -> Case:
+    base = draw(data, shapes(1))
+    along = draw(data, some.integers(0, len(base) - 1))
+    arrays = _joinable(data, along, base)
+    return Case(arrays, (along,), answer=np.concatenate(arrays, axis=along), listed=True)
+
+
+@case("stack")
+def _stack(data: Any) -> Case:
+    shape = draw(data, shapes())
+    arrays = [array(shape, "int32", seed(data)) for _ in range(draw(data, some.integers(1, 9)))]
+    return Case(arrays, params={"axis": draw(data, some.integers(-len(shape) - 1, len(shape)))}, listed=True)
+
+
+@some.composite
+def indices(draw_: Any, shape: tuple[int, ...]) -> Any:
+    """A basic index: integers, slices of any step, one ellipsis, None."""
+    out: list[Any] = []
+    for n in shape[: draw_(some.integers(0, len(shape)))]:
+        if n and draw_(some.integers(0, 3)) == 0:
+            out.append(draw_(some.integers(-n, n - 1)))
+        else:
+            bound = some.one_of(some.none(), some.integers(-n - 2, n + 2))
+            step = draw_(some.sampled_from([None, 1, 2, 3, -1, -2, -5]))
+            out.append(slice(draw_(bound), draw_(bound), step))
+    for extra in draw_(some.lists(some.just(None), max_size=2)):
+        out.insert(draw_(some.integers(0, len(out))), extra)
+    if draw_(some.booleans()):
+        taken = sum(1 for e in out if e is not None)
+        at = draw_(some.integers(0, len(out)))
+        after = sum(1 for e in out[at:] if e is not None)
+        tail = shape[len(shape) - after :] if after else ()
+        if all(not isinstance(e, int) or -n <= e < n for e, n in zip([e for e in out[at:] if e is not None], tail, strict=True)):
+            out.insert(at, Ellipsis)
+        assert taken <= len(shape)
+    return out[0] if len(out) == 1 and draw_(some.booleans()) else tuple(out)
+
+
+@case("getitem")
+def _getitem(data: Any) -> Case:
+    x = _some_array(data)
+    index = draw(data, indices(x.shape))
+    return Case([x], (index,), answer=x[index])
+
+
+@case("reshard")
+def _reshard(data: Any) -> Case:
+    x = _some_array(data)
+    return Case([x], (st.devices("numpy")[3],), answer=x)
+
+
+#: Operators that create, or whose result is no single tensor: they have tests of their own.
+ELSEWHERE = {
+    "arange", "asarray", "assemble", "empty", "empty_like", "eye", "full", "full_like", "ones", "ones_like", "shard", "to_batched_list",
+    "to_host", "zeros", "zeros_like",
+}  # fmt: skip

@@ -1,0 +1,39 @@
+"""Eight logical devices for every test, set before anything asks for one; and the two backends that every operator runs on."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["SHARDTENSOR_NUM_DEVICES"] = "8"
+os.environ.pop("SHARDTENSOR_BACKEND", None)
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "fast",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+hypothesis.settings.load_profile("fast")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    skip = pytest.mark.skip(reason="marked full: run with --full")
+    for item in items:
+        if "full" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(params=["numpy", "checked"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend by name."""
+    return str(request.param)

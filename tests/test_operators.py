@@ -1,0 +1,204 @@
+"""Every operator under every sharding, against NumPy, on shared and on separate memories."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.core import OPS
+from tests.cases import CASES, ELSEWHERE, Case
+from tests.layouts import MESHES, all_specs, array, assert_same, mesh_of, meshes, placed
+
+OPERATORS = sorted(CASES)
+
+
+def test_every_declared_operator_is_tested() -> None:
+    assert set(CASES) | ELSEWHERE == set(OPS)
+    assert not set(CASES) & ELSEWHERE
+
+
+def wanted(name: str, made: Case) -> Any:
+    if made.answer is not None:
+        return made.answer
+    return made.run(getattr(np, name), made.operands)
+
+
+def check(name: str, made: Case, operands: list[Any]) -> None:
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # NumPy warns of means of nothing; so do we, with its own words
+        answer = wanted(name, made)
+        result = made.run(OPS[name].dispatch, operands)
+    before = [np.asarray(x).copy() for x in operands]
+    assert_same(result, answer)
+    for x, value in zip(operands, before, strict=True):
+        np.testing.assert_array_equal(np.asarray(x), value)
+
+
+def sweep(name: str, backend: str, examples: int) -> None:
+    @hypothesis.settings(max_examples=examples)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        made = CASES[name](data)
+        mesh = data.draw(meshes(backend))
+        operands = [placed(data, x, backend, mesh) for x in made.operands]
+        if not any(isinstance(x, st.ShardedTensor) for x in operands):
+            operands[0] = placed(data, made.operands[0], backend, None)
+        check(name, made, operands)
+
+    run()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_matches_numpy(name: str, backend: str) -> None:
+    sweep(name, backend, 25)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_matches_numpy_at_length(name: str, backend: str) -> None:
+    sweep(name, backend, 1000)
+
+
+SHAPES = [(), (5,), (1, 4), (4, 3), (0, 3), (9, 1, 2)]
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
+@pytest.mark.parametrize("name", ["add", "sum", "var", "argmax", "reshape", "flip", "getitem"])
+def test_every_spec(name: str, mesh_shape: tuple[int, ...], backend: str) -> None:
+    """No spec of any mesh is left to chance, for one operator of each kind."""
+    mesh = mesh_of(mesh_shape, backend)
+    for shape in SHAPES:
+        x = array(shape, "float64", 7)
+        calls = {
+            "add": Case([x], (2.5,)),
+            "sum": Case([x], params={"axis": 0 if x.ndim else None}),
+            "var": Case([x]),
+            "argmax": Case([x + 1 if x.size else np.ones((1, 1))], answer=None),
+            "reshape": Case([x], (-1,)),
+            "flip": Case([x]),
+            "getitem": Case([x], (np.s_[1::2],), answer=x[1::2] if x.ndim else x),
+        }
+        made = calls[name]
+        if name == "getitem" and not x.ndim:
+            made = Case([x], ((),), answer=x)
+        for spec in all_specs(mesh, made.operands[0].ndim):
+            check(name, made, [st.device_put(made.operands[0], st.NamedSharding(mesh, spec))])
+
+
+@pytest.mark.parametrize("name", ["add", "matmul", "where"])
+def test_every_pair_of_specs(name: str, backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    x, y = array((5, 3), "float64", 1), array((3, 3) if name == "matmul" else (5, 1), "float64", 2)
+    for a, b in itertools.product(all_specs(mesh, 2), repeat=2):
+        left, right = st.device_put(x, st.NamedSharding(mesh, a)), st.device_put(y, st.NamedSharding(mesh, b))
+        if name == "where":
+            check(name, Case([x > 0, x, y]), [left > 0, left, right])
+        else:
+            check(name, Case([x, y]), [left, right])
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda xp, **k: xp.zeros((5, 3), **k), (5, 3)),
+        (lambda xp, **k: xp.ones(7, dtype="int32", **k), (7,)),
+        (lambda xp, **k: xp.full((4, 2), 2.5, **k), (4, 2)),
+        (lambda xp, **k: xp.full((4,), True, **k), (4,)),
+        (lambda xp, **k: xp.full((), 3, **k), ()),
+        (lambda xp, **k: xp.arange(11, **k), (11,)),
+        (lambda xp, **k: xp.arange(20, 3, -4, **k), (5,)),
+        (lambda xp, **k: xp.arange(0.1, 2.3, 0.3, **k), (8,)),
+        (lambda xp, **k: xp.arange(0.5, 7, dtype="float32", **k), (7,)),
+        (lambda xp, **k: xp.arange(3, 3, **k), (0,)),
+        (lambda xp, **k: xp.eye(5, **k), (5, 5)),
+        (lambda xp, **k: xp.eye(4, 7, k=2, dtype="int8", **k), (4, 7)),
+        (lambda xp, **k: xp.eye(7, 3, k=-3, **k), (7, 3)),
+    ],
+)
+def test_creation_under_every_sharding(make: Any, shape: tuple[int, ...], backend: str) -> None:
+    for mesh_shape in [(3,), (8,), (2, 3)]:
+        mesh = mesh_of(mesh_shape, backend)
+        for spec in all_specs(mesh, len(shape)):
+            assert_same(make(st, device=st.NamedSharding(mesh, spec)), make(np), exact=True)
+        assert_same(make(st, device=mesh), make(np), exact=True)
+    assert_same(make(st, device=st.devices(backend)[5]), make(np), exact=True)
+    assert make(st).sharding.mesh == st.sharding.default_mesh()
+
+
+@pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "full_like"])
+def test_like_keeps_layout(name: str, backend: str) -> None:
+    mesh = mesh_of((2, 3), backend)
+    for spec in all_specs(mesh, 2):
+        x = st.device_put(array((5, 4), "float32", 1), st.NamedSharding(mesh, spec))
+        more = (7,) if name == "full_like" else ()
+        for dtype in (None, "int16"):
+            made = getattr(st, name)(x, *more, dtype=dtype)
+            assert made.sharding == x.sharding
+            assert (made.shape, made.dtype) == ((5, 4), np.dtype(dtype or "float32"))
+            if name != "empty_like":
+                assert_same(made, getattr(np, name)(np.zeros((5, 4), "float32"), *more, dtype=dtype))
+    assert st.zeros_like(x, device=st.devices(backend)[1]).device == st.devices(backend)[1]
+
+
+@pytest.mark.parametrize("name", ["empty"])
+def test_empty(name: str, backend: str) -> None:
+    made = st.empty((3, 2), dtype="int16", device=mesh_of((2,), backend))
+    assert (made.shape, made.dtype) == ((3, 2), np.dtype("int16"))
+
+
+def test_full_takes_arrays_of_no_dimensions(backend: str) -> None:
+    fill = st.device_put(np.float32(1.5), st.devices(backend)[1])
+    assert_same(st.full((3,), fill, device=mesh_of((2,), backend)), np.full((3,), np.float32(1.5)))
+    assert_same(st.full((2,), np.int8(3)), np.full((2,), np.int8(3)))
+
+
+SCALARS = [True, 2, 2.5, 1 + 2j, np.float32(1.5), np.int64(3)]
+
+
+@pytest.mark.parametrize("scalar", SCALARS, ids=repr)
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "complex64"])
+def test_scalars_promote_as_in_numpy(scalar: Any, dtype: str, backend: str) -> None:
+    value = array((5,), dtype, 3)
+    x = st.device_put(value, mesh_of((3,), backend))
+    assert_same(x * scalar, value * scalar)
+    assert_same(scalar + x, scalar + value)
+
+
+DUNDERS = ["+", "-", "*", "/", "//", "%", "**", "@", "==", "!=", "<", "<=", ">", ">="]
+
+
+@pytest.mark.parametrize("symbol", DUNDERS)
+def test_python_operators(symbol: str, backend: str) -> None:
+    a, b = array((3, 3), "float64", 1) + 4, array((3, 3), "float64", 2) + 4
+    x, y = (st.device_put(v, mesh_of((2,), backend)) for v in (a, b))
+    for left, right in [("x", "y"), ("x", "b"), ("a", "y"), ("x", "2.0"), ("2.0", "y")]:
+        if symbol == "@" and "2.0" in (left, right):
+            continue
+        names = {"x": a, "y": b, "a": a, "b": b}
+        assert_same(eval(f"{left} {symbol} {right}"), eval(f"{left} {symbol} {right}", names))
+
+
+@pytest.mark.parametrize("symbol", ["&", "|", "^", "<<", ">>"])
+def test_integer_operators(symbol: str, backend: str) -> None:
+    a, b = array((5,), "int32", 1), np.abs(array((5,), "int32", 2))
+    x = st.device_put(a, mesh_of((2,), backend))
+    assert_same(eval("x " + symbol + " b"), eval("a " + symbol + " b"))
+    assert_same(eval("3 " + symbol + " abs(x)"), eval("3 " + symbol + " abs(a)"))
+
+
+def test_unary_and_divmod(backend: str) -> None:
+    a = array((5,), "int32", 1)
+    x = st.device_put(a, mesh_of((2,), backend))
+    for made, answer in [(-x, -a), (+x, +a), (~x, ~a), (abs(x), abs(a))]:
+        assert_same(made, answer)
+    for made, answer in zip(divmod(x, 3), divmod(a, 3), strict=True):
+        assert_same(made, answer)
+    for made, answer in zip(divmod(3, x + 9), divmod(3, a + 9), strict=True):
+        assert_same(made, answer)
