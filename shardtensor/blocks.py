@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtensor.core import Operands
 from shardtensor.rules import normalize_axes
-from shardtensor.tensor import Aval, Storage, ShardedTensor, seal, tensor, whole_array
+from shardtensor.tensor import Aval, ShardedTensor, Storage, seal, tensor, whole_array
 from shardtensor.transfer import Arrival
 
 _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply}
@@ -30,6 +30,7 @@ def partial_sums(
     if ufunc is None or move is None or not move.stays or move.source.dtype not in ("f4", "f8", "c8", "c16"):
         return general
     source = move.source
+    assert isinstance(source, Aval)  # what stays is a tensor
     grid = source.grid
     gone = normalize_axes(params.get("axis"), source.ndim)
     dtype = params.get("dtype")
@@ -67,4 +68,3 @@ def _runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
             runs.append((begin, begin + size * number, number))
         begin += size * number
     return runs
-

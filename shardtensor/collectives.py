@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.sharding import Chain, Mesh
+from shardtensor.mesh import Mesh
+from shardtensor.sharding import Chain
 
 
 def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
@@ -22,7 +23,7 @@ def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
     inner = [mesh.axis_names.index(axis) for axis in mesh.axis_names if axis in axes]
     outer = [d for d in range(positions.ndim) if d not in inner]
     count = int(np.prod([mesh.axis_sizes[d] for d in inner], dtype=np.int64))
-    return positions.transpose(outer + inner).reshape(-1, count).tolist()  # type: ignore[no-any-return]
+    return positions.transpose(outer + inner).reshape(-1, count).tolist()
 
 
 Send = Callable[[Any, int, int], Any]

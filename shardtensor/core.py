@@ -32,6 +32,7 @@ class Op:
     Attributes:
         name: its public name.
         operands: the names of its array arguments, in order; one name if it takes a sequence of arrays (`variadic`).
+        optional: those of them that may be None.
         params: the names of its other arguments, in order. `bind` gets their values, defaults included.
         dispatch: the function that users call.
         rule: how the dimensions of operands and result correspond (see `shardtensor.rules`); None for an operator that
@@ -48,7 +49,7 @@ class Op:
     """
 
     __slots__ = (
-        "algorithm", "combine", "composite", "creates", "dispatch", "doc", "kernel", "mover", "name", "operands", "params", "rule", "variadic",
+        "algorithm", "combine", "composite", "creates", "dispatch", "doc", "kernel", "mover", "name", "operands", "optional", "params", "rule", "variadic",
     )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None) -> None:
@@ -63,6 +64,7 @@ class Op:
         arguments = inspect.signature(function).parameters.values()
         kinds = {a.name: str(a.annotation) for a in arguments}
         self.operands = tuple(n for n, kind in kinds.items() if "ArrayLike" in kind)
+        self.optional = tuple(n for n in self.operands if "None" in kinds[n])
         self.variadic = any("Sequence[ArrayLike]" in kind for kind in kinds.values())
         self.params = tuple(n for n in kinds if n not in self.operands)
         self.creates = "device" in self.params
@@ -150,7 +152,7 @@ def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     scope: dict[str, Any] = {"_bind": bind, "_op": op}
     plain = []
     for argument in signature.parameters.values():
-        default = argument.empty
+        default: Any = argument.empty
         if argument.default is not argument.empty:
             scope[f"_default_{argument.name}"] = argument.default
             default = _Name(f"_default_{argument.name}")

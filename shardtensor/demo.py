@@ -1,6 +1,6 @@
-"""``shardtensor demo``: handwritten digits are learned, projected and scaled over many devices, and plain NumPy checks it all.
+"""``shardtensor demo``: handwritten digits on many devices, learned, projected, faded, checked by NumPy.
 
-A program of a user's, that is: it knows nothing of the library but its public names.
+It is a user's program: it knows nothing of the library but its public names.
 """
 
 from __future__ import annotations
@@ -80,14 +80,15 @@ def main(
     """Runs the whole demo, printing as it goes.
 
     Args:
-        devices: how many devices to use; without it, all that there are. Where logical devices are not started yet and
-            ``SHARDTENSOR_NUM_DEVICES`` is not set, that many (without it, 8) are started.
+        devices: how many devices to use; without it, all that there are. Where logical devices are not
+            started yet and ``SHARDTENSOR_NUM_DEVICES`` is not set, that many (without it, 8) are started.
         backend: whose devices; without it, the default backend's.
         steps: how many steps the training takes.
         console: where to print; without it, the standard output.
 
     Raises:
-        ArgumentError: no backend of that name is installed, it has fewer devices than asked for, or a number is below 1.
+        ArgumentError: no backend of that name is installed, it has fewer devices than asked for, or a number
+            is below 1.
         BackendError: it cannot be used here; the message says why.
     """
     for name, number in (("devices", devices), ("steps", steps)):
@@ -115,7 +116,7 @@ def _run(mesh: st.Mesh, steps: int, console: Console) -> DemoResult:
     return result
 
 
-# -- devices --------------------------------------------------------------------------------------------------------------
+# -- devices -------------------------------------------------------------------------------------------------
 
 
 def _mesh(count: int | None, backend: str | None) -> st.Mesh:
@@ -143,7 +144,7 @@ def _set_unless_given(name: str, value: str) -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-# -- data -----------------------------------------------------------------------------------------------------------------
+# -- data ----------------------------------------------------------------------------------------------------
 
 
 class Digits(NamedTuple):
@@ -180,7 +181,7 @@ def load_digits() -> Digits:
 
 
 def split_digits() -> tuple[Digits, Digits]:
-    """Digits to learn from and digits to be examined in, shuffled: the writers come one after the other in the file."""
+    """Digits to learn from and digits to be examined in, shuffled: the file goes from writer to writer."""
     digits = load_digits()
     order = np.random.default_rng(SEED).permutation(len(digits.labels))
     examined, learned = order[:HELD_OUT], order[HELD_OUT:]
@@ -193,12 +194,12 @@ def show_devices(mesh: st.Mesh, train: Digits, console: Console) -> dict[str, bo
     console.print(f"{mesh.size} devices of kind {mesh.flat[0].kind}: {mesh!r}")
     rows = st.asarray(train.rows)
     sizes = [len(shard.data) for shard in rows.addressable_shards]
-    console.print(f"{len(train.rows)} digits of {PIXELS} pixels, split by rows: {sizes}")
+    console.print(f"digits to learn from on each: {sizes}")
     st.visualize_sharding(rows, file=console.file)
     return {"sharded rows": np.array_equal(np.asarray(rows), train.rows)}
 
 
-# -- training -------------------------------------------------------------------------------------------------------------
+# -- training ------------------------------------------------------------------------------------------------
 
 
 def scores(xp: Any, rows: Array, weights: Weights) -> tuple[Array, Array]:
@@ -213,7 +214,7 @@ def gradients(xp: Any, rows: Array, targets: Array, weights: Weights) -> tuple[A
 
     Sums, not means: of parts of any size they add up to those of the whole.
 
-    ``xp`` is the namespace of the arrays: NumPy for host arrays; `shardtensor` itself for what a mapped function gets.
+    ``xp`` is the namespace of the arrays: NumPy for host arrays, `shardtensor` inside a mapped function.
     """
     hidden, score = scores(xp, rows, weights)
     score = score - xp.max(score, axis=1, keepdims=True)
@@ -242,7 +243,7 @@ def initial_weights() -> Weights:
 
 
 def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
-    """The weights after descending the mean loss of ``count`` rows with momentum, and the losses on the way."""
+    """The weights after descending the mean loss of ``count`` rows with momentum, and the losses met."""
     weights, losses = initial_weights(), []
     speeds: Sequence[Array] = [0.0] * len(weights)
     for _ in steps:
@@ -281,14 +282,14 @@ def show_accuracy(test: Digits, weights: Weights, console: Console) -> tuple[flo
     return accuracy, {"held-out scores": close(score, plain_score)}
 
 
-# -- the other tours ------------------------------------------------------------------------------------------------------
+# -- the other tours -----------------------------------------------------------------------------------------
 
 
 def principal_components(xp: Any, rows: Array, count: int) -> tuple[Array, npt.NDArray[np.float64]]:
-    """The rows in the coordinates of their first principal components, and the share of the variance that each one explains.
+    """The rows along their first principal components, and the share of the variance that each explains.
 
-    The covariance is a product over the rows, so that where they are sharded every device multiplies its own, and the
-    64 × 64 results are added up. Its eigenvectors are found on the host.
+    The covariance is a product over the rows: where they are sharded, every device multiplies its own, and
+    the 64 × 64 results are added up. Its eigenvectors are found on the host.
     """
     centred = rows - xp.mean(rows, axis=0)
     covariance = np.asarray(centred.T @ centred) / (len(rows) - 1)
@@ -306,7 +307,10 @@ def show_principal_components(train: Digits, console: Console, count: int = 5) -
     for number, share in enumerate(explained, 1):
         console.print(f"component {number} explains {share:6.1%} of the variance  {'█' * round(200 * share)}")
     console.print(f"the projected rows stay where they were: {projected.sharding.spec}")
-    return {"projected rows": close(projected, plain), "explained variance": close(explained, plain_explained)}
+    return {
+        "projected rows": close(projected, plain),
+        "explained variance": close(explained, plain_explained),
+    }
 
 
 def show_smap(train: Digits, console: Console) -> dict[str, bool]:
@@ -314,7 +318,7 @@ def show_smap(train: Digits, console: Console) -> dict[str, bool]:
     console.rule("smap with axes=[2, 0]")
     images, factors = train.images, np.linspace(0, 1, 8)
     faded = st.smap(lambda columns, factors: columns * factors, images, factors, axes=[2, 0])
-    console.print(f"images of shape {images.shape} are split by columns, to fade to the left: {faded.sharding.spec}")
+    console.print(f"images {images.shape} faded to the left, split by columns: {faded.sharding.spec}")
     return {"smap": np.array_equal(np.asarray(faded), images * factors)}
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from shardtensor.core import Op, Operands, Params, set_default_interpreter
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.mesh import default_mesh
 from shardtensor.operands import admit, host_aval
 from shardtensor.plans import Kind, Plan, make_plan
-from shardtensor.sharding import default_mesh
 from shardtensor.tensor import SCALARS, ShardedTensor
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -41,7 +41,7 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
             return apply(op, tuple([admit(x, op.name) for x in operands]), params)
     if op.algorithm:
         return op.algorithm(*operands, *params)
-    key = (op, params, *map(type, params), *kinds)
+    key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)
     if not placed:  # nobody says where: the default mesh does
         key = (*key, default_mesh())
     try:

@@ -18,6 +18,7 @@ from shardtensor.errors import ArgumentError, TransferError
 
 logger = logging.getLogger("shardtensor")
 
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Bytes that went from one place to another for one operator.
@@ -69,14 +70,16 @@ class TransferLog:
         groups: dict[tuple[str, bool], list[Transfer]] = {}
         for record in self:
             groups.setdefault((record.operator, record.explicit), []).append(record)
-        rows = [("operator", "explicit", "transfers", "bytes", "copied")]
+        rows: list[tuple[str, ...]] = [("operator", "explicit", "transfers", "bytes", "copied")]
         for (name, explicit), records in groups.items():
             sums = (len(records), sum(r.bytes for r in records), sum(r.copied for r in records))
             rows.append((name, "yes" if explicit else "no", *(f"{n:,}" for n in sums)))
         rows.append(("total", "", f"{len(self):,}", f"{self.bytes:,}", f"{self.copied:,}"))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = [
-            "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            "  ".join(
+                cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
             for row in rows
         ]
         rule = "─" * len(lines[0])

@@ -111,7 +111,9 @@ class Copies:
             fro = fro * count + numbers[d]
         receivers = _holders(result)[to]  # pieces × replicas: every holder of the part wants the piece
         givers = _holders(source)[fro]
-        home = _positions(source.devices, result.devices)[receivers]  # the receiver's own position in the source's mesh, or -1
+        home = _positions(source.devices, result.devices)[
+            receivers
+        ]  # the receiver's own position in the source's mesh, or -1
         mine = np.where(home >= 0, source.linear_parts()[home], -1) == fro[:, None]
         # Replicas share the work of sending: the r-th receiver is served by the r-th giver, in turn.
         turn = givers[:, np.arange(receivers.shape[1]) % givers.shape[1]]
@@ -145,9 +147,7 @@ class Copies:
     def records(self, source: Grid, result: Grid) -> Iterator[tuple[Device, Device, int]]:
         """(source device, destination device, elements) of what leaves its device, one for each pair of devices."""
         away = ~self.local
-        pairs, inverse = np.unique(
-            np.stack([self.source[away], self.destination[away]]), axis=1, return_inverse=True
-        )
+        pairs, inverse = np.unique(np.stack([self.source[away], self.destination[away]]), axis=1, return_inverse=True)
         totals = np.bincount(inverse.ravel(), self.sizes[away], pairs.shape[1]).astype(np.int64)
         for j, k, total in zip(*pairs.tolist(), totals.tolist(), strict=True):
             if total:
@@ -183,10 +183,9 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
     cuts = [np.clip(bounds - line.begin, 0, count)]
     if line.source is not None:
         fro = source.offsets[line.source]
-        if line.step > 0:
-            crossing = -((line.start - fro) // line.step)
-        else:
-            crossing = (line.start - fro) // -line.step + 1
+        # How many steps are made before the walk enters (upwards) or leaves (downwards) each part.
+        ahead = line.start - fro
+        crossing = -(ahead // line.step) if line.step > 0 else ahead // -line.step + 1
         cuts.append(np.clip(crossing, 0, count))
     edges = np.unique(np.concatenate([*cuts, [0, count]]))
     first, last = edges[:-1], edges[1:]

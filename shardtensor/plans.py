@@ -18,10 +18,11 @@ from shardtensor.collectives import groups_along, reduce_groups
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.log import Transfer, account, watched
+from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval
 from shardtensor.rules import parse, propagate
-from shardtensor.sharding import Mesh, NamedSharding, P, Shape, as_sharding, default_mesh
+from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, Aval, ShardedTensor, Storage, aval, seal, tensor, whole_array
 from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of, send
 
@@ -40,6 +41,10 @@ def make_plan(op: Op, operands: Operands, kinds: Sequence[Kind], params: Params)
         ShardTensorError: shapes, dtypes or parameters do not fit; the message begins with the operator's name.
     """
     named = dict(zip(op.params, params, strict=True))
+    if not op.variadic:
+        for name, kind in zip(op.operands, kinds, strict=True):
+            if kind is None and name not in op.optional:
+                raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
     if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
         kinds = [k if k is None else arrival_kind(k) for k in kinds]  # scalars alone make a 0-d tensor
     tensors = [k for k in kinds if isinstance(k, Aval)]
@@ -70,13 +75,20 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     text, given_shape = (said, None) if isinstance(said, str) else said
     tensors = [k for k in kinds if isinstance(k, Aval)]
     committed = any(k.committed for k in tensors)
-    layouts = [k.sharding.spec.chains_of(k.ndim) if isinstance(k, Aval) and k.sharding.mesh == mesh else None for k in kinds]
+    layouts = [
+        k.sharding.spec.chains_of(k.ndim) if isinstance(k, Aval) and k.sharding.mesh == mesh else None for k in kinds
+    ]
     weights = [k.nbytes if isinstance(k, Aval) and k.committed == committed else 0 for k in kinds]
     if not tensors:  # the largest host array is split as creation functions would split it
         big = max(range(len(kinds)), key=lambda i: getattr(kinds[i], "nbytes", -1))
         layouts[big] = as_sharding(mesh, len(shapes[big]), op.name).spec.chains_of(len(shapes[big]))
     laid = propagate(
-        parse(text, tuple(map(len, shapes))), shapes, layouts, weights, mesh.shape, combines=op.combine is not None
+        parse(text, tuple(map(len, shapes)), op.operands),
+        shapes,
+        layouts,
+        weights,
+        mesh.shape,
+        combines=op.combine is not None,
     )
     memory = home(tensors).sharding.memory_kind if tensors else None
     targets = [
@@ -84,7 +96,9 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         for k, chains in zip(kinds, laid.operands, strict=True)
     ]
     sharding = NamedSharding(mesh, P(*laid.result), memory_kind=memory)
-    value = aval(given_shape if given_shape is not None else laid.shape, result_dtype(op, kinds, params), sharding, committed)
+    value = aval(
+        given_shape if given_shape is not None else laid.shape, result_dtype(op, kinds, params), sharding, committed
+    )
     moves = [
         arrival(k, t) if isinstance(k, (Aval, HostAval)) and t else None for k, t in zip(kinds, targets, strict=True)
     ]
@@ -124,7 +138,9 @@ def _places(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequen
     grids = [None if t is None else t.grid(s) for t, s in zip(targets, shapes, strict=True)]
     grid = value.grid
     return [
-        Place(grid.box(k), tuple([() if g is None else g.box(k) for g in grids]), value.shape, tuple(shapes), value.dtype)
+        Place(
+            grid.box(k), tuple([() if g is None else g.box(k) for g in grids]), value.shape, tuple(shapes), value.dtype
+        )
         for k in range(len(grid.devices))
     ]
 
@@ -153,7 +169,9 @@ class Work:
         """Once over whole buffers, for a backend with one memory."""
         name, value, moves, xp = self.name, self.value, self.moves, self.backend.xp
         if self.given:
-            run = functools.partial(self.given, xp, Place.everywhere(value.shape, self.places[0].shapes, value.dtype), **self.params)
+            run = functools.partial(
+                self.given, xp, Place.everywhere(value.shape, self.places[0].shapes, value.dtype), **self.params
+            )
         else:
             run = functools.partial(getattr(xp, name), **self.params) if self.params else getattr(xp, name)
         everything_stays = all(m is None or m.stays for m in moves)
@@ -175,11 +193,12 @@ class Work:
 
     def per_shard(self) -> Plan:
         """Once per shard, each on its own device."""
-        value, backend = self.value, self.backend
+        positions = range(len(self.devices))
 
         def plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
-            return tensor(value, Storage(arrays=tuple([self._run(self.kernel, k, operands, columns) for k in range(len(self.devices))])))
+            arrays = [self._run(self.kernel, k, operands, columns) for k in positions]
+            return tensor(self.value, Storage(arrays=tuple(arrays)))
 
         return plan
 
@@ -190,7 +209,9 @@ class Work:
         partial = monoid.partial or self.kernel
         groups = groups_along(value.sharding.mesh, owed)
         # A shard without elements has nothing to say; where all are empty, the first says what the operator says of nothing.
-        speakers = [[k for k in g if all(end > begin for box in places[k].boxes for begin, end in box)] or g[:1] for g in groups]
+        speakers = [
+            [k for k in g if all(end > begin for box in places[k].boxes for begin, end in box)] or g[:1] for g in groups
+        ]
         # Where memory is shared, of the devices that hold the same part one computes for all.
         twin: Sequence[int] = range(len(devices))
         if one_memory:
@@ -210,7 +231,9 @@ class Work:
             own = {k: self._run(partial, k, operands, columns) for k in computing}
             states = [own.get(t) for t in twin]
             results: list[Any] = [None] * len(devices)
-            for group, (leader, *_), state in zip(groups, speakers, reduce_groups(speakers, states, merge, carry), strict=True):
+            for group, (leader, *_), state in zip(
+                groups, speakers, reduce_groups(speakers, states, merge, carry), strict=True
+            ):
                 with backend.on(devices[leader]):
                     result = _typed(xp, monoid.finish(xp, places[leader], state, **self.params), value)
                 for k in group:
@@ -219,7 +242,9 @@ class Work:
                 account(self.name, 0, True, lambda: self._combination(groups, speakers, states, results))
             if one_memory:
                 results = [seal(r, value) for r in (results[:1] if len(groups) == 1 else results)]
-            return tensor(value, Storage(results[0]) if one_memory and len(groups) == 1 else Storage(arrays=tuple(results)))
+            return tensor(
+                value, Storage(results[0]) if one_memory and len(groups) == 1 else Storage(arrays=tuple(results))
+            )
 
         return plan
 
@@ -236,7 +261,9 @@ class Work:
                 columns.append(move.shards(x, self.name))
         return columns
 
-    def _run(self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]) -> Any:
+    def _run(
+        self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
+    ) -> Any:
         """What a kernel gives on the device at position ``k``: in the dtype that was promised, where it is the result itself."""
         xp = self.backend.xp
         with self.backend.on(self.devices[k]):
@@ -245,7 +272,11 @@ class Work:
             return _typed(xp, result, self.value) if kernel is self.kernel else result
 
     def _combination(
-        self, groups: Sequence[Sequence[int]], speakers: Sequence[Sequence[int]], states: Sequence[Any], results: Sequence[Any]
+        self,
+        groups: Sequence[Sequence[int]],
+        speakers: Sequence[Sequence[int]],
+        states: Sequence[Any],
+        results: Sequence[Any],
     ) -> list[Transfer]:
         """The way of the partial results to the first device of each group, and of the result back."""
         records = []
@@ -306,7 +337,12 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
     def per_shard(operands: Operands) -> ShardedTensor:
         columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
         if moved.as_pieces:
-            return tensor(value, Storage(arrays=tuple([_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)])))
+            return tensor(
+                value,
+                Storage(
+                    arrays=tuple([_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)])
+                ),
+            )
         if watched():
             announce(True)
         if moved.flat:
@@ -349,7 +385,11 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     shape, dtype = op.rule(kinds, **params)
     prototype = op.name.endswith("_like")
     like = kinds[0] if prototype and isinstance(kinds[0], Aval) else None
-    sharding = like.sharding if like and device is None else as_sharding(mesh if device is None else device, len(shape), op.name)
+    sharding = (
+        like.sharding
+        if like and device is None
+        else as_sharding(mesh if device is None else device, len(shape), op.name)
+    )
     value = aval(shape, np.dtype(dtype), sharding, device is not None or (like is not None and like.committed))
     work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
     run = work.once() if value.backend.one_memory else work.per_shard()

@@ -17,7 +17,6 @@ of any mesh can follow: it splits one name at most, in every operand that has th
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,20 +30,23 @@ Chains = tuple[Chain, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A parsed rule, its ``...`` written out: the name of every dimension, and the names that must be whole."""
+    """A parsed rule, its ``...`` written out: the name of every dimension, and the names that must be whole; and the operands' names,
+    for errors."""
 
     operands: tuple[tuple[str, ...], ...]
     result: tuple[str, ...]
     whole: frozenset[str]
+    names: tuple[str, ...]
 
 
 @functools.lru_cache(4096)
-def parse(text: str, ndims: tuple[int, ...]) -> Rule:
-    """The rule for operands with these numbers of dimensions.
+def parse(text: str, ndims: tuple[int, ...], names: tuple[str, ...] = ()) -> Rule:
+    """The rule for operands with these numbers of dimensions, and with these names.
 
     Raises:
-        ShapeError: an operand has too few dimensions for the rule, or too many; the message names its position.
+        ShapeError: an operand has too few dimensions for the rule, or too many; the message names it.
     """
+    names = names or tuple(f"operand {i}" for i in range(len(ndims)))
     left, _, right = text.partition("->")
     terms = [term.split() for term in left.split(",")] if left.strip() or ndims else []
     whole = frozenset(name[:-1] for term in (*terms, right.split()) for name in term if name.endswith("!"))
@@ -53,10 +55,10 @@ def parse(text: str, ndims: tuple[int, ...]) -> Rule:
     for position, (term, ndim) in enumerate(zip(terms, ndims, strict=True)):
         spare = ndim - sum(name != "..." for name in term)
         if spare < 0 or (spare > 0 and "..." not in term):
-            raise ShapeError(f"operand {position} has {ndim} dimensions where the rule {text!r} wants {' '.join(term) or 'none'}")
+            raise ShapeError(f"{names[position]} has {ndim} dimensions; wanted {' '.join(term) or 'none'}")
         rest = max(rest, spare)
         operands.append(_write_out(term, spare))
-    return Rule(tuple(operands), _write_out(right.split(), rest), whole)
+    return Rule(tuple(operands), _write_out(right.split(), rest), whole, names)
 
 
 def _write_out(term: Sequence[str], rest: int) -> tuple[str, ...]:
@@ -142,7 +144,9 @@ def propagate(
         tuple(chains[n] if size == sizes[n] else () for n, size in zip(names, shape, strict=True))
         for names, shape in zip(rule.operands, shapes, strict=True)
     )
-    owed = tuple(axis for name, axes in chains.items() if name not in rule.result for axis in axes if axis_sizes[axis] > 1)
+    owed = tuple(
+        axis for name, axes in chains.items() if name not in rule.result for axis in axes if axis_sizes[axis] > 1
+    )
     result = tuple(chains.get(n, ()) for n in rule.result)
     return Propagated(operands, result, tuple(1 if n == "1" else sizes.get(n, 0) for n in rule.result), owed)
 
@@ -165,16 +169,12 @@ def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:
                 if known == 1:
                     sizes[name], origin[name] = size, (i, d)
                 continue
+            first = rule.names[where[0]]
             raise ShapeError(
-                f"shapes {' and '.join(map(str, (shapes[where[0]], shape)))} do not fit: dimension {where[1]} of operand "
-                f"{where[0]} has size {known} and dimension {d} of operand {i} has size {size}"
+                f"{first} has shape {shapes[where[0]]} and {rule.names[i]} has shape {shape}, which do not fit: size {known} in "
+                f"dimension {where[1]} of {first}, {size} in dimension {d} of {rule.names[i]}"
             )
     return sizes
-
-
-def nbytes(shape: Shape, itemsize: int) -> int:
-    """The bytes of an array of that shape."""
-    return math.prod(shape) * itemsize
 
 
 def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
@@ -189,7 +189,7 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     axes = []
     for given in (axis,) if not isinstance(axis, (tuple, list)) else axis:
         try:
-            number = operator.index(given)  # type: ignore[arg-type]
+            number = operator.index(given)
         except TypeError:
             raise ArgumentTypeError(f"axis {given!r} is a {type(given).__name__}; wanted an integer") from None
         if not -ndim <= number < ndim:
@@ -203,7 +203,9 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
 # -- rules that several operators share ----------------------------------------------------------------------------------
 
 
-def reduction(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any) -> str:
+def reduction(
+    shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any
+) -> str:
     """The rule of a reduction: ``d0 d1 -> d1``, or ``d0 d1 -> 1 d1`` with ``keepdims``."""
     ndim = len(shapes[0])
     gone = normalize_axes(axis, ndim)
@@ -212,10 +214,14 @@ def reduction(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = N
     return f"{' '.join(names)} -> {' '.join(stay)}"
 
 
-def extremum(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any) -> str:
+def extremum(
+    shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any
+) -> str:
     """The rule of a reduction that is not defined for no elements."""
     shape = shapes[0]
     gone = normalize_axes(axis, len(shape))
     if any(shape[a] == 0 for a in gone) and all(n for a, n in enumerate(shape) if a not in gone):
-        raise ShapeError(f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce only where there are some")
+        raise ShapeError(
+            f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce only where there are some"
+        )
     return reduction(shapes, axis=axis, keepdims=keepdims)

@@ -15,15 +15,16 @@ from shardtensor.backend import Backend, Device, backend_of, owner_of
 from shardtensor.core import Op, Operands, Params, interpreting
 from shardtensor.eager import apply
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+from shardtensor.functions.joining import assemble
 from shardtensor.functions.lists import device_row, split
-from shardtensor.functions.manipulation import assemble
 from shardtensor.functions.placement import put
 from shardtensor.log import Transfer, account
+from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import admit, host_aval
 from shardtensor.plans import result_dtype
 from shardtensor.rules import normalize_axes
-from shardtensor.sharding import Mesh, NamedSharding, P, as_sharding, offsets
+from shardtensor.sharding import NamedSharding, P, as_sharding, offsets
 from shardtensor.tensor import SCALARS, Donated, ShardedTensor, Storage, aval, tensor
 from shardtensor.transfer import arrival
 from shardtensor.trees import leaves, map_leaves
@@ -62,8 +63,9 @@ class OnDevice:
         if op.kernel is None:
             function = getattr(xp, op.name)
             return function(list(arrays), **named) if op.variadic else function(*arrays, **named)
-        kinds = [
-            x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), np.dtype(x.dtype)) for x in arrays
+        kinds: list[Any] = [
+            x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), np.dtype(x.dtype))
+            for x in arrays
         ]
         shapes = [k.shape if hasattr(k, "shape") else () for k in kinds]
         if op.algorithm:
@@ -129,7 +131,9 @@ def pmap(
         return functools.wraps(fn)(functools.partial(pmap, fn, devices=devices, donate=donate))
     lists = [a for a in args if type(a) is list]
     if not lists:
-        raise ArgumentTypeError("pmap: no argument is a list of shards; make one with st.shard(x), or map over [item, item, …]")
+        raise ArgumentTypeError(
+            "pmap: no argument is a list of shards; make one with st.shard(x), or map over [item, item, …]"
+        )
     count = len(lists[0])
     for other in lists:
         if len(other) != count:
@@ -241,7 +245,10 @@ def _call(fn: Callable[..., Any], arguments: list[Any], shards: Sequence[Any], d
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, tree)  # type: ignore[func-returns-value]
         for i in range(len(found)):
-            array, found[i] = found[i], None  # one reference alone, so that the backend can see whether somebody else has one
+            array, found[i] = (
+                found[i],
+                None,
+            )  # one reference alone, so that the backend can see whether somebody else has one
             if not _is_array(array, backend):
                 found[i] = array
                 continue
@@ -316,7 +323,9 @@ def smap(
         if all(axis is None for axis in entry):
             arrays.append(argument)
             continue
-        array = admit(np.asarray(argument) if isinstance(argument, (list, tuple, int, float, complex)) else argument, "smap")
+        array = admit(
+            np.asarray(argument) if isinstance(argument, (list, tuple, int, float, complex)) else argument, "smap"
+        )
         arrays.append(array)
         for k, axis in enumerate(entry):
             if axis is None:
@@ -336,7 +345,9 @@ def smap(
         if all(axis is None for axis in entry):
             columns.append((array, False))
         else:
-            spec = [tuple(n for n, axis in zip(mesh.axis_names, entry, strict=True) if axis == d) for d in range(array.ndim)]
+            spec = [
+                tuple(n for n, axis in zip(mesh.axis_names, entry, strict=True) if axis == d) for d in range(array.ndim)
+            ]
             columns.append((split(put(array, NamedSharding(mesh, P(*spec)), "smap")), True))
     results = run_mapped(lambda *parts: fn(*parts, **kwargs), columns, mesh.flat, False, "smap")
     first = next(e for e in entries if any(axis is not None for axis in e))
@@ -351,11 +362,15 @@ def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
     if axes is None or isinstance(axes, int):
         axes = [axes]
     if not isinstance(axes, (list, tuple)):
-        raise ArgumentTypeError(f"smap: axes is a {type(axes).__name__}; wanted a list with one entry for each argument")
+        raise ArgumentTypeError(
+            f"smap: axes is a {type(axes).__name__}; wanted a list with one entry for each argument"
+        )
     flat = all(a is None or isinstance(a, int) for a in axes)
     given = [tuple(axes)] if len(args) == 1 and len(axes) > 1 and flat else list(axes)
     if len(given) != len(args):
-        raise ArgumentError(f"smap: axes has {len(given)} entries for {len(args)} arguments; give one for each, None for a whole one")
+        raise ArgumentError(
+            f"smap: axes has {len(given)} entries for {len(args)} arguments; give one for each, None for a whole one"
+        )
     rank = max((len(a) for a in given if isinstance(a, tuple)), default=1)
     entries = [_entry(a, rank) for a in given]
     if all(axis is None for entry in entries for axis in entry):
@@ -368,9 +383,13 @@ def _entry(given: Any, rank: int) -> Entry:
         return (None,) * rank
     entry = (given,) if isinstance(given, int) and rank == 1 else given
     if not isinstance(entry, tuple) or not all(a is None or isinstance(a, int) for a in entry):
-        raise ArgumentError(f"smap: {given!r} is no entry of axes for a grid of {rank} axes; wanted an axis, None, or a tuple of {rank}")
+        raise ArgumentError(
+            f"smap: {given!r} is no entry of axes for a grid of {rank} axes; wanted an axis, None, or a tuple of {rank}"
+        )
     if len(entry) != rank:
-        raise ArgumentError(f"smap: {given!r} has {len(entry)} entries and another argument {rank}; each names every grid axis")
+        raise ArgumentError(
+            f"smap: {given!r} has {len(entry)} entries and another argument {rank}; each names every grid axis"
+        )
     return entry
 
 

@@ -7,8 +7,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 # A helper costs about 14 µs to wake and 50 µs through an executor; work shorter than this is done before it is there.
 LONG = 200e-6
@@ -18,6 +20,8 @@ _lock = threading.Lock()
 
 
 def _helpers() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # loaded when the first long work comes
+
     global _pool
     with _lock:
         if _pool is None:
@@ -93,7 +97,8 @@ def run_all(tasks: Sequence[Callable[[], Any]], *, side_by_side: bool) -> list[A
                     futures.append(_helpers().submit(contextvars.copy_context().run, work))
                 work()
             finally:
-                wait(futures)
+                for future in futures:
+                    future.exception()  # waits; what went wrong is in `errors`
             break
     if errors:
         raise Failed(*min(errors, key=lambda e: e[0]))

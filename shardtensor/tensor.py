@@ -16,7 +16,8 @@ from shardtensor.backend import Backend, Device, HostArray, backend_of, owner_of
 from shardtensor.core import OPS, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DonatedError, ShapeError
 from shardtensor.log import Transfer, account
-from shardtensor.sharding import Grid, Mesh, NamedSharding, Shape
+from shardtensor.mesh import Mesh
+from shardtensor.sharding import Grid, NamedSharding, Shape
 
 
 class Aval:
@@ -73,7 +74,9 @@ class Donated:
         self.by = by
 
     def __getattr__(self, name: str) -> Any:
-        raise DonatedError(f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate")
+        raise DonatedError(
+            f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,9 @@ class ShardedTensor:
     _storage: Any  # Storage, or Donated
 
     def __init__(self) -> None:
-        raise ArgumentTypeError("ShardedTensor: not made by calling the class; use st.asarray, st.device_put or st.zeros")
+        raise ArgumentTypeError(
+            "ShardedTensor: not made by calling the class; use st.asarray, st.device_put or st.zeros"
+        )
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -262,7 +267,9 @@ class ShardedTensor:
         array: HostArray = call("to_host", self)
         if dtype is not None and array.dtype != np.dtype(dtype):
             if copy is False:
-                raise ShapeError(f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy")
+                raise ShapeError(
+                    f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
+                )
             return array.astype(dtype)
         return array.copy() if copy else array
 
@@ -271,7 +278,9 @@ class ShardedTensor:
         if method != "__call__" or kwargs or op is None or len(op.operands) != len(inputs):
             what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
             asked = f" with {', '.join(sorted(kwargs))}" if kwargs else ""
-            raise ArgumentTypeError(f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host")
+            raise ArgumentTypeError(
+                f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
+            )
         return op.dispatch(*inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -380,7 +389,7 @@ class ShardedTensor:
 
         return html(self)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # equality is element by element
 
     # -- Python's operators ---------------------------------------------------------------------------------------
 
@@ -398,7 +407,7 @@ class ShardedTensor:
     __xor__, __rxor__ = _binary("bitwise_xor")
     __lshift__, __rlshift__ = _binary("bitwise_left_shift")
     __rshift__, __rrshift__ = _binary("bitwise_right_shift")
-    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]  # type: ignore[assignment]
+    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]
     __lt__, __le__ = _binary("less")[0], _binary("less_equal")[0]
     __gt__, __ge__ = _binary("greater")[0], _binary("greater_equal")[0]
 
@@ -443,8 +452,9 @@ def seal(array: Any, value: Aval) -> HostArray:
 def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
     """The backend's array of each device, in mesh order."""
     storage = x._storage
-    if storage.arrays is not None:
-        return storage.arrays  # type: ignore[no-any-return]
+    arrays = storage.arrays
+    if arrays is not None:
+        return arrays  # type: ignore[no-any-return]
     whole, grid = storage.array, x._aval.grid
     return tuple(whole[grid.index(k)] for k in range(len(grid.devices)))
 
@@ -458,7 +468,8 @@ def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
         if copied:
             device = x._aval.sharding.mesh.flat[0]
             account(who, 0, True, lambda: [Transfer(0, copied, device, device, who, True)])
-        storage.array, storage.arrays = array, None
+        storage.array = array  # before the pieces go: another thread may be looking
+        storage.arrays = None
     return array  # type: ignore[no-any-return]
 
 

@@ -70,7 +70,9 @@ def _bare(x: Any, who: str) -> Any:
     kind = type(x)
     if kind is CheckedArray:
         if x._memory is None:
-            raise BackendError(f"{who}: an array that is in no device's memory; make it with the backend's own functions")
+            raise BackendError(
+                f"{who}: an array that is in no device's memory; make it with the backend's own functions"
+            )
         if x._memory != _here(who):
             raise BackendError(f"{who}: an array in the memory of {x._memory} is touched while {_here(who)} is current")
         return x.view(np.ndarray)
@@ -182,7 +184,9 @@ class CheckedBackend(Backend):
         if _here("to_device") != destination:
             raise BackendError(f"to_device: {_here('to_device')} is current and the copy goes to {destination}")
         if source != destination and _clocks.get(destination, {}).get(source, 0) < array._time:
-            raise BackendError(f"to_device: {destination} reads what {source} made, and no event ordered it after; record and wait")
+            raise BackendError(
+                f"to_device: {destination} reads what {source} made, and no event ordered it after; record and wait"
+            )
         return _tagged(np.array(array.view(np.ndarray), order="C"), destination)
 
     def from_host(self, array: HostArray, device: Device) -> Any:

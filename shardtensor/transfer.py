@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,6 @@ class Movement:
         result: the grid of the result, likewise.
     """
 
-    __slots__ = ("copies", "regions", "result", "size", "sources")
-
     def __init__(self, regions: Sequence[Region], sources: Sequence[Grid], result: Grid) -> None:
         self.regions = tuple(regions)
         self.sources = tuple(sources)
@@ -43,11 +41,16 @@ class Movement:
 
     def run(self, operands: Sequence[Sequence[Any]], dtype: Any) -> tuple[Any, ...]:
         """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak of)."""
+        return tuple([self._receive(k, pieces, operands, dtype) for k, pieces in enumerate(self._incoming)])
+
+    @functools.cached_property
+    def _incoming(self) -> list[list[Piece]]:
+        """The pieces that each device of the result gets."""
         incoming: list[list[Piece]] = [[] for _ in self.result.devices]
         for copies in self.copies:
             for piece in copies:
                 incoming[piece.k].append(piece)
-        return tuple(self._receive(k, pieces, operands, dtype) for k, pieces in enumerate(incoming))
+        return incoming
 
     def _receive(self, k: int, pieces: Sequence[Piece], operands: Sequence[Sequence[Any]], dtype: Any) -> Any:
         device, shape = self.result.devices[k], self.result.shape(k)
@@ -114,7 +117,9 @@ class Arrival:
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
         """Judges and counts the move; see `account`."""
         movement, itemsize = self.movement, self.source.dtype.itemsize
-        account(operator, movement.size * itemsize, explicit, lambda: movement.records(itemsize, copied, operator, explicit))
+        account(
+            operator, movement.size * itemsize, explicit, lambda: movement.records(itemsize, copied, operator, explicit)
+        )
 
     def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
         """The operand as one buffer, for a backend with one memory."""
@@ -134,7 +139,7 @@ class Arrival:
         return self.movement.run((pieces_of(x),), self.source.dtype)
 
 
-arrival = lru_cache(4096)(Arrival)
+arrival = functools.lru_cache(1024)(Arrival)
 
 
 def gather(x: Any, who: str = "gather") -> HostArray:

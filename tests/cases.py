@@ -133,7 +133,9 @@ def _reduction(data: Any) -> Case:
 def _extremum(data: Any) -> Case:
     made = _reduction(data)
     x = made.operands[0]
-    made.operands = [np.ones([n or 1 for n in x.shape], x.dtype) * x if x.size else np.ones([n or 1 for n in x.shape], x.dtype)]
+    made.operands = [
+        np.ones([n or 1 for n in x.shape], x.dtype) * x if x.size else np.ones([n or 1 for n in x.shape], x.dtype)
+    ]
     if made.operands[0].dtype.kind in "fc" and made.operands[0].size and draw(data, some.booleans()):
         made.operands[0].flat[draw(data, some.integers(0, made.operands[0].size - 1))] = np.nan
     return made
@@ -306,7 +308,10 @@ def indices(draw_: Any, shape: tuple[int, ...]) -> Any:
         at = draw_(some.integers(0, len(out)))
         after = sum(1 for e in out[at:] if e is not None)
         tail = shape[len(shape) - after :] if after else ()
-        if all(not isinstance(e, int) or -n <= e < n for e, n in zip([e for e in out[at:] if e is not None], tail, strict=True)):
+        if all(
+            not isinstance(e, int) or -n <= e < n
+            for e, n in zip([e for e in out[at:] if e is not None], tail, strict=True)
+        ):
             out.insert(at, Ellipsis)
         assert taken <= len(shape)
     return out[0] if len(out) == 1 and draw_(some.booleans()) else tuple(out)

@@ -129,7 +129,7 @@ def test_creation_under_every_sharding(make: Any, shape: tuple[int, ...], backen
             assert_same(make(st, device=st.NamedSharding(mesh, spec)), make(np), exact=True)
         assert_same(make(st, device=mesh), make(np), exact=True)
     assert_same(make(st, device=st.devices(backend)[5]), make(np), exact=True)
-    assert make(st).sharding.mesh == st.sharding.default_mesh()
+    assert make(st).sharding.mesh == st.mesh.default_mesh()
 
 
 @pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "full_like"])

@@ -18,8 +18,9 @@ from shardtensor.backend import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import checked_shape
+from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
-from shardtensor.sharding import Mesh, NamedSharding, Shape
+from shardtensor.sharding import NamedSharding, Shape
 from shardtensor.tensor import ArrayLike, ShardedTensor
 
 Where = Device | Mesh | NamedSharding | None
@@ -33,7 +34,7 @@ def checked_dtype(dtype: Any, default: Any) -> np.dtype[Any]:
         ArgumentTypeError: it is none.
     """
     try:
-        known = np.dtype(default if dtype is None else dtype)
+        known: np.dtype[Any] = np.dtype(default if dtype is None else dtype)
     except TypeError:
         raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'") from None
     if known.kind not in "biufcmM":
@@ -202,7 +203,13 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
 
 @operator(_arange_rule)
 def arange(
-    start: float, /, stop: float | None = None, step: float = 1, *, dtype: npt.DTypeLike | None = None, device: Where = None
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    device: Where = None,
 ) -> ShardedTensor:
     """The numbers start, start + step, … before stop (0, 1, … before ``start`` where it is the only one).
 

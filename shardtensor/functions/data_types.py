@@ -43,6 +43,6 @@ def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
     """
     known = [a.dtype if isinstance(a, ShardedTensor) else a for a in arrays_and_dtypes]
     try:
-        return np.result_type(*known)  # type: ignore[arg-type]
+        return np.result_type(*known)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(f"result_type: {error}") from None

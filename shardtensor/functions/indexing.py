@@ -11,17 +11,21 @@ import numpy as np
 from shardtensor.core import implements, operator
 from shardtensor.errors import IndexingError
 from shardtensor.functions.manipulation import layout_of
+from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region
-from shardtensor.sharding import Mesh, P, Shape
+from shardtensor.sharding import P, Shape
 from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
 from shardtensor.transfer import Moved
 
 
-class Index(tuple["int | None | tuple[int, int, int]", ...]):
-    """An index in canonical form: one entry for each dimension that is taken or made, which is an index, None (a new dimension), or
-    start, count and step of a slice. Unlike slices, it can be hashed."""
+Entry = int | tuple[int, int, int] | None
+"""An index, start and count and step of a slice, or None (a new dimension)."""
+
+
+class Index(tuple[Entry, ...]):
+    """An index in canonical form: an entry for each dimension that is taken or made. Unlike slices, it can be hashed."""
 
     __slots__ = ()
 
@@ -61,7 +65,7 @@ def _entry(entry: Any, size: int, dimension: int) -> int | tuple[int, int, int]:
         except (TypeError, ValueError) as error:
             raise IndexingError(f"getitem: {entry} in dimension {dimension}: {error}") from None
         return (run.start if len(run) else 0, len(run), run.step)
-    if isinstance(entry, (bool, np.bool_)) or not hasattr(entry, "__index__") or getattr(entry, "ndim", 0):
+    if isinstance(entry, (bool, np.bool_)) or not hasattr(entry, "__index__") or np.ndim(entry):
         raise IndexingError(
             f"getitem: index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; "
             "wanted integers, slices, '...' and None"

@@ -59,9 +59,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: int | tuple[Sequence[int],
 
 
 @operator(_tensordot_rule, combine="sum")
-def tensordot(
-    x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
-) -> ShardedTensor:
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> ShardedTensor:
     """The sum of products over pairs of axes: the last ``axes`` of x1 with the first of x2, or those that a pair of sequences names.
 
     The other dimensions stay split as they are; see `matmul` for a contracted dimension that is split.

@@ -10,17 +10,16 @@ import numpy as np
 from shardtensor.backend import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
-from shardtensor.functions.manipulation import concat
+from shardtensor.functions.joining import concat
 from shardtensor.functions.placement import put
+from shardtensor.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.rules import normalize_axes
-from shardtensor.sharding import Mesh, NamedSharding, P, as_sharding, default_mesh, mesh_of
+from shardtensor.sharding import NamedSharding, P, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor, Storage, aval, shard_arrays, tensor
 
 
 @operator()
-def shard(
-    x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None
-) -> list[ShardedTensor]:
+def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None) -> list[ShardedTensor]:
     """A list of tensors, the parts of x along ``axis``, each on one device.
 
     Sizes follow the split rule: 10 rows over 4 devices are 3, 3, 2, 2. Parts of a dimension smaller than the number of devices may be empty.
@@ -72,7 +71,9 @@ def device_row(devices: Any, who: str) -> Mesh:
     if isinstance(devices, Mesh):
         return mesh_of(devices.flat)
     if isinstance(devices, Device) or not isinstance(devices, (list, tuple, np.ndarray)):
-        raise ArgumentTypeError(f"{who}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]")
+        raise ArgumentTypeError(
+            f"{who}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"
+        )
     row = tuple(np.asarray(devices, dtype=object).flat)
     if not row:
         raise ShardingError(f"{who}: devices is empty; give at least one")
@@ -110,7 +111,11 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
         raise ArgumentError(f"to_batched_list: batch_size is {batch_size}; wanted at least 1")
     if not np.ndim(x):
         raise ShapeError("to_batched_list: x has no dimensions to cut; wanted at least one")
-    x = x if isinstance(x, ShardedTensor) else put(x, as_sharding(default_mesh(), np.ndim(x), "to_batched_list"), "to_batched_list")
+    x = (
+        x
+        if isinstance(x, ShardedTensor)
+        else put(x, as_sharding(default_mesh(), np.ndim(x), "to_batched_list"), "to_batched_list")
+    )
     rows = x.shape[0]
     full = rows // batch_size * batch_size
     batches = [x[i : i + batch_size] for i in range(0, full, batch_size)]

@@ -13,11 +13,13 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.creation import checked_dtype
 from shardtensor.functions.indexing import canonical, region_of, to_numpy
 from shardtensor.log import Transfer, account, watched
+from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, host_aval
 from shardtensor.planner import host_grid
-from shardtensor.sharding import Mesh, NamedSharding, as_sharding, default_mesh
+from shardtensor.sharding import NamedSharding, as_sharding
 from shardtensor.tensor import (
     ArrayLike,
+    Aval,
     Donated,
     ShardedTensor,
     Storage,
@@ -27,16 +29,14 @@ from shardtensor.tensor import (
     tensor,
     whole_array,
 )
-from shardtensor.transfer import Movement, arrival, gather
+from shardtensor.transfer import Arrival, Movement, arrival, gather
 from shardtensor.trees import map_leaves
 
 Where = Device | Mesh | NamedSharding
 
 
 @operator()
-def reshard(
-    x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None
-) -> ShardedTensor:
+def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None) -> ShardedTensor:
     """The same elements in another sharding, on the same or on other devices; each goes where it must be and is not yet, once.
 
     Args:
@@ -63,48 +63,61 @@ def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> S
 
 
 def put(
-    x: Any, target: NamedSharding, who: str, *, committed: bool = True, donate: bool = False, may_alias: bool | None = None
+    x: Any,
+    target: NamedSharding,
+    who: str,
+    *,
+    committed: bool = True,
+    donate: bool = False,
+    may_alias: bool | None = None,
 ) -> ShardedTensor:
     """`reshard` in the name of ``who``."""
     if donate and may_alias:
         raise ArgumentError(f"{who}: donate=True gives the memory away and may_alias=True shares it; choose one")
-    is_tensor = isinstance(x, ShardedTensor)
-    array = x if is_tensor else np.asarray(x)
-    source = array._aval if is_tensor else host_aval(array.shape, array.dtype)
-    value = aval(source.shape, source.dtype, target, committed)
-    move = arrival(source, target)
-    if value.backend.one_memory:
-        whole = gather(array, who)
-        foreign = is_tensor and not source.backend.one_memory
-        copy = not foreign and (may_alias is False or (may_alias is None and not is_tensor))
-        whole = np.array(whole, order="C") if copy else whole if is_tensor else whole.view()
-        if watched() and not (move.stays and not copy):
-            _announce(move, who, whole.nbytes if copy or foreign else 0)
-        storage = Storage(seal(whole, value))
-    else:
-        arrays = move.shards(array, who, explicit=True)
-        if is_tensor and may_alias is False:
-            arrays = [_copied(a, value, k) if move.stays else a for k, a in enumerate(arrays)]
-        storage = Storage(arrays=tuple(arrays))
-    if donate and is_tensor:
+    if not isinstance(x, ShardedTensor):
+        x = np.asarray(x)
+        may_alias = bool(may_alias)  # a host array is the caller's, who may write to it
+    elif may_alias is None:
+        may_alias = True
+    value = aval(x.shape, x.dtype, target, committed)
+    move = arrival(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
+    storage = (_put_shared if value.backend.one_memory else _put_apart)(x, value, move, who, may_alias)
+    if donate and isinstance(x, ShardedTensor):
         x._storage = Donated(who)
     return tensor(value, storage)
 
 
-def _announce(move: Any, who: str, copied: int) -> None:
-    """Counts a move where devices share one memory: what separate ones would send, and what was copied all the same."""
+def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage:
+    """Into one buffer: the one that is there, unless it must be a copy."""
+    elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
+    whole = gather(x, who)
+    if not may_alias and not elsewhere:
+        whole = np.array(whole, order="C")
+    copied = 0 if may_alias and not elsewhere else whole.nbytes
+    if watched() and (copied or not move.stays):
+        account(who, 0, True, lambda: _shared_out(move, who, copied))
+    return Storage(seal(whole.view(), value))
 
-    def records() -> list[Transfer]:
-        left, out = copied, []
-        for r in move.movement.records(move.source.dtype.itemsize, False, who, True):
-            here, left = min(left, r.bytes), left - min(left, r.bytes)
-            out.append(Transfer(r.bytes, here, r.source, r.destination, who, True))
-        return out
 
-    account(who, 0, True, records)
+def _shared_out(move: Arrival, who: str, copied: int) -> list[Transfer]:
+    """What separate memories would send; the bytes that were copied all the same go to the first devices that get some."""
+    records = []
+    for r in move.movement.records(move.source.dtype.itemsize, False, who, True):
+        here = min(copied, r.bytes)
+        copied -= here
+        records.append(Transfer(r.bytes, here, r.source, r.destination, who, True))
+    return records
 
 
-def _copied(array: Any, value: Any, k: int) -> Any:
+def _put_apart(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage:
+    """Into memories of their own: what is on its device already is shared, unless it must be a copy."""
+    arrays = move.shards(x, who, explicit=True)
+    if not may_alias and move.stays:
+        arrays = [_copied(array, value, k) for k, array in enumerate(arrays)]
+    return Storage(arrays=tuple(arrays))
+
+
+def _copied(array: Any, value: Aval, k: int) -> Any:
     backend = value.backend
     with backend.on(value.sharding.mesh.flat[k]):
         return backend.xp.asarray(array, copy=True)
@@ -148,7 +161,7 @@ def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
 
 
 @operator()
-def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:  # type: ignore[type-var]
+def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:  
     """x, or ``x[index]``, as a NumPy array; read-only where it shares x's memory. Only the devices that hold it are asked.
 
     >>> from shardtensor.functions.placement import to_host
@@ -233,7 +246,9 @@ def _host_array(obj: Any, who: str) -> Any:
 
 def _from_lists(obj: Any, who: str) -> HostArray:
     if any(isinstance(leaf, ShardedTensor) for leaf in _flat_leaves(obj)):
-        raise ArgumentTypeError(f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard")
+        raise ArgumentTypeError(
+            f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
+        )
     try:
         return np.asarray(obj)
     except ValueError as error:
@@ -246,4 +261,3 @@ def _flat_leaves(obj: Any) -> Any:
             yield from _flat_leaves(item)
         else:
             yield item
-

@@ -1,0 +1,228 @@
+"""Joining functions: several arrays to one. Where each is just what one device must hold of the result, nothing moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import implements, operator
+from shardtensor.errors import ShapeError
+from shardtensor.functions.manipulation import layout_of, reshape
+from shardtensor.log import logger
+from shardtensor.mesh import Mesh, mesh_of
+from shardtensor.monoids import Place
+from shardtensor.operands import HostAval
+from shardtensor.planner import Line, Region, identity
+from shardtensor.rules import normalize_axes, parse, propagate
+from shardtensor.sharding import NamedSharding, P, Shape, offsets
+from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
+from shardtensor.transfer import Moved
+
+Operand = Aval | HostAval
+
+
+@operator()
+def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> ShardedTensor:
+    """One array from several, end to end along ``axis`` (None: flattened first).
+
+    Where each lives on a device of its own (a list that `shard` or `pmap` made), the result is split along ``axis`` over those
+    devices, and moves nothing where the sizes follow the split rule. Else the layout is that of the operand that would cost most to move.
+
+    Raises:
+        ShapeError: nothing to join, or shapes that differ in another dimension.
+
+    >>> parts = st.shard(st.arange(10), devices=st.devices()[:4])
+    >>> with st.transfers() as log:
+    ...     x = st.concat(parts)
+    >>> x.tolist(), log.bytes
+    ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], 0)
+    """
+
+
+@implements(concat, "composite")
+def _concat_flat(arrays: Sequence[Any], axis: int | None) -> Any:
+    return NotImplemented if axis is not None else concat([reshape(a, (-1,)) for a in arrays])
+
+
+@implements(concat, "mover")
+def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
+    if not operands:
+        raise ShapeError("there is nothing to join; give at least one array")
+    first = operands[0]
+    if not first.ndim:
+        raise ShapeError("array 0 has no dimensions to join along; use stack")
+    (along,) = normalize_axes(axis, first.ndim)
+    for i, x in enumerate(operands):
+        if x.ndim != first.ndim or any(
+            a != b for d, (a, b) in enumerate(zip(x.shape, first.shape, strict=True)) if d != along
+        ):
+            raise ShapeError(
+                f"array {i} has shape {x.shape} and array 0 {first.shape}; they may differ along axis {along} only"
+            )
+    shape = tuple(sum(x.shape[d] for x in operands) if d == along else n for d, n in enumerate(first.shape))
+    sharding = _joined(operands, mesh, shape, along)
+    regions, at = [], 0
+    for i, x in enumerate(operands):
+        regions.append(identity(x.shape, i, [at if d == along else 0 for d in range(x.ndim)]))
+        at += x.shape[along]
+    sizes = [x.shape[along] for x in operands]
+    whole_shards = _one_each(operands, sharding, shape[along], sizes)
+    return Moved(
+        shape, sharding, regions, lambda *arrays: np.concatenate(arrays, axis=along), copies=True,
+        as_pieces=(lambda array: array) if whole_shards else None,
+    )  # fmt: skip
+
+
+def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, sizes: Sequence[int]) -> bool:
+    """Whether every operand is just the shard of one device of the result, in mesh order."""
+    devices = sharding.mesh.flat
+    homes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
+    same_dtype = len({x.dtype for x in operands}) == 1
+    return (
+        same_dtype
+        and len(devices) > 1
+        and homes == [(device,) for device in devices]
+        and np.array_equal(np.cumsum(sizes), offsets(size, (len(devices),))[1:])
+    )
+
+
+@operator()
+def unshard(arrays: Sequence[ArrayLike], axis: int = 0) -> ShardedTensor:
+    """One tensor from the list that `shard` made, or that `pmap` made of it: its inverse.
+
+    The result is split along ``axis`` over the devices of the list. Where the sizes follow the split rule, nothing moves; else the rows are
+    rebalanced, which is counted, and said in the log.
+
+    Raises:
+        ShapeError: an empty list, or shapes that differ in another dimension.
+
+    >>> st.unshard(st.shard(np.arange(5))).tolist()
+    [0, 1, 2, 3, 4]
+    """
+
+
+@implements(unshard, "kernel")
+def _unshard_on_device(xp: Any, place: Place, *arrays: Any, axis: int) -> Any:
+    return xp.concat(list(arrays), axis=axis)
+
+
+@implements(unshard, "mover")
+def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
+    moved = _concat(operands, mesh, axis=axis)
+    moved.explicit = True
+    if not moved.as_pieces and len(operands) > 1:
+        sizes = [x.shape[axis] for x in operands]
+        logger.info("unshard: %s rows along axis %d do not follow the split rule; they are rebalanced", sizes, axis)
+    return moved
+
+
+@operator()
+def stack(arrays: Sequence[ArrayLike], /, *, axis: int = 0) -> ShardedTensor:
+    """One array from several of the same shape, along a new dimension at the position ``axis`` of the result.
+
+    Where each lives on a device of its own, the new dimension is split over those devices: see `concat`.
+
+    Raises:
+        ShapeError: nothing to join, or shapes that differ.
+
+    >>> st.stack([st.arange(2), st.arange(2)], axis=1).tolist()
+    [[0, 0], [1, 1]]
+    """
+
+
+@implements(stack, "mover")
+def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> Moved:
+    if not operands:
+        raise ShapeError("there is nothing to join; give at least one array")
+    first = operands[0].shape
+    for i, x in enumerate(operands):
+        if x.shape != first:
+            raise ShapeError(f"array {i} has shape {x.shape} and array 0 {first}; wanted equal shapes")
+    (along,) = normalize_axes(axis, len(first) + 1)
+    shape = (*first[:along], len(operands), *first[along:])
+    sharding = _joined(operands, mesh, shape, along, new=True)
+    regions = []
+    for i in range(len(operands)):
+        lines = [Line(0, n, d) for d, n in enumerate(first)]
+        lines.insert(along, Line(i, i + 1, None))
+        regions.append(Region(i, tuple(lines)))
+    whole_shards = _one_each(operands, sharding, len(operands), [1] * len(operands))
+    return Moved(
+        shape, sharding, regions, lambda *arrays: np.stack(arrays, axis=along), copies=True,
+        as_pieces=(lambda array: array[(slice(None),) * along + (None,)]) if whole_shards else None,
+    )  # fmt: skip
+
+
+def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *, new: bool = False) -> NamedSharding:
+    """The layout of joined operands: see `concat`."""
+    homes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
+    devices = tuple(dict.fromkeys(home[0] for home in homes))
+    if len(homes) == len(operands) and len(devices) > 1 and all(len(home) == 1 for home in homes):
+        return NamedSharding(mesh_of(devices), P(*[None] * along, "d"))
+    inner = [n for d, n in enumerate(shape) if not (new and d == along)]
+    layouts = [
+        layout_of(x, mesh).spec.chains_of(len(inner))
+        if not homes or (isinstance(x, Aval) and x.sharding.mesh == mesh)
+        else None
+        for x in operands
+    ]
+    rule = parse(f"{', '.join(['...'] * len(operands))} -> ...", (len(inner),) * len(operands))
+    weights = [x.nbytes for x in operands]
+    chains = list(propagate(rule, [tuple(inner)] * len(operands), layouts, weights, mesh.shape, combines=False).result)
+    if new:
+        chains.insert(along, ())
+    memory = next((x.sharding.memory_kind for x in operands if isinstance(x, Aval) and x.sharding.mesh == mesh), None)
+    return NamedSharding(mesh, P(*chains), memory_kind=memory)
+
+
+@operator()
+def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, axes: tuple[int | None, ...]) -> ShardedTensor:
+    """One tensor from the blocks that the devices of a mesh hold, in mesh order: along mesh axis k they follow one another along
+    the array axis ``axes[k]``; where that is None, they are the same.
+
+    Raises:
+        ShapeError: blocks whose sizes do not fit together.
+
+    >>> from shardtensor.functions.joining import assemble
+    >>> mesh = st.make_mesh((2,), ("x",))
+    >>> blocks = [st.device_put(np.full((2,), i), d) for i, d in enumerate(mesh.flat)]
+    >>> assemble(blocks, mesh, (0,)).tolist()
+    [0, 0, 1, 1]
+    """
+
+
+@implements(assemble, "mover")
+def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, axes: tuple[int | None, ...]) -> Moved:
+    ndim = operands[0].ndim
+    chains = [tuple(n for n, axis in zip(mesh.axis_names, axes, strict=True) if axis == d) for d in range(ndim)]
+    sharding = NamedSharding(mesh, P(*chains))
+    counts = [tuple(mesh.shape[name] for name in chain) for chain in chains]
+    parts = sharding.grid((0,) * ndim).parts.tolist()
+    sizes: list[list[int | None]] = [[None] * math.prod(c) for c in counts]
+    for x, part in zip(operands, parts, strict=True):
+        for d, p in enumerate(part):
+            n = x.shape[d] if x.ndim == ndim else None
+            if n is None or sizes[d][p] not in (None, n):
+                raise ShapeError(
+                    f"smap: results of shapes {operands[0].shape} and {x.shape} do not fit together along axis {d}"
+                )
+            sizes[d][p] = n
+    begins = [np.concatenate([[0], np.cumsum(np.array(s, np.int64))]).tolist() for s in sizes]
+    shape = tuple(b[-1] for b in begins)
+    fresh: dict[tuple[int, ...], Region] = {}
+    for i, (x, part) in enumerate(zip(operands, parts, strict=True)):
+        fresh.setdefault(tuple(part), identity(x.shape, i, [begins[d][p] for d, p in enumerate(part)]))
+
+    def whole(*arrays: Any) -> Any:
+        out = np.empty(shape, np.result_type(*[a.dtype for a in arrays]))
+        for region in fresh.values():
+            out[tuple(slice(line.begin, line.end) for line in region.lines)] = arrays[region.operand]
+        return out
+
+    by_rule = all(np.array_equal(b, offsets(n, c)) for b, n, c in zip(begins, shape, counts, strict=True))
+    at_home = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)] == [(d,) for d in mesh.flat]
+    as_pieces = (lambda array: array) if by_rule and at_home and len({x.dtype for x in operands}) == 1 else None
+    return Moved(shape, sharding, tuple(fresh.values()), whole, copies=True, explicit=True, as_pieces=as_pieces)

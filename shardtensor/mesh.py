@@ -1,0 +1,213 @@
+"""`Mesh`: an N-dimensional grid of devices whose axes have names; and the default one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor import backend as backends
+from shardtensor.backend import Device
+from shardtensor.errors import ArgumentTypeError, ShardingError
+
+
+class Mesh:
+    """An N-dimensional grid of devices whose axes have names.
+
+    Args:
+        devices: an array (or nested sequence) of distinct devices, in any number of dimensions.
+        axis_names: one name for each of its dimensions, all different; a single string names a single one.
+
+    Raises:
+        ShardingError: the names do not fit the grid, a name or a device occurs twice, or the grid is empty.
+
+    Meshes with the same devices in the same grid under the same names are equal.
+
+    >>> mesh = st.Mesh(np.array(st.devices()[:4]).reshape(2, 2), ("x", "y"))
+    >>> mesh.shape
+    mappingproxy({'x': 2, 'y': 2})
+    """
+
+    __slots__ = ("__weakref__", "_devices", "_grid", "_hash", "_shape", "axis_names")
+
+    def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
+        grid = _device_grid(devices)
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise ShardingError(f"Mesh: axis name {name!r} is not a non-empty string")
+            if names.count(name) > 1:
+                raise ShardingError(
+                    f"Mesh: axis name {name!r} occurs twice in axis_names={names}; each axis needs its own"
+                )
+        if grid.ndim != len(names):
+            raise ShardingError(
+                f"Mesh: the devices form a grid of {grid.ndim} dimensions, shape {grid.shape}, and axis_names={names} "
+                f"names {len(names)}; give one name per dimension"
+            )
+        flat: tuple[Device, ...] = tuple(grid.ravel().tolist())
+        if not flat:
+            raise ShardingError("Mesh: there is no device in it; give at least one")
+        if len(set(flat)) < len(flat):
+            twice = next(d for d in flat if flat.count(d) > 1)
+            raise ShardingError(f"Mesh: device {twice} occurs twice; a mesh holds each device once")
+        self.axis_names: tuple[str, ...] = names
+        self._devices = flat
+        self._grid = grid.shape
+        self._shape = MappingProxyType(dict(zip(names, grid.shape, strict=True)))
+        self._hash = hash((flat, grid.shape, names))
+
+    @property
+    def devices(self) -> npt.NDArray[Any]:
+        """The grid of devices, read-only."""
+        grid = np.empty(len(self._devices), object)
+        grid[:] = self._devices
+        grid.flags.writeable = False
+        return grid.reshape(self._grid)
+
+    @property
+    def flat(self) -> tuple[Device, ...]:
+        """The devices in mesh order (row-major): the order in which shards are counted and combined."""
+        return self._devices
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The size of each axis by its name, in order."""
+        return self._shape
+
+    @property
+    def axis_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes, in order."""
+        return self._grid
+
+    @property
+    def size(self) -> int:
+        """How many devices it has."""
+        return len(self._devices)
+
+    @property
+    def local_devices(self) -> list[Device]:
+        """Its devices that this process owns."""
+        return [d for d in self._devices if d.process_index == backends.process_index()]
+
+    @property
+    def coordinates(self) -> npt.NDArray[np.int64]:
+        """Where each device stands: an array of shape (size, number of axes), devices in mesh order."""
+        return np.stack(np.unravel_index(np.arange(self.size), self._grid), axis=-1).reshape(self.size, len(self._grid))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh) or self._hash != other._hash:
+            return False
+        return (self._devices, self._grid, self.axis_names) == (other._devices, other._grid, other.axis_names)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh, (self.devices.tolist() if self._grid else self._devices[0], self.axis_names)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self._shape.items())
+        return f"Mesh({axes}; {_span(self._devices)})"
+
+
+def _device_grid(devices: Any) -> npt.NDArray[Any]:
+    grid = np.array(devices, dtype=object)
+    for device in grid.flat:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError(
+                f"Mesh: {device!r} is a {type(device).__name__}, not a Device; take them from st.devices()"
+            )
+    return grid
+
+
+def _span(devices: Sequence[Device]) -> str:
+    """``cpu:0..7`` for a run of devices, else the first few by name."""
+    first = devices[0]
+    run = [Device(first.backend, first.id + i, d.process_index, d.kind) for i, d in enumerate(devices)]
+    if len(devices) > 2 and run == list(devices):
+        return f"{first}..{devices[-1].id}"
+    return ", ".join(map(str, devices[:4])) + (", …" if len(devices) > 4 else "")
+
+
+def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: Sequence[Device] | None = None) -> Mesh:
+    """A mesh of the given sizes over the first devices there are.
+
+    Args:
+        axis_sizes: the size of each axis; -1, at most once, stands for what is left.
+        axis_names: the name of each axis.
+        devices: where to take them from, in order; without it, the default backend's.
+
+    Raises:
+        ShardingError: there are fewer devices than the sizes ask for, or sizes and names do not fit each other.
+
+    >>> st.make_mesh((2, 2), ("data", "model")).axis_sizes
+    (2, 2)
+    """
+    sizes = [int(s) for s in axis_sizes]
+    pool = backends.devices() if devices is None else list(devices)
+    if sizes.count(-1) == 1:
+        rest = -math.prod(sizes)
+        if rest == 0 or len(pool) % rest:
+            raise ShardingError(
+                f"make_mesh: axis_sizes={tuple(sizes)} leaves no whole size for -1 with {len(pool)} devices"
+            )
+        sizes[sizes.index(-1)] = len(pool) // rest
+    if any(size < 1 for size in sizes):
+        raise ShardingError(f"make_mesh: axis_sizes={tuple(sizes)} must be positive (one of them may be -1)")
+    wanted = math.prod(sizes)
+    if wanted > len(pool):
+        raise ShardingError(
+            f"make_mesh: axis_sizes={tuple(sizes)} asks for {wanted} devices and there are {len(pool)}; "
+            f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
+        )
+    grid = np.empty(wanted, object)
+    grid[:] = pool[:wanted]
+    return Mesh(grid.reshape(sizes), axis_names)
+
+
+_mesh: ContextVar[Mesh | None] = ContextVar("shardtensor_mesh", default=None)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
+    """Makes ``mesh`` the default one inside the ``with`` block, in this thread and in the maps that it starts.
+
+    What is created without ``device=`` lies on it, its first dimension split over all the mesh's axes.
+
+    >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
+    ...     st.zeros((4, 3)).sharding.spec
+    P('x')
+    """
+    if not isinstance(mesh, Mesh):
+        raise ArgumentTypeError(f"use_mesh: mesh is a {type(mesh).__name__}; wanted a Mesh")
+    token = _mesh.set(mesh)
+    try:
+        yield mesh
+    finally:
+        _mesh.reset(token)
+
+
+def default_mesh() -> Mesh:
+    """The mesh of what is created without ``device=``: that of `use_mesh`, else all of the default backend's devices, axis ``d``."""
+    return _mesh.get() or _all_devices(backends.default_backend())
+
+
+@functools.cache
+def _all_devices(backend: backends.Backend) -> Mesh:
+    return mesh_of(tuple(backend.devices()))
+
+
+@functools.lru_cache(1024)
+def mesh_of(devices: tuple[Device, ...]) -> Mesh:
+    """The mesh of these devices in one row, axis ``d``."""
+    return Mesh(devices, ("d",))

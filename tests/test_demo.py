@@ -1,0 +1,126 @@
+"""The demo reaches its accuracy and passes its checks on every host backend, and says so when it does not."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import shardtensor as st
+from shardtensor import cli, demo
+from shardtensor.demo import DemoResult
+
+
+def run(steps: int, **options) -> tuple[DemoResult, list[str]]:
+    """The demo's result, and the lines that it printed."""
+    out = io.StringIO()
+    result = demo.main(steps=steps, console=Console(file=out, width=100), **options)
+    return result, out.getvalue().splitlines()
+
+
+def command(told: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """``python -m shardtensor demo`` in a process of its own. Its output is no terminal, and need not be UTF-8.
+
+    On a machine that is busy with other tests, BLAS's threads cost a hundred times what they save.
+    """
+    given = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
+    calm = {"PYTHONIOENCODING": "ascii", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "shardtensor", "demo", *options],
+        env=given | calm | told,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "devices"),
+    [
+        ({}, "numpy:0..7"),
+        ({"SHARDTENSOR_NUM_DEVICES": "3"}, "numpy:0..2"),
+        ({"SHARDTENSOR_BACKEND": "checked"}, "checked:0..7"),
+    ],
+)
+def test_it_learns_to_read_and_agrees_with_numpy(told, devices):
+    finished = command(told)
+    assert finished.returncode == 0, finished.stderr
+    assert devices in finished.stdout
+    last = finished.stdout.splitlines()[-1]
+    assert last.startswith("PASSED")
+    assert float(re.search(r"([\d.]+)% of 350 held-out digits", last)[1]) >= 95
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_any_number_of_devices_does(backend, devices):
+    result, lines = run(2, backend=backend, devices=devices)
+    assert result.failed == []
+    assert result.passed
+    assert lines[-1] == str(result)
+    assert sum(f"Mesh(d={devices}; " in line for line in lines) == 1
+
+
+def test_two_runs_are_equal():
+    assert run(2)[0] == run(2)[0]
+
+
+def test_a_wrong_gradient_fails_the_checks_of_the_training_and_the_exit_status(monkeypatch, capsys):
+    right = demo.gradients
+
+    def averaged(xp, rows, targets, weights):  # right for the whole, wrong for parts: means do not add up
+        return tuple(g / len(rows) * 1447 for g in right(xp, rows, targets, weights))
+
+    monkeypatch.setattr(demo, "gradients", averaged)
+    assert cli.main(["demo", "--steps", "3"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("FAILED: training losses, trained weights (against plain NumPy);")
+
+
+def test_a_wrong_product_fails_the_checks_of_the_projection(monkeypatch):
+    monkeypatch.setattr(st, "mean", lambda x, **params: st.sum(x, **params) * (1 / x.shape[0] + 1e-4))
+    result, lines = run(1)
+    assert "projected rows" in result.failed
+    assert lines[-1].startswith("FAILED")
+
+
+def test_gradients_are_the_derivatives_of_the_loss():
+    train, _ = demo.split_digits()
+    rows, targets, weights = train.rows[:20], train.targets[:20], demo.initial_weights()
+    _, *found = demo.gradients(np, rows, targets, weights)
+    random = np.random.default_rng(1)
+    for k, gradient in enumerate(found):
+        direction = random.normal(size=gradient.shape)
+        there, back = (
+            demo.gradients(np, rows, targets, (*weights[:k], weights[k] + step * direction, *weights[k + 1 :]))[0]
+            for step in (1e-5, -1e-5)
+        )
+        assert (there - back) / 2e-5 == pytest.approx(np.sum(gradient * direction), rel=1e-6)
+
+
+def test_the_digits_are_whole():
+    digits = demo.load_digits()
+    assert digits.rows.shape == (1797, 64)
+    assert digits.images.shape == (1797, 8, 8)
+    assert np.unique(digits.rows * 16).tolist() == list(range(17))
+    assert np.bincount(digits.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.array_equal(digits.targets.argmax(1), digits.labels)
+
+
+def test_learning_and_examination_share_no_digit():
+    train, test = demo.split_digits()
+    assert len(train.rows) + len(test.rows) == 1797
+    assert not {row.tobytes() for row in train.rows} & {row.tobytes() for row in test.rows}
+
+
+@pytest.mark.parametrize("options", [{"devices": 0}, {"steps": 0}, {"devices": 10_000}, {"backend": "nonsense"}])
+def test_what_cannot_be_is_an_error(options):
+    with pytest.raises(st.ArgumentError):
+        demo.main(**options)
