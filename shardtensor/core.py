@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+from shardtensor.errors import ShardTensorError
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -143,6 +145,12 @@ def implements(function: Callable[..., Any], part: str) -> Callable[[Function], 
         return body
 
     return attach
+
+
+def in_the_name_of(op: Op, error: ShardTensorError) -> ShardTensorError:
+    """The same error, its message beginning with the operator's name unless some function's stands there already."""
+    text = str(error)
+    return error if text.partition(":")[0].isidentifier() else type(error)(f"{op.name}: {text}")
 
 
 def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import Op, Operands, Params, set_default_interpreter
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.core import Op, Operands, Params, in_the_name_of, set_default_interpreter
+from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.mesh import default_mesh
 from shardtensor.operands import admit, host_aval
 from shardtensor.plans import Kind, Plan, make_plan
@@ -19,7 +19,21 @@ _PLANS_KEPT = 4096
 
 
 def apply(op: Op, operands: Operands, params: Params) -> Any:
-    """Runs one operator: the default interpreter."""
+    """Runs one operator: the default interpreter.
+
+    Raises:
+        ShardTensorError: with the operator's name, or that of the function within it that raised.
+    """
+    try:
+        return _apply(op, operands, params)
+    except ShardTensorError as error:
+        named = in_the_name_of(op, error)
+        if named is error:
+            raise
+        raise named from None
+
+
+def _apply(op: Op, operands: Operands, params: Params) -> Any:
     if op.composite:
         result = op.composite(*(operands if not op.variadic else (operands,)), *params)
         if result is not NotImplemented:
@@ -38,7 +52,7 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
         elif x is None:
             kinds.append(None)
         else:
-            return apply(op, tuple([admit(x, op.name) for x in operands]), params)
+            return _apply(op, tuple([admit(x, op.name) for x in operands]), params)
     if op.algorithm:
         return op.algorithm(*operands, *params)
     key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)
@@ -47,7 +61,7 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
     try:
         plan = _plans.get(key)
     except TypeError:  # a parameter that cannot be hashed, such as a list of axes
-        return apply(op, operands, tuple(_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)))
+        return _apply(op, operands, tuple(_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)))
     if plan is None:
         plan = _keep(key, make_plan(op, operands, kinds, params))
     return plan(operands)

@@ -25,7 +25,7 @@ def run(steps: int, **options) -> tuple[DemoResult, list[str]]:
 
 
 def command(told: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    """``python -m shardtensor demo`` in a process of its own. Its output is no terminal, and need not be UTF-8.
+    """``python -m shardtensor demo`` in a process of its own, whose output is neither a terminal nor UTF-8.
 
     On a machine that is busy with other tests, BLAS's threads cost a hundred times what they save.
     """
@@ -96,13 +96,14 @@ def test_gradients_are_the_derivatives_of_the_loss():
     rows, targets, weights = train.rows[:20], train.targets[:20], demo.initial_weights()
     _, *found = demo.gradients(np, rows, targets, weights)
     random = np.random.default_rng(1)
-    for k, gradient in enumerate(found):
-        direction = random.normal(size=gradient.shape)
-        there, back = (
-            demo.gradients(np, rows, targets, (*weights[:k], weights[k] + step * direction, *weights[k + 1 :]))[0]
-            for step in (1e-5, -1e-5)
-        )
-        assert (there - back) / 2e-5 == pytest.approx(np.sum(gradient * direction), rel=1e-6)
+    directions = [random.normal(size=weight.shape) for weight in weights]
+
+    def loss(step: float) -> float:
+        moved = [weight + step * direction for weight, direction in zip(weights, directions, strict=True)]
+        return demo.gradients(np, rows, targets, moved)[0]
+
+    slope = sum(np.sum(gradient * direction) for gradient, direction in zip(found, directions, strict=True))
+    assert (loss(1e-5) - loss(-1e-5)) / 2e-5 == pytest.approx(slope, rel=1e-6)
 
 
 def test_the_digits_are_whole():
@@ -120,7 +121,9 @@ def test_learning_and_examination_share_no_digit():
     assert not {row.tobytes() for row in train.rows} & {row.tobytes() for row in test.rows}
 
 
-@pytest.mark.parametrize("options", [{"devices": 0}, {"steps": 0}, {"devices": 10_000}, {"backend": "nonsense"}])
-def test_what_cannot_be_is_an_error(options):
+@pytest.mark.parametrize(
+    ("option", "value"), [("devices", 0), ("steps", 0), ("devices", 10_000), ("backend", "nonsense")]
+)
+def test_what_cannot_be_is_an_error(option, value):
     with pytest.raises(st.ArgumentError):
-        demo.main(**options)
+        demo.main(**{option: value})

@@ -1,0 +1,484 @@
+"""What the benchmarks share: processes that measure, rounds that interleave them, and tables of what came out.
+
+Each library is measured in a process of its own (`Worker`), because environment variables and the number of JAX's devices
+are fixed when a process starts. The workers of all libraries are alive together, and `interleave` asks them in turn, so that
+a busy moment of the machine falls on all alike.
+
+Run as a program, this file is a worker: ``python harness.py MODULE:FUNCTION``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import timeit
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from rich import box
+from rich.console import Console, Group
+from rich.progress import track
+from rich.table import Table as RichTable
+from rich.text import Text
+
+Case = Callable[[], Any]
+"""One thing to measure: when it returns, the work is done, not merely queued."""
+Sampler = Callable[[], float]
+"""Measures once. May raise `NoFigure`."""
+Key = TypeVar("Key", bound=Hashable)
+
+RESULTS = Path(__file__).parent / "results"
+SAMPLE_SECONDS = 5e-3  # long against the clock and against caches that the others have emptied, short against a noisy moment
+START_LIMIT = SAMPLE_LIMIT = 120.0
+
+# Somebody's settings for another machine: they can halve NumPy's matrix product.
+_TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+
+class NoFigure(Exception):
+    """A cell has no figure; the message stands in its place."""
+
+
+# -- processes ------------------------------------------------------------------------------------------------------------
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment variables of a process that measures."""
+    return {name: value for name, value in os.environ.items() if name not in _TUNING} | changes
+
+
+def is_installed(package: str) -> bool:
+    """Whether ``package`` can be imported, which this does not do."""
+    return importlib.util.find_spec(package) is not None
+
+
+class Worker:
+    """A process that measures the cases of one library. Used in a ``with``, at whose end the process ends.
+
+    Once the process is gone, or where the library is not installed, every request raises `NoFigure` with the reason.
+
+    Args:
+        package: what must be installed for the cases.
+        cases: ``module:function`` of this folder; the function gives the cases by name. It is called in the process.
+        environment: variables to set for the process.
+    """
+
+    def __init__(self, package: str, cases: str, environment: Mapping[str, str] | None = None) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._problem = "not installed"
+        self._names: list[str] = []
+        if not is_installed(package):
+            return
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, cases],
+            env=child_environment(PYTHONIOENCODING="utf-8", **(environment or {})),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            encoding="utf-8",
+        )
+        self._problem = ""
+        try:
+            self._names = self._answer(START_LIMIT)
+        except NoFigure:
+            pass  # the reason is kept, and every request repeats it
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+            self._errors.close()
+
+    def sample(self, case: str) -> float:
+        """Seconds per call of a case, over as many calls as fill `SAMPLE_SECONDS`."""
+        return float(self._ask("sample", case, SAMPLE_LIMIT))
+
+    def call(self, case: str, limit: float = SAMPLE_LIMIT) -> Any:
+        """What one call of a case returns, as JSON carries it; the process is killed if that takes over ``limit`` seconds."""
+        return self._ask("call", case, limit)
+
+    def _ask(self, verb: str, case: str, limit: float) -> Any:
+        if self._problem:
+            raise NoFigure(self._problem)
+        if case not in self._names:
+            raise NoFigure("–")
+        assert self._process and self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps([verb, case]) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._gone("failed")
+        return self._answer(limit)
+
+    def _answer(self, limit: float) -> Any:
+        assert self._process and self._process.stdout
+        expired = threading.Event()
+
+        def stop() -> None:
+            expired.set()
+            self._process.kill()
+
+        watchdog = threading.Timer(limit, stop)
+        watchdog.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        return json.loads(line) if line else self._gone(f"none in {limit:.0f} s" if expired.is_set() else "failed")
+
+    def _gone(self, reason: str) -> NoReturn:
+        """Keeps why the process ended, and shows its last words if it was Python that ended it."""
+        assert self._process
+        status = self._process.wait()
+        self._problem = "aborted" if status == -signal.SIGABRT else reason
+        if status > 0:
+            self._errors.seek(0)
+            sys.stderr.write(self._errors.read())
+        raise NoFigure(self._problem)
+
+
+def serve(cases: str) -> None:
+    """The life of a worker: reads a request per line, writes an answer per line, both JSON."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints must not be taken for an answer
+    module, _, function = cases.partition(":")
+    named: dict[str, Case] = getattr(importlib.import_module(module), function)()
+    counts: dict[str, int] = {}
+
+    def sample(name: str) -> float:
+        timer = timeit.Timer(named[name])
+        calls = counts.get(name) or counts.setdefault(name, _calls_that_fill_a_sample(timer))
+        timer.timeit(calls // 10 + 1)  # brings back to the caches what other processes have driven out
+        return timer.timeit(calls) / calls
+
+    verbs: dict[str, Callable[[str], Any]] = {"sample": sample, "call": lambda name: named[name]()}
+    print(json.dumps(list(named)), file=answers, flush=True)
+    for line in sys.stdin:
+        verb, name = json.loads(line)
+        print(json.dumps(verbs[verb](name)), file=answers, flush=True)
+
+
+def _calls_that_fill_a_sample(timer: timeit.Timer) -> int:
+    timer.timeit(1)  # the first call may compile
+    calls = 1
+    while timer.timeit(calls) < SAMPLE_SECONDS:
+        calls *= 2
+    return calls
+
+
+def import_seconds(package: str) -> float:
+    """How long ``import package`` takes in a fresh process; the start of Python itself does not count."""
+    if not is_installed(package):
+        raise NoFigure("not installed")
+    code = f"import time; t = time.perf_counter(); import {package}; print(time.perf_counter() - t)"
+    # -P: without the current folder, which is no part of an installed program, on the search path.
+    command = [sys.executable, "-P", "-c", code]
+    return float(subprocess.run(command, env=child_environment(), check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def resident_bytes() -> int | None:
+    """The memory that this process has in RAM, where the operating system (Linux) says so."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# -- rounds ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was measured for one row and one column.
+
+    Attributes:
+        samples: in seconds, or in the unit of the row.
+        problem: why there is no figure.
+    """
+
+    samples: tuple[float, ...] = ()
+    problem: str = "–"
+
+    @property
+    def median(self) -> float | None:
+        """The figure, or None."""
+        return statistics.median(self.samples) if self.samples else None
+
+    @property
+    def quartiles(self) -> tuple[float, float] | None:
+        """Between which values the middle half of the samples lies; None where there are too few."""
+        if len(self.samples) < 4:
+            return None
+        low, _, high = statistics.quantiles(self.samples, method="inclusive")
+        return low, high
+
+
+def interleave(samplers: Mapping[Key, Sampler], rounds: int, what: str) -> dict[Key, Cell]:
+    """Samples everything once per round, in a new order each time, so that noise hits all alike.
+
+    What raises `NoFigure` gets a cell with that problem, and is not asked again.
+    """
+    samples: dict[Key, list[float]] = {key: [] for key in samplers}
+    problems: dict[Key, str] = {}
+    shuffle = random.Random(0).shuffle
+    console = Console(stderr=True)
+    for _ in track(range(rounds), what, console=console, transient=True, disable=not console.is_terminal):
+        order = [key for key in samplers if key not in problems]
+        shuffle(order)
+        for key in order:
+            try:
+                samples[key].append(samplers[key]())
+            except NoFigure as reason:
+                problems[key] = str(reason)
+    return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(taken)) for k, taken in samples.items()}
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------------
+
+
+def describe_environment(packages: Iterable[str]) -> dict[str, str]:
+    """What the figures depend on: the kind of machine and the versions, and nothing that names the place."""
+    versions = {name: _version(name) for name in packages}
+    return {
+        "CPU": f"{_cpu_model()}, {_usable_cores()} cores usable",
+        "memory": _memory(),
+        "Python": platform.python_version(),
+        **versions,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this operating system
+        return os.cpu_count() or 1
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
+    except (AttributeError, ValueError):  # not on this operating system
+        return "unknown"
+
+
+def blas_kernel() -> str:
+    """Which BLAS NumPy calls in this process, and which of its kernels that chose for the CPU."""
+    import numpy as np
+
+    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return f"{built['name']} {built['version']}, kernel unknown (threadpoolctl is not installed)"
+    for library in threadpool_info():
+        if library["user_api"] == "blas":
+            kernel = library.get("architecture", "unknown")
+            return f"{library['internal_api']} {library['version']}, kernel {kernel}, {library['num_threads']} threads"
+    return f"{built['name']} {built['version']}, kernel unknown"
+
+
+# -- the table --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """What shardtensor's figure should not exceed: ``at_most``, or that many times the figure of the column ``of``."""
+
+    at_most: float
+    of: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        name: of the case.
+        title: what a reader sees.
+        unit: ``"s"``, or another one, which is printed as it is.
+    """
+
+    name: str
+    title: str
+    targets: tuple[Target, ...] = ()
+    unit: str = "s"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything that was measured in one run.
+
+    Attributes:
+        columns: the first one is shardtensor's, to which the others are compared.
+        cells: by name of the row and column; a missing one does not apply.
+    """
+
+    title: str
+    environment: Mapping[str, str]
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    cells: Mapping[tuple[str, str], Cell]
+
+    def cell(self, row: Row, column: str) -> Cell:
+        """What was measured there."""
+        return self.cells.get((row.name, column), Cell())
+
+    def meets(self, row: Row, target: Target) -> bool | None:
+        """Whether shardtensor does; None where a figure is missing that decides it."""
+        figure = self.cell(row, self.columns[0]).median
+        measure = 1.0 if target.of is None else self.cell(row, target.of).median
+        return None if figure is None or measure is None else figure <= target.at_most * measure
+
+    def verdicts(self) -> list[bool | None]:
+        """`meets` of all targets."""
+        return [self.meets(row, target) for row in self.rows for target in row.targets]
+
+    def summary(self) -> str:
+        """The targets, counted."""
+        verdicts = self.verdicts()
+        counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in _WORDS.items()]
+        return f"{len(verdicts)} targets: {', '.join(counts)}."
+
+    def spread(self) -> float | None:
+        """The width of the middle half of a cell's samples, as a share of its median: the median over all cells."""
+        cells = [cell for cell in self.cells.values() if cell.quartiles and cell.median]
+        shares = [(cell.quartiles[1] - cell.quartiles[0]) / cell.median for cell in cells]
+        return statistics.median(shares) if shares else None
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures, with their quartiles, in seconds or the unit of the row."""
+        return {
+            "title": self.title,
+            "environment": dict(self.environment),
+            "rows": [
+                {
+                    "name": row.name,
+                    "title": row.title,
+                    "unit": row.unit,
+                    "cells": {column: _cell_json(self.cell(row, column)) for column in self.columns},
+                    "targets": [{"target": _promise(t, row.unit), "met": self.meets(row, t)} for t in row.targets],
+                }
+                for row in self.rows
+            ],
+            "spread": self.spread(),
+            "summary": self.summary(),
+        }
+
+    def __rich__(self) -> Group:
+        grid = RichTable("", *self.columns, "target", "", box=box.SIMPLE_HEAD)
+        for column in grid.columns[1 : len(self.columns) + 1]:
+            column.justify = "right"
+            column.no_wrap = True
+        for row in self.rows:
+            figures = [self._figure(row, column) for column in self.columns]
+            promises = "\n".join(_promise(target, row.unit) for target in row.targets)
+            marks = [self.meets(row, target) for target in row.targets]
+            grid.add_row(row.title, *figures, promises, Text("\n").join(Text(_WORDS[m], _STYLES[m]) for m in marks))
+        facts = "\n".join(f"{name}: {value}" for name, value in self.environment.items())
+        notes = [f"n×: this figure over {self.columns[0]}'s. –: does not apply."]
+        if (spread := self.spread()) is not None:
+            notes.append(f"The middle half of a cell's samples typically spans {spread:.0%} of its median.")
+        return Group(Text(self.title, "bold"), Text(facts), grid, Text("\n".join(notes)), Text(self.summary(), "bold"))
+
+    def _figure(self, row: Row, column: str) -> str:
+        cell, ours = self.cell(row, column), self.cell(row, self.columns[0]).median
+        if cell.median is None:
+            return cell.problem
+        said = _quantity(cell.median, row.unit)
+        return f"{said}{_ratio(cell.median, ours):>7}" if column != self.columns[0] else said
+
+
+_WORDS = {True: "met", False: "missed", None: "not checked"}
+_STYLES = {True: "green", False: "bold red", None: "yellow"}
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    if cell.median is None:
+        return {"problem": cell.problem}
+    return {"median": cell.median, "quartiles": cell.quartiles, "samples": len(cell.samples)}
+
+
+def _promise(target: Target, unit: str) -> str:
+    return f"≤ {target.at_most:g} × {target.of}" if target.of else f"≤ {_short(target.at_most, unit)}"
+
+
+def _ratio(figure: float, ours: float | None) -> str:
+    return f"{_digits(figure / ours)}×" if ours else ""
+
+
+def _quantity(value: float, unit: str) -> str:
+    """Three digits and a unit that suits them."""
+    number, unit = _scaled(value, unit)
+    return f"{_digits(number)} {unit}"
+
+
+def _short(value: float, unit: str) -> str:
+    number, unit = _scaled(value, unit)
+    return f"{number:g} {unit}"
+
+
+def _scaled(value: float, unit: str) -> tuple[float, str]:
+    if unit != "s":
+        return value, unit
+    for scale, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= scale:
+            return value / scale, name
+    return value / 1e-6, "µs"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
+
+
+def report(table: Table, directory: Path, name: str) -> None:
+    """Prints a table, and saves it as ``name.txt`` and ``name.json``."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a redirected output's encoding may lack ≤ and ×
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.json").write_text(json.dumps(table.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    text = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
+    text.print(table)
+    lines = [line.rstrip() for line in text.file.getvalue().splitlines()]
+    (directory / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    console = Console()
+    console.print(table, width=max(console.width, 120))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

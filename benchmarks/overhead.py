@@ -1,0 +1,226 @@
+"""What a call costs before any work is done: tiny arrays, imports, planning, queueing. See README.md for how to read it.
+
+python benchmarks/overhead.py [--quick] [--out DIR] [--label LABEL]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import Case, Cell, NoFigure, Row, Table, Target, Worker
+
+PROJECT, NUMPY, JAX_8, JAX_2 = "shardtensor", "NumPy", "JAX, 8 devices", "JAX, 2 devices"
+DEVICES = 8
+QUEUED = 100_000
+PLANNED_DEVICES = 1024
+
+CALLS = (
+    Row("add", "x + y", (Target(8e-6), Target(0.1, JAX_8))),
+    Row("add compiled", "x + y (JAX: jit)"),
+    Row("sum", "x.sum()", (Target(15e-6),)),
+    Row("slice", "x[1:3]", (Target(15e-6),)),
+    Row("transpose", "m.T", (Target(15e-6),)),
+    Row("matmul", "m @ w", (Target(15e-6),)),
+    Row("pmap", "pmap of x + 1", (Target(75e-6),)),
+    Row("stack", "stack of shards"),
+    Row("reshard", "reshard rows to columns"),
+    Row("reshard copied", "the same, copied"),
+)
+PLAN = Row("plan", "plan 1024 × 1024 reshard", (Target(1.0),))
+IMPORT = Row("import", "import", (Target(2.0, NUMPY),))
+QUEUE = Row("queue", "100 000 queued x.sum()", (Target(60.0),))
+GROWTH = Row("growth", "growth of memory by them", (Target(1.0),), "MiB")
+
+
+# -- the cases, each function in a process of its own ---------------------------------------------------------------------
+
+
+def shardtensor_cases() -> dict[str, Case]:
+    """The library itself, eager, on the numpy backend."""
+    import numpy as np
+
+    import shardtensor as st
+    from shardtensor.backend import Device
+    from shardtensor.planner import plan_reshard
+
+    mesh = st.make_mesh((DEVICES,), ("d",))
+    rows, columns, everywhere = (st.NamedSharding(mesh, spec) for spec in (st.P("d"), st.P(None, "d"), st.P()))
+    x, y, m, w, square = (
+        st.device_put(array, everywhere if name == "w" else rows) for name, array in _operands(np).items()
+    )
+    shards = st.shard(np.arange(32, dtype=np.float32))
+    first_id = itertools.count()
+
+    def plan() -> Any:
+        # Other devices each time: nothing that the library caches on the way can help.
+        first = next(first_id)
+        fake = [Device("numpy", first + i) for i in range(PLANNED_DEVICES)]
+        mesh = st.make_mesh((PLANNED_DEVICES,), ("d",), devices=fake)
+        ends = st.NamedSharding(mesh, st.P("d")), st.NamedSharding(mesh, st.P(None, "d"))
+        return plan_reshard.__wrapped__(*ends, (4 * PLANNED_DEVICES, 4 * PLANNED_DEVICES))
+
+    return {
+        "add": lambda: x + y,
+        "add compiled": lambda: x + y,
+        "sum": lambda: x.sum(),
+        "slice": lambda: x[1:3],
+        "transpose": lambda: m.T,
+        "matmul": lambda: m @ w,
+        "pmap": lambda: st.pmap(_add_one, shards),
+        "stack": lambda: st.stack(shards),
+        "reshard": lambda: st.reshard(square, columns),
+        "reshard copied": lambda: st.reshard(square, columns, may_alias=False),
+        "plan": plan,
+        "queue": lambda: queue(lambda: x.sum()),
+    }
+
+
+def numpy_cases() -> dict[str, Case]:
+    """Plain NumPy: what no library on top of it can undercut."""
+    import numpy as np
+
+    x, y, m, w, square = _operands(np).values()
+    shards = np.split(np.arange(32, dtype=np.float32), DEVICES)
+    return {
+        "add": lambda: x + y,
+        "add compiled": lambda: x + y,
+        "sum": lambda: x.sum(),
+        "slice": lambda: x[1:3],
+        "transpose": lambda: m.T,
+        "matmul": lambda: m @ w,
+        "pmap": lambda: [_add_one(shard) for shard in shards],
+        "stack": lambda: np.stack(shards),
+        "reshard copied": lambda: square.copy(),
+        "queue": lambda: queue(lambda: x.sum()),
+        "blas": harness.blas_kernel,
+    }
+
+
+def jax_cases() -> dict[str, Case]:
+    """JAX on as many virtual CPU devices as its flags ask for. Every case waits for its result."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = jax.devices()
+    mesh = Mesh(np.array(devices), ("d",))
+    rows, columns, everywhere = (
+        NamedSharding(mesh, spec) for spec in (PartitionSpec("d"), PartitionSpec(None, "d"), PartitionSpec())
+    )
+    x, y, m, w, square = (
+        jax.device_put(array, everywhere if name == "w" else rows) for name, array in _operands(np).items()
+    )
+    add = jax.jit(jax.numpy.add)
+    add_one = jax.pmap(_add_one)
+    mapped = add_one(np.arange(32, dtype=np.float32).reshape(len(devices), -1))  # lies where pmap wants it
+    # A stack that moves nothing is made of shards that have the new dimension already.
+    shards = [jax.device_put(np.ones((1, 32 // len(devices)), np.float32), device) for device in devices]
+    stacked = (len(devices), 32 // len(devices))
+    ready = jax.block_until_ready
+    return {
+        "add": lambda: ready(x + y),
+        "add compiled": lambda: ready(add(x, y)),
+        "sum": lambda: ready(x.sum()),
+        "slice": lambda: ready(x[1:3]),
+        "transpose": lambda: ready(m.T),
+        "matmul": lambda: ready(m @ w),
+        "pmap": lambda: ready(add_one(mapped)),
+        "stack": lambda: ready(jax.make_array_from_single_device_arrays(stacked, rows, shards)),
+        "reshard": lambda: ready(jax.device_put(square, columns)),
+        "reshard copied": lambda: ready(jax.device_put(square, columns)),
+        "queue": lambda: queue(lambda: x.sum()),
+    }
+
+
+def _operands(np: Any) -> dict[str, Any]:
+    """The same tiny arrays for all."""
+    shapes = {"x": (32,), "y": (32,), "m": (32, 4), "w": (4, 4), "square": (32, 32)}
+    return {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in shapes.items()}
+
+
+def _add_one(x: Any) -> Any:
+    return x + 1
+
+
+def queue(reduce: Callable[[], Any]) -> dict[str, float | None]:
+    """Reduces many times without waiting, keeping only the last result: seconds, and how much memory grew at most."""
+    float(reduce())
+    before = harness.resident_bytes()
+    most = before
+    started = time.perf_counter()
+    for i in range(QUEUED):
+        last = reduce()
+        if most is not None and not i % 1000:
+            most = max(most, harness.resident_bytes())
+    float(last)  # waits for all of them
+    seconds = time.perf_counter() - started
+    return {"queue": seconds, "growth": None if most is None else (most - before) / 2**20}
+
+
+# -- the run --------------------------------------------------------------------------------------------------------------
+
+
+def _workers() -> dict[str, Worker]:
+    project = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
+    return {
+        PROJECT: Worker("shardtensor", "overhead:shardtensor_cases", project),
+        NUMPY: Worker("numpy", "overhead:numpy_cases"),
+        JAX_8: Worker("jax", "overhead:jax_cases", _jax_on(8)),
+        JAX_2: Worker("jax", "overhead:jax_cases", _jax_on(2)),
+    }
+
+
+def _jax_on(devices: int) -> dict[str, str]:
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+
+
+def measure(quick: bool) -> Table:
+    """Measures everything once through."""
+    Cells = dict[tuple[str, str], Cell]
+    with contextlib.ExitStack() as stack:
+        workers = {column: stack.enter_context(worker) for column, worker in _workers().items()}
+        calls = {(row.name, c): functools.partial(w.sample, row.name) for row in CALLS for c, w in workers.items()}
+        cells: Cells = harness.interleave(calls, 20 if quick else 150, "calls")
+        plan = {(PLAN.name, PROJECT): functools.partial(workers[PROJECT].sample, PLAN.name)}
+        cells |= harness.interleave(plan, 3 if quick else 9, "planning")
+        packages = {PROJECT: "shardtensor", NUMPY: "numpy", JAX_8: "jax"}
+        imports = {(IMPORT.name, c): functools.partial(harness.import_seconds, name) for c, name in packages.items()}
+        cells |= harness.interleave(imports, 7 if quick else 15, "imports")
+        # Last: JAX's virtual devices may deadlock here, and then its process is gone.
+        for column, worker in workers.items():
+            cells |= _queue_cells(worker, column, 15.0 if quick else 90.0)
+        with contextlib.suppress(NoFigure):
+            blas = workers[NUMPY].call("blas")
+    environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {"BLAS": blas}
+    title = f"Overhead: tiny float32 arrays over {DEVICES} logical devices of one host"
+    return Table(title, environment, (PROJECT, NUMPY, JAX_8, JAX_2), (*CALLS, PLAN, IMPORT, QUEUE, GROWTH), cells)
+
+
+def _queue_cells(worker: Worker, column: str, limit: float) -> dict[tuple[str, str], Cell]:
+    try:
+        found = worker.call(QUEUE.name, limit)
+    except NoFigure as reason:
+        return {(row.name, column): Cell(problem=str(reason)) for row in (QUEUE, GROWTH)}
+    return {(name, column): Cell(() if figure is None else (figure,)) for name, figure in found.items()}
+
+
+def main() -> None:
+    """Measures, prints and saves."""
+    parser = argparse.ArgumentParser(description="What a call costs before any work is done.")
+    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
+    parser.add_argument("--out", type=Path, default=harness.RESULTS, metavar="DIR", help="where the results go")
+    parser.add_argument("--label", metavar="LABEL", help="saved as overhead-LABEL: what kind of machine, not which one")
+    options = parser.parse_args()
+    harness.report(measure(options.quick), options.out, "overhead" + (f"-{options.label}" if options.label else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Each module imports only from lower floors, at the top of the file and anywhere else; and the package imports lightly."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "shardtensor"
+
+FLOORS = {
+    "errors": 0, "core": 0, "trees": 0, "team": 0,
+    "backend": 1, "log": 2, "mesh": 2, "sharding": 3,
+    "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "tensor": 4,
+    "operands": 5, "transfer": 6,
+    "functions": 7,
+    "blocks": 8, "plans": 9, "eager": 10, "spmd": 11,
+    "visualize": 12, "testing": 12, "": 13, "demo": 14, "cli": 15, "__main__": 16,
+}  # fmt: skip
+
+# Within a floor modules may look at one another, as long as they form no circle.
+FUNCTIONS = [
+    "elementwise", "statistical", "searching", "linear_algebra", "data_types", "manipulation", "creation", "indexing", "joining",
+    "placement", "lists",
+]  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> list[tuple[str, bool]]:
+    """The modules of the package that a file imports, and whether inside of a function or for types only."""
+    tree = ast.parse(path.read_text())
+    late = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shardtensor":
+            inner = node.module.partition(".")[2]
+            names = [inner] if inner else [a.name for a in node.names if (PACKAGE / f"{a.name}.py").exists()] or [""]
+            found += [(n, id(node) in late) for n in names]
+        elif isinstance(node, ast.Import):
+            found += [
+                (a.name.partition(".")[2], id(node) in late) for a in node.names if a.name.split(".")[0] == "shardtensor"
+            ]
+    return found
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_come_from_lower_floors(path: Path) -> None:
+    name = name_of(path)
+    floor = FLOORS[name.split(".")[0]]
+    for other, late in imports_of(path):
+        if late and other.split(".")[0] in ("visualize", "demo"):
+            continue  # what draws is loaded when something is drawn
+        if name.startswith("functions") and other.startswith("functions."):
+            mine, theirs = name.partition(".")[2], other.partition(".")[2]
+            assert FUNCTIONS.index(theirs) < FUNCTIONS.index(mine), (name, other)
+        else:
+            assert FLOORS[other.split(".")[0]] < floor, (name, other)
+
+
+def test_the_floors_are_all_there() -> None:
+    assert {name_of(p).split(".")[0] for p in MODULES} == set(FLOORS)
+    assert {name_of(p).partition(".")[2] for p in MODULES if name_of(p).startswith("functions.")} == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "backends").rglob("*.py")), ids=str)
+def test_plugins_know_the_lowest_floor_alone(path: Path) -> None:
+    assert {other for other, _ in imports_of(path)} <= {"backend", "errors"}
+
+
+def test_pure_modules_touch_no_backend() -> None:
+    for name in ("rules", "planner", "sharding", "mesh"):
+        text = (PACKAGE / f"{name}.py").read_text()
+        assert ".xp" not in text, name
+
+
+def run(code: str) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR")}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+
+
+def test_import_loads_numpy_and_itself_alone() -> None:
+    code = (
+        "import sys, threading, json, numpy; before = set(sys.modules); import shardtensor, shardtensor.backend as b;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before};"
+        "print(json.dumps([sorted(new - set(sys.stdlib_module_names)), threading.active_count(), sorted(b._loaded)]))"
+    )
+    new, threads, loaded = json.loads(run(code))
+    assert set(new) <= {"numpy", "shardtensor"}  # parts of NumPy that it loads on use
+    assert threads == 1
+    assert loaded == ["host"]
+
+
+def test_import_takes_less_than_twice_numpys(tmp_path: Path) -> None:
+    """Medians of fresh processes, in turn, with compiled bytecode for both."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE",)}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    times: dict[str, list[float]] = {"numpy": [], "shardtensor": []}
+    for i in range(8):
+        for module, seen in times.items():
+            code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+            out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+            if i:  # the first of each writes the bytecode
+                seen.append(float(out.stdout))
+    assert min(times["shardtensor"]) < 2 * min(times["numpy"])

@@ -1,0 +1,215 @@
+"""Every move is counted, and implicit ones are judged."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from tests.layouts import assert_same, mesh_of
+
+
+def sharded(backend: str, spec: st.P, shape: tuple[int, ...] = (8, 8)) -> st.ShardedTensor:
+    return st.ones(shape, dtype="float32", device=st.NamedSharding(mesh_of((4,), backend), spec))
+
+
+def test_slices_send_one_row_for_each_boundary(backend: str) -> None:
+    x = sharded(backend, st.P("x"), (16, 2))
+    with st.transfers() as log:
+        y = x[1:]
+    assert log.bytes == 3 * 8
+    assert {(r.operator, r.explicit) for r in log} == {("getitem", False)}
+    assert [(str(r.source), str(r.destination)) for r in log] == [(f"{backend}:{k + 1}", f"{backend}:{k}") for k in range(3)]
+    assert log.copied == (0 if backend == "numpy" else 24)
+    assert y.sharding == x.sharding
+
+
+def test_what_agrees_moves_nothing(backend: str) -> None:
+    x, y = sharded(backend, st.P("x")), sharded(backend, st.P())
+    with st.transfers() as log, st.transfer_guard("disallow"):
+        _ = x + x * 2 - st.exp(x)
+        _ = x + y  # a replicated operand is cut where it is
+        _ = x.T @ st.ones((8, 3), dtype="float32", device=x.sharding)
+        _ = st.sum(x, axis=1)
+        _ = x[:, 2:5], x[:, ::-1], x[None], x.reshape(8, 2, 4), x.reshape(64)
+        _ = x + 1.0
+    assert {r.operator for r in log} == {"matmul"}  # whose combination is its own work
+    assert all(r.explicit for r in log)
+
+
+def test_reshard_counts_the_minimum(backend: str) -> None:
+    x = sharded(backend, st.P("x"))
+    columns = x.sharding.with_spec(st.P(None, "x"))
+    with st.transfers() as log:
+        y = st.reshard(x, columns)
+    assert log.bytes == 48 * 4
+    assert all(r.explicit and r.operator == "reshard" for r in log)
+    assert log.copied == (0 if backend == "numpy" else 48 * 4)
+    with st.transfers() as log:
+        st.reshard(y, x.sharding.with_spec(st.P()))
+    assert log.bytes == 3 * 64 * 4
+    with st.transfers() as log:
+        st.with_sharding_constraint(y, columns)
+    assert len(log) == 0
+
+
+def test_host_arrays_are_counted_where_they_go(backend: str) -> None:
+    x = sharded(backend, st.P("x"))
+    value = np.ones((8, 8), "float32")
+    with st.transfers() as log:
+        y = x + value
+    assert log.bytes == 256
+    assert {r.source for r in log} == {st.HOST}
+    assert not any(r.explicit for r in log)
+    assert y.sharding == x.sharding
+    with st.transfers() as log:
+        st.device_put(value, x.sharding)
+    assert (log.bytes, log.copied) == (256, 256)
+    assert all(r.explicit for r in log)
+    with st.transfers() as log:
+        np.asarray(y)
+    assert log.bytes == 256
+    assert {(str(r.destination), r.explicit) for r in log} == {("host", True)}
+    with st.transfers() as log:
+        float(y[3, 3])
+    assert {r.operator for r in log} >= {"to_host"}
+
+
+def test_aliases_are_reported_as_aliases() -> None:
+    value = np.ones((8, 8), "float32")
+    with st.transfers() as log:
+        x = st.device_put(value, mesh_of((4,), "numpy"), may_alias=True)
+    assert (log.bytes, log.copied) == (256, 0)
+    assert np.shares_memory(np.asarray(x), value)
+    value[0, 0] = 5  # still the caller's to write
+    y = st.device_put(value, mesh_of((4,), "numpy"))
+    assert not np.shares_memory(np.asarray(y), value)
+
+
+def test_reductions_count_their_combination(backend: str) -> None:
+    x = sharded(backend, st.P("x"))
+    with st.transfers() as log, st.transfer_guard("disallow"):
+        st.sum(x, axis=0)
+    assert log.bytes == 2 * 3 * 32  # three partial results to the first device, three results back
+    with st.transfers() as log:
+        st.max(x)
+    assert log.bytes == 2 * 3 * 4
+    with st.transfers() as log:
+        st.sum(x, axis=1)
+    assert log.bytes == 0
+
+
+def test_the_heavier_operand_stays(backend: str) -> None:
+    d = st.devices(backend)
+    big, small = st.ones((100,), device=d[1]), st.ones((1,), device=d[2])
+    for made in (small + big, big + small):
+        assert made.device == d[1]
+    left, right = st.ones((4,), device=d[3]), st.ones((4,), device=d[2])
+    assert (left + right).device == d[3]
+    assert (right + left).device == d[2]
+    free = st.ones((1000,))
+    assert not free.committed
+    assert (free[:4] + left).device == d[3]
+    assert (left + free[:4]).device == d[3]
+    assert (free + 1).committed is False
+    assert st.device_put(free, d[0]).committed
+
+
+def test_the_choice_is_the_same_on_every_backend() -> None:
+    made = []
+    for name in ("numpy", "checked"):
+        d = st.devices(name)
+        x = st.ones((6, 6), device=st.NamedSharding(mesh_of((2, 2), name), st.P("y", "x")))
+        y = st.ones((6, 6), device=mesh_of((3,), name, 4))
+        with st.transfers() as log:
+            z = (x + y) @ st.ones((6, 9), device=d[7])
+        made.append((repr(z.sharding.spec), [(r.bytes, r.source.id, r.destination.id, r.operator) for r in log]))
+    assert made[0] == made[1]
+
+
+def test_tensors_of_different_backends_meet() -> None:
+    a = st.ones((10,), device=mesh_of((4,), "numpy"))
+    b = st.ones((10, 10), device=mesh_of((3,), "checked"))
+    for left, right in ((a, b), (b, a)):
+        with st.transfers() as log:
+            made = left + right
+        assert made.device == b.device
+        assert log.bytes == 240
+        assert_same(made, np.full((10, 10), 2.0))
+    assert_same(st.device_put(b, a.device), np.ones((10, 10)))
+    assert_same(st.concat([a, a, b[0]]), np.ones(30))
+
+
+def test_guard_disallows_before_anything_moves(backend: str) -> None:
+    mesh = mesh_of((4,), backend)
+    x, y = st.ones((8,), device=mesh), st.ones((8,), device=st.devices(backend)[5])
+    with st.transfer_guard("disallow"):
+        with st.transfers() as log, pytest.raises(st.TransferError, match=r"add: moves 64 bytes implicitly"):
+            x + y
+        assert len(log) == 0
+        with pytest.raises(st.TransferError, match="getitem"):
+            x[1:]
+        with pytest.raises(st.TransferError, match="pmap"):
+            st.pmap(lambda a, b: a, st.shard(x, devices=mesh), y)
+        with st.transfer_guard("allow"):
+            assert_same(x + y, np.full(8, 2.0))
+        st.device_put(y, mesh)
+        st.sum(x)
+        repr(x)
+    assert_same(x + y, np.full(8, 2.0))
+
+
+def test_guard_logs(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    x = st.ones((8,), device=mesh_of((4,), backend))
+    with caplog.at_level(logging.WARNING, "shardtensor"), st.transfer_guard("log"):
+        x + np.ones(8)
+    assert "add: moves 64 bytes implicitly" in caplog.text
+
+
+def test_guard_holds_in_its_thread_and_in_the_maps_it_starts(backend: str) -> None:
+    x, y = st.ones((8,), device=mesh_of((4,), backend)), st.ones((8,), device=st.devices(backend)[0])
+    outcome: list[object] = []
+
+    def other() -> None:
+        outcome.append(x + y)
+
+    with st.transfer_guard("disallow"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        with pytest.raises(st.TransferError) as caught:
+            st.pmap(lambda a: x + y, [1, 2, 3])
+    assert isinstance(outcome[0], st.ShardedTensor)
+    assert "shard 0" in caught.value.__notes__[0]
+
+
+def test_log_counts_the_whole_process_and_only_while_open(backend: str) -> None:
+    x = sharded(backend, st.P("x"))
+    with st.transfers() as outer:
+        thread = threading.Thread(target=lambda: x[1:])
+        thread.start()
+        thread.join()
+        with st.transfers() as inner:
+            x[1:]
+        x[1:]
+    x[1:]
+    assert (outer.bytes, inner.bytes) == (3 * inner.bytes, 3 * 32)
+
+
+def test_log_prints_as_a_table(backend: str) -> None:
+    x = sharded(backend, st.P("x"))
+    with st.transfers() as log:
+        x[1:]
+        st.reshard(x, x.sharding.with_spec(st.P()))
+    text = str(log)
+    assert [line.split()[0] for line in text.splitlines() if not line.startswith("─")] == ["operator", "getitem", "reshard", "total"]
+    assert "768" in text
+    assert repr(log).startswith("TransferLog(")
+
+
+def test_bad_policy() -> None:
+    with pytest.raises(st.ArgumentError, match="policy is 'never'"), st.transfer_guard("never"):
+        pass
