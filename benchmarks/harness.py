@@ -1,14 +1,15 @@
 """What the benchmarks share: processes that measure, rounds that interleave them, and tables of what came out.
 
-Each library is measured in a process of its own (`Worker`), because environment variables and the number of JAX's devices
-are fixed when a process starts. The workers of all libraries are alive together, and `interleave` asks them in turn, so that
-a busy moment of the machine falls on all alike.
+Each library is measured in a process of its own (`Worker`), because environment variables and the number of JAX's
+devices are fixed when a process starts. The workers of all libraries are alive together, and `interleave` asks them in
+turn, so that a busy moment of the machine falls on all alike.
 
 Run as a program, this file is a worker: ``python harness.py MODULE:FUNCTION``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import importlib.metadata
@@ -28,7 +29,7 @@ import timeit
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rich import box
 from rich.console import Console, Group
@@ -42,9 +43,14 @@ Sampler = Callable[[], float]
 """Measures once. May raise `NoFigure`."""
 Key = TypeVar("Key", bound=Hashable)
 
+NOT_APPLICABLE = "–"
+
 RESULTS = Path(__file__).parent / "results"
-SAMPLE_SECONDS = 5e-3  # long against the clock and against caches that the others have emptied, short against a noisy moment
-START_LIMIT = SAMPLE_LIMIT = 120.0
+WIDTH = 120
+
+# Long against the clock and against caches that the other processes have emptied; short against a noisy moment.
+SAMPLE_SECONDS = 5e-3
+ANSWER_LIMIT = 120.0
 
 # Somebody's settings for another machine: they can halve NumPy's matrix product.
 _TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
@@ -54,7 +60,7 @@ class NoFigure(Exception):
     """A cell has no figure; the message stands in its place."""
 
 
-# -- processes ------------------------------------------------------------------------------------------------------------
+# -- processes ---------------------------------------------------------------------------------------------------------
 
 
 def child_environment(**changes: str) -> dict[str, str]:
@@ -79,58 +85,52 @@ class Worker:
     """
 
     def __init__(self, package: str, cases: str, environment: Mapping[str, str] | None = None) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._problem = "not installed"
         self._names: list[str] = []
-        if not is_installed(package):
+        self._problem = "" if is_installed(package) else "not installed"
+        self._closing = contextlib.ExitStack()
+        if self._problem:
             return
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, cases],
-            env=child_environment(PYTHONIOENCODING="utf-8", **(environment or {})),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            encoding="utf-8",
-        )
-        self._problem = ""
-        try:
-            self._names = self._answer(START_LIMIT)
-        except NoFigure:
-            pass  # the reason is kept, and every request repeats it
+        with contextlib.ExitStack() as stack:
+            self._errors = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
+            self._process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, __file__, cases],
+                    env=child_environment(PYTHONIOENCODING="utf-8", **(environment or {})),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    encoding="utf-8",
+                )
+            )
+            stack.callback(self._process.kill)
+            self._closing = stack.pop_all()
+        with contextlib.suppress(NoFigure):  # the reason is kept, and every request repeats it
+            self._names = self._answer(ANSWER_LIMIT)
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.communicate()
-            self._errors.close()
+        self._closing.close()
 
     def sample(self, case: str) -> float:
         """Seconds per call of a case, over as many calls as fill `SAMPLE_SECONDS`."""
-        return float(self._ask("sample", case, SAMPLE_LIMIT))
+        return float(self._ask("sample", case, ANSWER_LIMIT))
 
-    def call(self, case: str, limit: float = SAMPLE_LIMIT) -> Any:
-        """What one call of a case returns, as JSON carries it; the process is killed if that takes over ``limit`` seconds."""
+    def call(self, case: str, limit: float = ANSWER_LIMIT) -> Any:
+        """What one call of a case returns, as JSON carries it; over ``limit`` seconds, the process is killed."""
         return self._ask("call", case, limit)
 
     def _ask(self, verb: str, case: str, limit: float) -> Any:
         if self._problem:
             raise NoFigure(self._problem)
         if case not in self._names:
-            raise NoFigure("–")
-        assert self._process and self._process.stdin
-        try:
-            self._process.stdin.write(json.dumps([verb, case]) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            self._gone("failed")
+            raise NoFigure(NOT_APPLICABLE)
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            print(json.dumps([verb, case]), file=self._process.stdin, flush=True)
         return self._answer(limit)
 
     def _answer(self, limit: float) -> Any:
-        assert self._process and self._process.stdout
         expired = threading.Event()
 
         def stop() -> None:
@@ -143,17 +143,19 @@ class Worker:
             line = self._process.stdout.readline()
         finally:
             watchdog.cancel()
-        return json.loads(line) if line else self._gone(f"none in {limit:.0f} s" if expired.is_set() else "failed")
-
-    def _gone(self, reason: str) -> NoReturn:
-        """Keeps why the process ended, and shows its last words if it was Python that ended it."""
-        assert self._process
-        status = self._process.wait()
-        self._problem = "aborted" if status == -signal.SIGABRT else reason
-        if status > 0:
-            self._errors.seek(0)
-            sys.stderr.write(self._errors.read())
+        if line:
+            return json.loads(line)
+        self._problem = f"none in {limit:.0f} s" if expired.is_set() else self._last_words()
         raise NoFigure(self._problem)
+
+    def _last_words(self) -> str:
+        """How the process ended. The traceback of an exception is shown; native code that crashes has none worth it."""
+        status = self._process.wait()
+        if status < 0:
+            return "aborted" if status == -signal.SIGABRT else f"killed by {signal.Signals(-status).name}"
+        self._errors.seek(0)
+        print(self._errors.read(), file=sys.stderr)
+        return "failed"
 
 
 def serve(cases: str) -> None:
@@ -203,7 +205,7 @@ def resident_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-# -- rounds ---------------------------------------------------------------------------------------------------------------
+# -- rounds ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ class Cell:
     """
 
     samples: tuple[float, ...] = ()
-    problem: str = "–"
+    problem: str = NOT_APPLICABLE
 
     @property
     def median(self) -> float | None:
@@ -230,6 +232,10 @@ class Cell:
             return None
         low, _, high = statistics.quantiles(self.samples, method="inclusive")
         return low, high
+
+
+Cells: TypeAlias = dict[tuple[str, str], Cell]
+"""By name of the row and column."""
 
 
 def interleave(samplers: Mapping[Key, Sampler], rounds: int, what: str) -> dict[Key, Cell]:
@@ -252,7 +258,7 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, what: str) -> dict[
     return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(taken)) for k, taken in samples.items()}
 
 
-# -- the machine ------------------------------------------------------------------------------------------------------------
+# -- the machine -------------------------------------------------------------------------------------------------------
 
 
 def describe_environment(packages: Iterable[str]) -> dict[str, str]:
@@ -313,7 +319,7 @@ def blas_kernel() -> str:
     return f"{built['name']} {built['version']}, kernel unknown"
 
 
-# -- the table --------------------------------------------------------------------------------------------------------------
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -346,14 +352,14 @@ class Table:
 
     Attributes:
         columns: the first one is shardtensor's, to which the others are compared.
-        cells: by name of the row and column; a missing one does not apply.
+        cells: a missing one does not apply.
     """
 
     title: str
     environment: Mapping[str, str]
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
-    cells: Mapping[tuple[str, str], Cell]
+    cells: Cells
 
     def cell(self, row: Row, column: str) -> Cell:
         """What was measured there."""
@@ -401,15 +407,16 @@ class Table:
         }
 
     def __rich__(self) -> Group:
-        grid = RichTable("", *self.columns, "target", "", box=box.SIMPLE_HEAD)
-        for column in grid.columns[1 : len(self.columns) + 1]:
-            column.justify = "right"
+        grid = RichTable("", *self.columns, "target", "", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for column in grid.columns:
             column.no_wrap = True
+        for column in grid.columns[1 : 1 + len(self.columns)]:
+            column.justify = "right"
         for row in self.rows:
             figures = [self._figure(row, column) for column in self.columns]
             promises = "\n".join(_promise(target, row.unit) for target in row.targets)
-            marks = [self.meets(row, target) for target in row.targets]
-            grid.add_row(row.title, *figures, promises, Text("\n").join(Text(_WORDS[m], _STYLES[m]) for m in marks))
+            marks = Text("\n").join(_mark(self.meets(row, target)) for target in row.targets)
+            grid.add_row(row.title, *figures, promises, marks)
         facts = "\n".join(f"{name}: {value}" for name, value in self.environment.items())
         notes = [f"n×: this figure over {self.columns[0]}'s. –: does not apply."]
         if (spread := self.spread()) is not None:
@@ -421,11 +428,17 @@ class Table:
         if cell.median is None:
             return cell.problem
         said = _quantity(cell.median, row.unit)
-        return f"{said}{_ratio(cell.median, ours):>7}" if column != self.columns[0] else said
+        if column == self.columns[0] or row.unit != "s" or not ours:
+            return said
+        return f"{said}{_digits(cell.median / ours):>6}×"
 
 
 _WORDS = {True: "met", False: "missed", None: "not checked"}
 _STYLES = {True: "green", False: "bold red", None: "yellow"}
+
+
+def _mark(verdict: bool | None) -> Text:
+    return Text(_WORDS[verdict], _STYLES[verdict])
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
@@ -435,11 +448,8 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def _promise(target: Target, unit: str) -> str:
-    return f"≤ {target.at_most:g} × {target.of}" if target.of else f"≤ {_short(target.at_most, unit)}"
-
-
-def _ratio(figure: float, ours: float | None) -> str:
-    return f"{_digits(figure / ours)}×" if ours else ""
+    number, unit = (target.at_most, f"× {target.of}") if target.of else _scaled(target.at_most, unit)
+    return f"≤ {number:g} {unit}"
 
 
 def _quantity(value: float, unit: str) -> str:
@@ -448,21 +458,17 @@ def _quantity(value: float, unit: str) -> str:
     return f"{_digits(number)} {unit}"
 
 
-def _short(value: float, unit: str) -> str:
-    number, unit = _scaled(value, unit)
-    return f"{number:g} {unit}"
-
-
 def _scaled(value: float, unit: str) -> tuple[float, str]:
     if unit != "s":
         return value, unit
-    for scale, name in ((1.0, "s"), (1e-3, "ms")):
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= scale:
             return value / scale, name
-    return value / 1e-6, "µs"
+    return value / 1e-9, "ns"
 
 
 def _digits(number: float) -> str:
+    """Three of them, rounded (99.95 is 100), never as a power of ten."""
     return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
 
 
@@ -470,14 +476,13 @@ def report(table: Table, directory: Path, name: str) -> None:
     """Prints a table, and saves it as ``name.txt`` and ``name.json``."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a redirected output's encoding may lack ≤ and ×
+    Console(width=max(Console().width, WIDTH)).print(table)
+    page = io.StringIO()
+    Console(file=page, width=WIDTH, no_color=True, force_terminal=False).print(table)
+    text = "\n".join(line.rstrip() for line in page.getvalue().splitlines())
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.txt").write_text(f"{text}\n", "utf-8")
     (directory / f"{name}.json").write_text(json.dumps(table.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
-    text = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
-    text.print(table)
-    lines = [line.rstrip() for line in text.file.getvalue().splitlines()]
-    (directory / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    console = Console()
-    console.print(table, width=max(console.width, 120))
 
 
 if __name__ == "__main__":

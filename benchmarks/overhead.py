@@ -1,6 +1,6 @@
-"""What a call costs before any work is done: tiny arrays, imports, planning, queueing. See README.md for how to read it.
+"""What a call costs before any work is done: tiny arrays, imports, planning, queueing.
 
-python benchmarks/overhead.py [--quick] [--out DIR] [--label LABEL]
+``python benchmarks/overhead.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import functools
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import harness
-from harness import Case, Cell, NoFigure, Row, Table, Target, Worker
+from harness import Case, Cell, Cells, NoFigure, Row, Table, Target, Worker
 
-PROJECT, NUMPY, JAX_8, JAX_2 = "shardtensor", "NumPy", "JAX, 8 devices", "JAX, 2 devices"
+PROJECT, NUMPY, JAX_8, JAX_2 = "shardtensor", "NumPy", "JAX (8)", "JAX (2)"
 DEVICES = 8
+TITLE = f"Overhead: tiny float32 arrays over {DEVICES} logical devices of one host; JAX (n): n virtual CPU devices"
 QUEUED = 100_000
 PLANNED_DEVICES = 1024
 
@@ -30,17 +32,17 @@ CALLS = (
     Row("transpose", "m.T", (Target(15e-6),)),
     Row("matmul", "m @ w", (Target(15e-6),)),
     Row("pmap", "pmap of x + 1", (Target(75e-6),)),
-    Row("stack", "stack of shards"),
-    Row("reshard", "reshard rows to columns"),
-    Row("reshard copied", "the same, copied"),
+    Row("stack", "stack of the shards"),
+    Row("reshard", "rows → columns"),
+    Row("reshard copied", "rows → columns, copied"),
 )
-PLAN = Row("plan", "plan 1024 × 1024 reshard", (Target(1.0),))
+PLAN = Row("plan", "plan 1024 × 1024", (Target(1.0),))
 IMPORT = Row("import", "import", (Target(2.0, NUMPY),))
-QUEUE = Row("queue", "100 000 queued x.sum()", (Target(60.0),))
-GROWTH = Row("growth", "growth of memory by them", (Target(1.0),), "MiB")
+QUEUE = Row("queue", "100 000 x.sum() queued", (Target(60.0),))
+GROWTH = Row("growth", "… growth of memory", (Target(1.0),), "MiB")
 
 
-# -- the cases, each function in a process of its own ---------------------------------------------------------------------
+# -- the cases, each function in a process of its own ------------------------------------------------------------------
 
 
 def shardtensor_cases() -> dict[str, Case]:
@@ -165,46 +167,60 @@ def queue(reduce: Callable[[], Any]) -> dict[str, float | None]:
     return {"queue": seconds, "growth": None if most is None else (most - before) / 2**20}
 
 
-# -- the run --------------------------------------------------------------------------------------------------------------
+# -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def _workers() -> dict[str, Worker]:
-    project = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
-    return {
-        PROJECT: Worker("shardtensor", "overhead:shardtensor_cases", project),
-        NUMPY: Worker("numpy", "overhead:numpy_cases"),
-        JAX_8: Worker("jax", "overhead:jax_cases", _jax_on(8)),
-        JAX_2: Worker("jax", "overhead:jax_cases", _jax_on(2)),
-    }
-
-
-def _jax_on(devices: int) -> dict[str, str]:
+def _on(devices: int) -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
-def measure(quick: bool) -> Table:
+WORKERS = {
+    PROJECT: (
+        "shardtensor",
+        "overhead:shardtensor_cases",
+        {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"},
+    ),
+    NUMPY: ("numpy", "overhead:numpy_cases", {}),
+    JAX_8: ("jax", "overhead:jax_cases", _on(8)),
+    JAX_2: ("jax", "overhead:jax_cases", _on(2)),
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many rounds each kind of row gets, and for how many seconds the queued reductions are waited for."""
+
+    calls: int = 150
+    plans: int = 9
+    imports: int = 15
+    patience: float = 90.0
+
+
+QUICK = Effort(calls=20, plans=3, imports=7, patience=15.0)
+
+
+def measure(effort: Effort) -> Table:
     """Measures everything once through."""
-    Cells = dict[tuple[str, str], Cell]
     with contextlib.ExitStack() as stack:
-        workers = {column: stack.enter_context(worker) for column, worker in _workers().items()}
+        workers = {column: stack.enter_context(Worker(*how)) for column, how in WORKERS.items()}
         calls = {(row.name, c): functools.partial(w.sample, row.name) for row in CALLS for c, w in workers.items()}
-        cells: Cells = harness.interleave(calls, 20 if quick else 150, "calls")
+        cells = harness.interleave(calls, effort.calls, "calls")
         plan = {(PLAN.name, PROJECT): functools.partial(workers[PROJECT].sample, PLAN.name)}
-        cells |= harness.interleave(plan, 3 if quick else 9, "planning")
+        cells |= harness.interleave(plan, effort.plans, "planning")
         packages = {PROJECT: "shardtensor", NUMPY: "numpy", JAX_8: "jax"}
         imports = {(IMPORT.name, c): functools.partial(harness.import_seconds, name) for c, name in packages.items()}
-        cells |= harness.interleave(imports, 7 if quick else 15, "imports")
-        # Last: JAX's virtual devices may deadlock here, and then its process is gone.
+        cells |= harness.interleave(imports, effort.imports, "imports")
+        environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+            "BLAS": workers[NUMPY].call("blas"),
+            "rounds": f"calls {effort.calls}, planning {effort.plans}, imports {effort.imports}, queue 1",
+        }
+        # Last, because JAX's virtual devices may deadlock here, and then their process is gone.
         for column, worker in workers.items():
-            cells |= _queue_cells(worker, column, 15.0 if quick else 90.0)
-        with contextlib.suppress(NoFigure):
-            blas = workers[NUMPY].call("blas")
-    environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {"BLAS": blas}
-    title = f"Overhead: tiny float32 arrays over {DEVICES} logical devices of one host"
-    return Table(title, environment, (PROJECT, NUMPY, JAX_8, JAX_2), (*CALLS, PLAN, IMPORT, QUEUE, GROWTH), cells)
+            cells |= _queue_cells(worker, column, effort.patience)
+    return Table(TITLE, environment, tuple(workers), (*CALLS, PLAN, IMPORT, QUEUE, GROWTH), cells)
 
 
-def _queue_cells(worker: Worker, column: str, limit: float) -> dict[tuple[str, str], Cell]:
+def _queue_cells(worker: Worker, column: str, limit: float) -> Cells:
     try:
         found = worker.call(QUEUE.name, limit)
     except NoFigure as reason:
@@ -219,7 +235,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=harness.RESULTS, metavar="DIR", help="where the results go")
     parser.add_argument("--label", metavar="LABEL", help="saved as overhead-LABEL: what kind of machine, not which one")
     options = parser.parse_args()
-    harness.report(measure(options.quick), options.out, "overhead" + (f"-{options.label}" if options.label else ""))
+    name = f"overhead-{options.label}" if options.label else "overhead"
+    harness.report(measure(QUICK if options.quick else Effort()), options.out, name)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         help="learn handwritten digits on all devices, and check it against NumPy",
         argument_default=argparse.SUPPRESS,  # what is not given is the demo's own default
     )
-    demo.add_argument("--devices", type=int, metavar="N", help="how many (default: all, of logical ones 8)")
+    demo.add_argument("--devices", type=int, metavar="N", help="how many (default: all; logical ones: 8)")
     demo.add_argument("--backend", metavar="NAME", help="whose devices (default: the default backend's)")
     demo.add_argument("--steps", type=int, metavar="N", help="how many steps to train (default: enough)")
     commands.add_parser("info", help="list backends and their devices, and say why one cannot be used")

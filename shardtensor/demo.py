@@ -181,7 +181,7 @@ def load_digits() -> Digits:
 
 
 def split_digits() -> tuple[Digits, Digits]:
-    """Digits to learn from and digits to be examined in, shuffled: the file goes from writer to writer."""
+    """Digits to learn from and digits to be examined in, shuffled: both shall know every writer."""
     digits = load_digits()
     order = np.random.default_rng(SEED).permutation(len(digits.labels))
     examined, learned = order[:HELD_OUT], order[HELD_OUT:]

@@ -14,14 +14,33 @@ from shardtensor.sharding import Grid, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, Storage, aval, tensor
 
 
+def sharded_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype that tensors can have.
+
+    Raises:
+        ArgumentTypeError: it is none, or one of Python objects, text or records.
+    """
+    try:
+        known: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'") from None
+    if known.kind not in "biufcmM":
+        raise ArgumentTypeError(f"dtype {known} cannot be sharded; wanted bool, numbers or times")
+    return known
+
+
 class HostAval:
-    """What is known of a host array: shape and dtype. The same object for the same value, like `Aval`."""
+    """What is known of a host array: shape and dtype. The same object for the same value, like `Aval`.
+
+    Raises:
+        ArgumentTypeError: tensors cannot have that dtype.
+    """
 
     __slots__ = ("dtype", "nbytes", "ndim", "shape")
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any]) -> None:
         self.shape = shape
-        self.dtype = dtype
+        self.dtype = sharded_dtype(dtype)
         self.ndim = len(shape)
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
@@ -38,7 +57,7 @@ def admit(x: Any, who: str) -> Any:
     """An operand as plans take it: a tensor, a host array, a Python scalar or None.
 
     Raises:
-        ArgumentTypeError: it is nothing of the kind, or its dtype cannot be sharded.
+        ArgumentTypeError: it is nothing of the kind.
     """
     if x is None or type(x) is ShardedTensor or type(x) in SCALARS:
         return x
@@ -49,15 +68,8 @@ def admit(x: Any, who: str) -> Any:
         value = aval(tuple(mine.shape), np.dtype(mine.dtype), as_sharding(device, mine.ndim, who), True)
         return tensor(value, Storage(arrays=(mine,)))
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # subclasses of Python's numbers, too
-        return checked_dtype(np.asarray(x), who)
+        return np.asarray(x)
     raise ArgumentTypeError(
         f"{who}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
         "(st.asarray makes a tensor of nested lists)"
     )
-
-
-def checked_dtype(array: Any, who: str) -> Any:
-    """The same array, if tensors can have its dtype."""
-    if array.dtype.kind not in "biufcmM":
-        raise ArgumentTypeError(f"{who}: dtype {array.dtype} cannot be sharded; wanted bool, numbers or times")
-    return array

@@ -20,7 +20,7 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
-from shardtensor.operands import HostAval
+from shardtensor.operands import HostAval, sharded_dtype
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, Aval, ShardedTensor, Storage, aval, seal, tensor, whole_array
@@ -116,8 +116,9 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
         ArgumentTypeError: the operator does not take them.
     """
     if op.kernel:
-        known = params.get("dtype")
-        return np.dtype(known if known is not None else next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval))))
+        if params.get("dtype") is not None:
+            return sharded_dtype(params["dtype"])
+        return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))
     samples = [k if k is None else k(1) if isinstance(k, type) else np.ones((1,) * k.ndim, k.dtype) for k in kinds]
     harmless = {name: value for name, value in params.items() if name != "correction"}  # which of one element warns
     try:

@@ -34,12 +34,16 @@ class CheckedArray(np.ndarray):
         self._time = getattr(parent, "_time", 0)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
+        who = ufunc.__name__
+        bare = _bare(kwargs, who)
         if out:
-            kwargs["out"] = tuple([_bare(o, ufunc.__name__) for o in out])
-        result = getattr(ufunc, method)(*[_bare(x, ufunc.__name__) for x in inputs], **_bare(kwargs, ufunc.__name__))
-        if out:
-            return out[0] if len(out) == 1 else out
-        return _tagged(result)
+            bare["out"] = _bare(out, who)
+        result = getattr(ufunc, method)(*_bare(inputs, who), **bare)
+        if not out:
+            return _tagged(result)
+        for array in out:
+            array._time = _tick(_here(who))
+        return out[0] if len(out) == 1 else out
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return _tagged(func(*_bare(args, func.__name__), **_bare(kwargs, func.__name__)))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "shardtensor"
 
 FLOORS = {
-    "errors": 0, "core": 0, "trees": 0, "team": 0,
+    "errors": -1, "core": 0, "trees": 0, "team": 0,
     "backend": 1, "log": 2, "mesh": 2, "sharding": 3,
     "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "tensor": 4,
     "operands": 5, "transfer": 6,

@@ -567,6 +567,14 @@ def test_shapes_with_negative_sizes() -> None:
         sharding.devices_indices_map((-4,))
 
 
+@pytest.mark.parametrize("shape", [(2.5,), ("4",), (None,), None, 3], ids=repr)
+def test_what_is_no_shape(shape: Any) -> None:
+    sharding = st.NamedSharding(row(), st.P("x"))
+    for use in (sharding.shard_shape, sharding.devices_indices_map):
+        with pytest.raises(st.ShardTensorError, match=use.__name__):
+            use(shape)
+
+
 @pytest.mark.parametrize(
     ("shape", "spec", "replicated"),
     [

@@ -20,6 +20,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import checked_shape
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
+from shardtensor.operands import sharded_dtype
 from shardtensor.sharding import NamedSharding, Shape
 from shardtensor.tensor import ArrayLike, ShardedTensor
 
@@ -27,27 +28,12 @@ Where = Device | Mesh | NamedSharding | None
 Said = tuple[Shape, Any]
 
 
-def checked_dtype(dtype: Any, default: Any) -> np.dtype[Any]:
-    """A dtype that tensors can have.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
-    try:
-        known: np.dtype[Any] = np.dtype(default if dtype is None else dtype)
-    except TypeError:
-        raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'") from None
-    if known.kind not in "biufcmM":
-        raise ArgumentTypeError(f"dtype {known} cannot be sharded; wanted bool, numbers or times")
-    return known
-
-
 def _shaped(kinds: Any, *, shape: Any, dtype: Any = None) -> Said:
-    return checked_shape(shape), checked_dtype(dtype, np.float64)
+    return checked_shape(shape), sharded_dtype(np.float64 if dtype is None else dtype)
 
 
 def _like(kinds: Any, *, dtype: Any = None) -> Said:
-    return kinds[0].shape, checked_dtype(dtype, kinds[0].dtype)
+    return kinds[0].shape, sharded_dtype(kinds[0].dtype if dtype is None else dtype)
 
 
 @operator(_shaped)
@@ -144,7 +130,7 @@ def _kind_dtype(kind: Any) -> Any:
 
 
 def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> Said:
-    return checked_shape(shape), checked_dtype(dtype, _kind_dtype(kinds[0]))
+    return checked_shape(shape), sharded_dtype(_kind_dtype(kinds[0]) if dtype is None else dtype)
 
 
 @operator(_filled)
@@ -198,7 +184,7 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     if not all(map(math.isfinite, (first, last, by))):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
     count = max(math.ceil((last - first) / by), 0)
-    return (count,), checked_dtype(dtype, np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]))
+    return (count,), sharded_dtype(np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]) if dtype is None else dtype)
 
 
 @operator(_arange_rule)
@@ -234,7 +220,7 @@ def _arange(xp: Any, place: Place, *, start: Any, stop: Any, step: Any, dtype: A
 
 
 def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> Said:
-    return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), checked_dtype(dtype, np.float64)
+    return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), sharded_dtype(np.float64 if dtype is None else dtype)
 
 
 @operator(_eye_rule)

@@ -19,7 +19,6 @@ from shardtensor.sharding import P, Shape
 from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
 from shardtensor.transfer import Moved
 
-
 Entry = int | tuple[int, int, int] | None
 """An index, start and count and step of a slice, or None (a new dimension)."""
 

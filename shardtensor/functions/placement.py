@@ -10,11 +10,10 @@ import numpy.typing as npt
 from shardtensor.backend import Device, HostArray
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.creation import checked_dtype
 from shardtensor.functions.indexing import canonical, region_of, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
-from shardtensor.operands import admit, host_aval
+from shardtensor.operands import admit, host_aval, sharded_dtype
 from shardtensor.planner import host_grid
 from shardtensor.sharding import NamedSharding, as_sharding
 from shardtensor.tensor import (
@@ -161,7 +160,7 @@ def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
 
 
 @operator()
-def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:  
+def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
     """x, or ``x[index]``, as a NumPy array; read-only where it shares x's memory. Only the devices that hold it are asked.
 
     >>> from shardtensor.functions.placement import to_host
@@ -220,7 +219,7 @@ def asarray(
 @implements(asarray, "algorithm")
 def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
     x = obj if isinstance(obj, ShardedTensor) else _host_array(obj, "asarray")
-    if dtype is not None and x.dtype != (wanted := checked_dtype(dtype, None)):
+    if dtype is not None and x.dtype != (wanted := sharded_dtype(dtype)):
         if copy is False:
             raise ShapeError(f"asarray: copy=False, and dtype {wanted} of an array of {x.dtype} needs a copy")
         x = x.astype(wanted)

@@ -1,0 +1,342 @@
+"""The handle: what it says of itself, Python's protocols, NumPy's, and reading."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.eager import _plans
+from tests.layouts import array, assert_same, mesh_of
+
+
+def make(backend: str, shape: tuple[int, ...] = (10, 3), spec: st.P | None = None) -> tuple[np.ndarray, st.ShardedTensor]:
+    value = array(shape, "float32", 5)
+    sharding = st.NamedSharding(mesh_of((2, 2), backend), st.P("x") if spec is None else spec)
+    return value, st.device_put(value, sharding)
+
+
+def test_what_it_is(backend: str) -> None:
+    value, x = make(backend)
+    assert (x.shape, x.dtype, x.ndim, x.size, x.nbytes, x.itemsize) == ((10, 3), np.float32, 2, 30, 120, 4)
+    assert x.sharding.spec == st.P("x")
+    assert x.devices() == set(st.devices(backend)[:4])
+    assert x.block_until_ready() is x
+    assert len(x) == 10
+    assert x.committed
+    assert not x.is_donated
+    with pytest.raises(TypeError, match="not made by calling"):
+        st.ShardedTensor()
+    with pytest.raises(TypeError):
+        hash(x)
+
+
+def test_device_names_the_group_and_never_the_layout(backend: str) -> None:
+    _, x = make(backend)
+    mesh = x.sharding.mesh
+    assert x.device == x.T.device == x[0, 0].device == st.sum(x).device == mesh
+    assert hash(x.device) == hash(x.sum().device)
+    assert st.zeros((5, 2), device=x.device).device == x.device
+    assert st.zeros((), device=x.device).sharding.spec == st.P()
+    assert st.zeros((5, 2), device=x.device).sharding.spec == st.P(("x", "y"))
+    one = x.to_device(st.devices(backend)[6])
+    assert one.device == st.devices(backend)[6]
+    assert one.to_device(one.device).device == one.device
+
+
+def test_shards_replicas_and_data(backend: str) -> None:
+    value, x = make(backend)
+    shards = x.addressable_shards
+    assert [s.device for s in shards] == list(x.sharding.mesh.flat)
+    assert [s.index for s in shards] == [(slice(0, 5), slice(0, 3))] * 2 + [(slice(5, 10), slice(0, 3))] * 2
+    assert [s.replica_id for s in shards] == [0, 1, 0, 1]
+    for s in shards:
+        np.testing.assert_array_equal(np.asarray(s.data), value[s.index])
+    with pytest.raises((ValueError, st.BackendError)):
+        shards[0].data[0] = 1
+
+
+def test_elements_of_shape_one_tensor_convert(backend: str) -> None:
+    value, x = make(backend)
+    assert float(x[2, 1]) == float(value[2, 1])
+    assert int(x[2, 1]) == int(value[2, 1])
+    assert bool(x[2, 1] == value[2, 1])
+    assert complex(x[2, 1]) == complex(value[2, 1])
+    assert x[2:3, 1:2].item() == value[2, 1].item()
+    assert [10, 20, 30][st.asarray(1, device=x.device)] == 20
+    for call in (bool, int, float, complex, lambda x: x.item()):
+        with pytest.raises(st.ShapeError, match="30 elements"):
+            call(x)
+    with pytest.raises(TypeError, match="float32 is no index"):
+        [1][x[0, 0]]
+
+
+def test_iteration(backend: str) -> None:
+    value, x = make(backend)
+    for item, wanted in zip(x, value, strict=True):
+        assert_same(item, wanted, exact=True)
+    a, b = x[:2, 0]
+    assert (a.item(), b.item()) == (value[0, 0], value[1, 0])
+    for call in (len, iter):
+        with pytest.raises(TypeError, match="no dimensions"):
+            call(x[0, 0])
+    assert value[0, 0] in [float(v) for v in x[:, 0]]
+
+
+def test_transposes(backend: str) -> None:
+    value, x = make(backend, (2, 3, 4))
+    assert_same(x.T, value.T, exact=True)
+    assert_same(x.mT, value.mT, exact=True)
+    assert x.T.sharding.spec == st.P(None, None, "x")
+
+
+def test_host_arrays_in_and_out(backend: str) -> None:
+    value, x = make(backend)
+    out = np.asarray(x)
+    np.testing.assert_array_equal(out, value)
+    assert not out.flags.writeable
+    assert np.array(x).flags.writeable
+    assert np.asarray(x, dtype="float64").dtype == np.float64
+    with pytest.raises(ValueError, match="needs a copy"):
+        np.asarray(x, dtype="float64", copy=False)
+    assert x.tolist() == value.tolist()
+    value[0, 0] = 99
+    assert x[0, 0].item() != 99
+
+
+def test_copies_and_pickles(backend: str) -> None:
+    value, x = make(backend, spec=st.P(None, ("y", "x")))
+    free = st.ones((3,))
+    for y in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x)), copy.deepcopy({"a": [x]})["a"][0]):
+        assert y is not x
+        assert_same(y, value, exact=True)
+        assert y.sharding == x.sharding
+        assert y.committed
+    assert not pickle.loads(pickle.dumps(free)).committed
+    assert_same(pickle.loads(pickle.dumps(x[0, 0])), value[0, 0])
+
+
+def test_pickles_travel_to_another_process(backend: str, tmp_path: Any) -> None:
+    value, x = make(backend)
+    (tmp_path / "x").write_bytes(pickle.dumps(x))
+    code = f"import pickle; x = pickle.load(open({str(tmp_path / 'x')!r}, 'rb')); print(x.sum().item(), x.sharding.spec)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == f"{value.sum()} P('x')\n"
+
+
+def test_repr_shows_layout_before_values(backend: str) -> None:
+    _, x = make(backend)
+    head, rest = repr(x).split("\n", 1)
+    assert head == f"ShardedTensor(shape=(10, 3), dtype=float32, sharding=P('x') on Mesh(x=2, y=2; {backend}:0..3))"
+    assert rest.count("[") == 11
+    pinned = st.reshard(x, x.sharding.with_memory_kind("pinned_host"))
+    assert ", pinned_host)" in repr(pinned)
+    assert (pinned + 1).sharding.memory_kind == "pinned_host"
+    assert repr(st.sum(x)).splitlines()[1] == str(np.asarray(st.sum(x)))
+    assert repr(st.zeros((0, 3))).endswith("[]")
+
+
+def test_repr_of_large_tensors_reads_the_corners_alone(backend: str) -> None:
+    value = np.arange(200 * 300.0).reshape(200, 300)
+    x = st.device_put(value, mesh_of((4,), backend))
+    with st.transfers() as log:
+        text = repr(x)
+    assert log.bytes == 49 * 8
+    assert text.split("\n", 1)[1] == str(value)
+
+
+def test_numpy_functions_run_here_or_say_so(backend: str) -> None:
+    value, x = make(backend)
+    assert_same(np.exp(x), np.exp(value))
+    assert_same(np.arctan2(x, value), np.arctan2(value, value))
+    assert_same(value + x, value + value)
+    assert_same(np.float64(2) * x, np.float64(2) * value)
+    assert_same(np.sum(x, axis=0), np.sum(value, axis=0))
+    assert_same(np.concatenate([x, value]), np.concatenate([value, value]))
+    assert (np.shape(x), np.ndim(x), np.size(x)) == ((10, 3), 2, 30)
+    with pytest.raises(TypeError, match=r"numpy\.median: has no sharded form"):
+        np.median(x)
+    with pytest.raises(TypeError, match=r"numpy\.add: has no sharded form here with out"):
+        np.add(x, x, out=np.zeros((10, 3)))
+    with pytest.raises(TypeError, match=r"numpy\.add\.accumulate"):
+        np.add.accumulate(x)
+
+
+def test_methods(backend: str) -> None:
+    value, x = make(backend)
+    assert_same(x.sum(0), value.sum(0))
+    assert_same(x.mean(axis=1, keepdims=True), value.mean(1, keepdims=True))
+    assert_same(x.clip(-1, 1), value.clip(-1, 1))
+    assert_same(x.clip(-1), value.clip(-1))
+    assert_same(x.clip(max=0), value.clip(max=0))
+    assert_same(x.argmin(1), value.argmin(1))
+    assert_same(x.reshape(5, -1), value.reshape(5, -1))
+    assert_same(x.reshape((30,)), value.reshape(30))
+    assert_same(x[None].squeeze(0), value)
+    assert_same(x.astype("int16"), value.astype("int16"))
+    assert_same(x.round(), value.round())
+    with pytest.raises(TypeError):
+        x.sum(axes=0)
+
+
+def test_unknown_operands_are_left_to_python(backend: str) -> None:
+    _, x = make(backend)
+    for other in ("a", None, object(), [1, 2]):
+        with pytest.raises(TypeError):
+            x + other
+        with pytest.raises(TypeError):
+            other + x
+    assert (x == None) is False  # noqa: E711 - what Python falls back to
+
+
+def test_asarray_and_device_put(backend: str) -> None:
+    mesh = mesh_of((2,), backend)
+    assert_same(st.asarray([[1, 2], [3, 4]], device=mesh), np.array([[1, 2], [3, 4]]))
+    assert_same(st.asarray(3, device=mesh), np.array(3))
+    assert_same(st.asarray(np.float32(3), dtype="int8", device=mesh), np.array(3, "int8"))
+    x = st.asarray([1.5, 2.5], device=mesh)
+    assert st.asarray(x) is x
+    assert_same(st.asarray(x, dtype="int32", device=st.devices(backend)[3]), np.array([1, 2], "int32"))
+    tree = st.device_put({"w": np.ones(2), "b": (1.0, x)}, mesh)
+    assert_same(tree["b"][0], np.array(1.0))
+    assert tree["w"].device == tree["b"][1].device == mesh
+    assert st.device_put(x) is x
+    assert not st.device_put(np.ones(2)).committed
+    raw = x.addressable_shards[0].data
+    if backend == "checked":
+        assert st.asarray(raw).device == mesh.flat[0]
+        assert_same(st.asarray(raw) + 1, np.array([2.5]))
+    shared = np.ones(4)
+    if backend == "numpy":
+        assert np.shares_memory(np.asarray(st.asarray(shared, copy=False)), shared)
+        assert shared.flags.writeable
+    else:
+        with pytest.raises(ValueError, match="does not share the host's memory"):
+            st.asarray(shared, copy=False, device=mesh)
+
+
+def test_donation_of_device_put(backend: str) -> None:
+    value, x = make(backend)
+    y = st.device_put(x, st.devices(backend)[0], donate=True)
+    assert_same(y, value)
+    with pytest.raises(st.DonatedError, match="given away by device_put"):
+        x + 1
+    with pytest.raises(st.DonatedError):
+        x.addressable_shards
+    assert (x.shape, x.is_donated) == ((10, 3), True)
+
+
+def test_values_never_change_under_a_handle() -> None:
+    value, x = make("numpy")
+    views = [x, x.T, x[1:], x.reshape(-1), st.reshard(x, x.sharding.with_spec(st.P())), *st.shard(x)]
+    for v in views:
+        with pytest.raises(ValueError, match="read-only"):
+            np.asarray(v)[...] = 0
+    with pytest.raises(TypeError):
+        x[0] = 1
+    assert_same(x, value, exact=True)
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), [
+    (lambda x: x + np.ones((4, 3)), ValueError, "add: x1 has shape (10, 3) and x2 has shape (4, 3), which do not fit: size 10 in dimension 0"),
+    (lambda x: st.sum(x, axis=2), st.AxisError, "sum: axis 2 is out of range for 2 dimensions; wanted -2 to 1"),
+    (lambda x: st.sum(x, axis=(0, -2)), st.AxisError, "sum: axis -2 occurs twice"),
+    (lambda x: st.sum(x, axis=0.5), TypeError, "sum: axis 0.5 is a float"),
+    (lambda x: st.max(x[:0]), ValueError, "max: x has shape (0, 3)"),
+    (lambda x: st.argmax(x[:0], axis=0), ValueError, "argmax: x has shape (0, 3)"),
+    (lambda x: x @ x, ValueError, "matmul: x1 has shape (10, 3) and x2 has shape (10, 3)"),
+    (lambda x: st.matmul(x, 2.0), ValueError, "matmul: x2 has no dimensions"),
+    (lambda x: x & x, TypeError, "bitwise_and: does not take float32 and float32"),
+    (lambda x: x[10], IndexError, "getitem: index 10 is out of bounds for dimension 0 of size 10"),
+    (lambda x: x[0, 0, 0], IndexError, "getitem: 3 indices for a tensor of 2 dimensions"),
+    (lambda x: x[..., ...], IndexError, "one ellipsis"),
+    (lambda x: x["a"], IndexError, "index 'a' in dimension 0 is a str"),
+    (lambda x: x[::0], IndexError, "slice step cannot be zero"),
+    (lambda x: x[1.0], IndexError, "is a float"),
+    (lambda x: x.reshape(7), ValueError, "reshape: x has 30 elements and shape (7,) wants 7"),
+    (lambda x: x.reshape(-1, -1), ValueError, "reshape: shape (-1, -1) has a negative size"),
+    (lambda x: x.reshape(7, -1), ValueError, "reshape: x has 30 elements, which leaves no whole size for -1"),
+    (lambda x: x.reshape("a"), TypeError, "reshape: shape is"),
+    (lambda x: st.reshape(x, (30,), copy=False), ValueError, "reshape: copy=False"),
+    (lambda x: st.permute_dims(x, (0,)), ValueError, "permute_dims: axes=(0,) names 1 of x's 2 dimensions"),
+    (lambda x: st.permute_dims(x, (0, 0)), ValueError, "permute_dims: axis 0 occurs twice"),
+    (lambda x: st.matrix_transpose(x[0]), ValueError, "matrix_transpose: x has 1 dimensions"),
+    (lambda x: st.moveaxis(x, (0, 1), 0), ValueError, "moveaxis: source has 2 axes and destination 1"),
+    (lambda x: st.squeeze(x, 0), ValueError, "squeeze: dimension 0 of x has size 10"),
+    (lambda x: st.expand_dims(x, axis=4), st.AxisError, "expand_dims: axis 4"),
+    (lambda x: st.broadcast_to(x, (3,)), ValueError, "broadcast_to: x has shape (10, 3), which does not broadcast to (3,)"),
+    (lambda x: st.roll(x, (1, 2), axis=0), ValueError, "roll: 2 shifts for 1 axes"),
+    (lambda x: st.flip(x, axis=2), st.AxisError, "flip: axis 2"),
+    (lambda x: st.tensordot(x, x, axes=3), st.AxisError, "tensordot: axes=3"),
+    (lambda x: st.tensordot(x, x, axes=((0,), (0, 1))), ValueError, "tensordot: axes has 1 axes of x1 and 2 of x2"),
+    (lambda x: st.vecdot(x, x[0, 0]), ValueError, "vecdot: an operand has no dimensions"),
+    (lambda x: st.astype(x, "nonsense"), TypeError, "nonsense"),
+    (lambda x: st.astype(x, "S3"), TypeError, "cannot be sharded"),
+    (lambda x: st.exp("a"), TypeError, "exp: 'a' is a str"),
+    (lambda x: st.exp([1.0]), TypeError, "exp: [1.0] is a list"),
+    (lambda x: st.exp(None), TypeError, "exp: x is None"),
+    (lambda x: st.add(x, np.array(["a"])), TypeError, "add: dtype <U1 cannot be sharded"),
+    (lambda x: st.zeros((2, -1)), ValueError, "zeros: shape (2, -1) has a negative size"),
+    (lambda x: st.zeros("a"), TypeError, "zeros: shape is 'a'"),
+    (lambda x: st.zeros(2, dtype="nonsense"), TypeError, "zeros: dtype is 'nonsense'"),
+    (lambda x: st.zeros(2, dtype=object), TypeError, "zeros: dtype object cannot be sharded"),
+    (lambda x: st.zeros(2, device="cpu"), TypeError, "zeros: 'cpu' is a str; wanted a Device, a Mesh or a NamedSharding"),
+    (lambda x: st.zeros(2, device=st.NamedSharding(x.device, st.P(None, "x"))), ValueError, "zeros: P(None, 'x') has 2 dimensions"),
+    (lambda x: st.full((2,), np.ones(2)), ValueError, "full: fill_value has shape (2,)"),
+    (lambda x: st.arange(0, 5, 0), ValueError, "arange: step is 0"),
+    (lambda x: st.arange("a"), TypeError, "arange: start is a str"),
+    (lambda x: st.arange(float("inf")), ValueError, "arange: "),
+    (lambda x: st.eye(-1), ValueError, "eye: shape (-1, -1)"),
+    (lambda x: st.asarray([[1], [1, 2]]), ValueError, "asarray: nested lists of different lengths"),
+    (lambda x: st.asarray([x, x]), TypeError, "asarray: a list of tensors is not one array"),
+    (lambda x: st.asarray({"a": 1}), TypeError, "asarray: "),
+    (lambda x: st.asarray(["a"]), TypeError, "asarray: dtype <U1 cannot be sharded"),
+    (lambda x: st.device_put(x, "gpu"), TypeError, "device_put: 'gpu' is a str"),
+    (lambda x: st.device_put(x[0, 0], x.sharding), ValueError, "device_put: P('x') has 1 dimensions and the array has 0"),
+    (lambda x: st.device_put(x, x.sharding, donate=True, may_alias=True), ValueError, "device_put: donate=True"),
+    (lambda x: st.reshard(x, st.P("x")), TypeError, "reshard: P('x') is a PartitionSpec"),
+    (lambda x: x.to_device(x.device, stream=3), ValueError, "to_device: stream must be None"),
+    (lambda x: st.where(x > 0, x, np.ones(7)), ValueError, "where: "),
+    (lambda x: st.result_type("nonsense"), TypeError, "result_type: "),
+])  # fmt: skip
+def test_errors_say_what_came_and_what_was_wanted(call: Any, kind: type[Exception], words: str, backend: str) -> None:
+    value, x = make(backend)
+    with pytest.raises(kind) as caught:
+        call(x)
+    assert words in str(caught.value)
+    assert isinstance(caught.value, st.ShardTensorError)
+    assert_same(x, value, exact=True)
+
+
+def test_plans_do_not_pile_up(backend: str) -> None:
+    x = st.arange(6000, device=mesh_of((2,), backend))
+    for i in range(5000):
+        x[i]
+    assert len(_plans) <= 4096
+
+
+def test_many_threads_share_plans_and_tensors(backend: str) -> None:
+    value, x = make(backend, (64, 3))
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(30):
+                n = (seed * 7 + i) % 60
+                np.testing.assert_array_equal(np.asarray(x[n:] + x[n:] * 2), value[n:] * 3)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
