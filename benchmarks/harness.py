@@ -52,7 +52,7 @@ WIDTH = 120
 SAMPLE_SECONDS = 5e-3
 ANSWER_LIMIT = 120.0
 
-# Somebody's settings for another machine: they can halve NumPy's matrix product.
+# Somebody's tuning for another machine: it can halve the speed of NumPy's matrix product.
 _TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
@@ -186,14 +186,21 @@ def _calls_that_fill_a_sample(timer: timeit.Timer) -> int:
     return calls
 
 
-def import_seconds(package: str) -> float:
-    """How long ``import package`` takes in a fresh process; the start of Python itself does not count."""
+def import_seconds(package: str, bytecode: str) -> float:
+    """How long ``import package`` takes in a fresh process; the start of Python itself does not count.
+
+    Args:
+        package: what is imported.
+        bytecode: a folder for compiled modules, which the first import fills. Otherwise a library that no installer has
+            compiled might be compiled again each time.
+    """
     if not is_installed(package):
         raise NoFigure("not installed")
     code = f"import time; t = time.perf_counter(); import {package}; print(time.perf_counter() - t)"
     # -P: without the current folder, which is no part of an installed program, on the search path.
     command = [sys.executable, "-P", "-c", code]
-    return float(subprocess.run(command, env=child_environment(), check=True, stdout=subprocess.PIPE, text=True).stdout)
+    environment = child_environment(PYTHONPYCACHEPREFIX=bytecode, PYTHONDONTWRITEBYTECODE="")
+    return float(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def resident_bytes() -> int | None:
@@ -421,7 +428,9 @@ class Table:
         notes = [f"n×: this figure over {self.columns[0]}'s. –: does not apply."]
         if (spread := self.spread()) is not None:
             notes.append(f"The middle half of a cell's samples typically spans {spread:.0%} of its median.")
-        return Group(Text(self.title, "bold"), Text(facts), grid, Text("\n".join(notes)), Text(self.summary(), "bold"))
+        gap = Text()
+        said = Text("\n".join(notes))
+        return Group(Text(self.title, "bold"), gap, Text(facts), gap, grid, gap, said, gap, Text(self.summary(), "bold"))
 
     def _figure(self, row: Row, column: str) -> str:
         cell, ours = self.cell(row, column), self.cell(row, self.columns[0]).median

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import functools
 import itertools
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -203,17 +204,19 @@ def measure(effort: Effort) -> Table:
     """Measures everything once through."""
     with contextlib.ExitStack() as stack:
         workers = {column: stack.enter_context(Worker(*how)) for column, how in WORKERS.items()}
+        environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+            "BLAS": workers[NUMPY].call("blas"),
+            "rounds": f"calls {effort.calls}, planning {effort.plans}, imports {effort.imports}, queue 1",
+        }
         calls = {(row.name, c): functools.partial(w.sample, row.name) for row in CALLS for c, w in workers.items()}
         cells = harness.interleave(calls, effort.calls, "calls")
         plan = {(PLAN.name, PROJECT): functools.partial(workers[PROJECT].sample, PLAN.name)}
         cells |= harness.interleave(plan, effort.plans, "planning")
         packages = {PROJECT: "shardtensor", NUMPY: "numpy", JAX_8: "jax"}
-        imports = {(IMPORT.name, c): functools.partial(harness.import_seconds, name) for c, name in packages.items()}
+        load = functools.partial(harness.import_seconds, bytecode=stack.enter_context(tempfile.TemporaryDirectory()))
+        imports = {(IMPORT.name, column): functools.partial(load, package) for column, package in packages.items()}
+        harness.interleave(imports, 1, "compiling")
         cells |= harness.interleave(imports, effort.imports, "imports")
-        environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
-            "BLAS": workers[NUMPY].call("blas"),
-            "rounds": f"calls {effort.calls}, planning {effort.plans}, imports {effort.imports}, queue 1",
-        }
         # Last, because JAX's virtual devices may deadlock here, and then their process is gone.
         for column, worker in workers.items():
             cells |= _queue_cells(worker, column, effort.patience)

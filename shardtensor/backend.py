@@ -272,14 +272,14 @@ def default_backend() -> Backend:
     """The backend that is used where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority."""
     if name := os.environ.get("SHARDTENSOR_BACKEND"):
         return load(name)
-    usable = []
+    usable, reasons = [], []
     for name in backend_names():
-        with contextlib.suppress(
-            BackendError
-        ):  # absent ones are no candidates; `shardtensor info` says why they are absent
+        try:
             usable.append(load(name))
+        except BackendError as error:  # no candidate; why, is said if nothing else is one, and by `shardtensor info`
+            reasons.append(f"{name}: {error}")
     if not usable:
-        raise BackendError(f"no backend can be used here; installed are {backend_names()}; see `shardtensor info`")
+        raise BackendError("no backend can be used here: " + ("; ".join(reasons) or "none is installed"))
     return max(usable, key=lambda b: b.priority)
 
 

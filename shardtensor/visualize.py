@@ -8,7 +8,7 @@ import itertools
 import math
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
@@ -19,7 +19,6 @@ from shardtensor.sharding import Grid, NamedSharding, Shape
 from shardtensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
-    from rich.align import Align
     from rich.console import Console
     from rich.text import Text
 
@@ -43,7 +42,7 @@ def visualize_sharding(
         x: a tensor, of which no element is read; or a shape, together with ``sharding``.
         sharding: where an array of that shape would lie.
         file: where to print; without it, ``sys.stdout``.
-        use_color: whether each part has a background color; without it, they have if ``file`` is a terminal with colors.
+        use_color: whether each part has a background color; without it, if ``file`` is a terminal with colors.
 
     Raises:
         ArgumentTypeError: x is neither a tensor nor a shape, or a shape comes without a sharding.
@@ -51,8 +50,12 @@ def visualize_sharding(
         ShapeError: a size is negative.
         ShardingError: the sharding's spec is longer than the shape.
 
-    >>> mesh = st.make_mesh((2, 2), ("x", "y"), devices=st.devices("numpy"))
-    >>> st.visualize_sharding((3, 8), st.NamedSharding(mesh, st.P("x")))
+    >>> mesh = st.make_mesh((3, 2), ("x", "y"), devices=st.devices("numpy"))
+    >>> st.visualize_sharding((5,), st.NamedSharding(mesh, st.P("x")))
+    ┌──────────────────────────────┬──────────────────────────────┬───────────────┐
+    │          NUMPY 0,1           │          NUMPY 2,3           │   NUMPY 4,5   │
+    │             0:2              │             2:4              │      4:5      │
+    └──────────────────────────────┴──────────────────────────────┴───────────────┘
     """
     shape, sharding = _checked("visualize_sharding", "x", x, sharding)
     _print(_console(sys.stdout if file is None else file, use_color), shape, sharding)
@@ -69,6 +72,8 @@ def text(shape: Sequence[int], sharding: NamedSharding) -> str:
         ArgumentTypeError, ShapeError, ShardingError: as in `visualize_sharding`.
 
     >>> from shardtensor.visualize import text
+    >>> text((), st.SingleDeviceSharding(st.devices("numpy")[2])).splitlines()
+    ['┌────────────────────┐', '│      NUMPY 2       │', '└────────────────────┘']
     """
     out = io.StringIO()
     _print(_console(out, use_color=False), *_checked("text", "shape", shape, sharding))
@@ -96,8 +101,8 @@ def html(x: ShardedTensor) -> str:
         "shape": f"{x.shape}{', donated' if x.is_donated else ''}",
         "dtype": str(x.dtype),
         "sharding": f"{sharding.spec} on {sharding.mesh}{kind}",
-        "bytes": _bytes(x.nbytes),
-        "per device": f"{_bytes(math.prod(sharding.shard_shape(x.shape)) * x.itemsize)} at most",
+        "bytes in all": _bytes(x.nbytes),
+        "bytes per device": f"{_bytes(math.prod(sharding.shard_shape(x.shape)) * x.itemsize)} at most",
     }
     left = 'style="text-align: left"'
     rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{escape(fact)}</td></tr>" for name, fact in facts.items())
@@ -150,10 +155,9 @@ class _Part:
         return self.box[:-2]
 
     @property
-    def place(self) -> tuple[Range, Range]:
-        """Where it lies in the last two; a dimension that the array lacks is one of size 1."""
-        rows, columns = ((0, 1), (0, 1), *self.box)[-2:]
-        return rows, columns
+    def place(self) -> tuple[Range, ...]:
+        """Which rows and columns it has in the picture; a dimension that the array lacks is one of size 1."""
+        return ((0, 1), (0, 1), *self.box)[-2:]
 
     @property
     def index(self) -> str:
@@ -180,14 +184,9 @@ def _parts(grid: Grid) -> list[_Part]:
     return [_Part(box, holders[number], order) for order, (box, number) in enumerate(boxes)]
 
 
-def _ranges(parts: Sequence[_Part], axis: int) -> list[Range]:
-    """The rows (axis 0) or the columns (axis 1) of the picture, in order."""
-    return sorted({part.place[axis] for part in parts})
-
-
-def _several_backends(grid: Grid) -> bool:
-    """Whether ids alone do not tell the devices apart."""
-    return len({device.backend for device in grid.devices}) > 1
+def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
+    rows, columns = zip(*(part.place for part in parts), strict=True)
+    return sorted(set(rows)), sorted(set(columns))
 
 
 def _empty(grid: Grid, room: int | None = None) -> str:
@@ -216,81 +215,13 @@ def _color(number: int) -> str:
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
-def _bytes(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
-
-
 # -- as text -----------------------------------------------------------------------------------------------------------
 
-_LINES = 12
+_LINES = 10
 """How high a table becomes by its proportions; only its captions make it higher."""
 
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a picture is set in characters.
-
-    Attributes:
-        widths, heights: of each column and of each row, without the lines between them.
-        captions: the text of each part, by its number.
-        named: whether the captions name the backend.
-    """
-
-    widths: dict[Range, int]
-    heights: dict[Range, int]
-    captions: list[str]
-    named: bool
-
-    def bands(self, width: int) -> Iterator[list[Range]]:
-        """The columns, as many at a time as stand side by side in that width."""
-        band: list[Range] = []
-        for column in self.widths:
-            if band and 1 + sum(self.widths[c] + 1 for c in [*band, column]) > width:
-                yield band
-                band = []
-            band.append(column)
-        yield band
-
-
-def _layout(parts: Sequence[_Part], ndim: int, width: int, *, named: bool) -> _Layout:
-    """The layout for a page of that width; ``named`` says that labels must name the backend, as they do where they can."""
-    rows, columns = _ranges(parts, 0), _ranges(parts, 1)
-    tall, wide = rows[-1][1], columns[-1][1]
-    room = (width - 1) // len(columns) - 1
-    named = named or all(len(part.label(0)) <= room for part in parts)
-    shortest = max(len(part.label(0, named=named)) for part in parts)
-    longest = max(max(len(part.label(named=named)), len(part.index)) for part in parts) + 2
-    least = min(longest, room if room >= shortest else max(shortest, 11))
-    widths = _lengths(columns, least, min(width - 1 - len(columns), 2 * _LINES * wide // tall))
-    separator = "\n" if len(rows) <= _LINES // 2 else "  "
-    captions = [_caption(part, widths[part.place[1]], named, separator) for part in parts]
-    lines = max(caption.count("\n") + 1 for caption in captions)
-    total = min(_LINES, sum(widths.values()) * tall // (2 * wide)) if ndim > 1 else lines
-    return _Layout(widths, _lengths(rows, lines, total), captions, named)
-
-
-def _lengths(ranges: Sequence[Range], least: int, total: int) -> dict[Range, int]:
-    """Lengths in proportion to the sizes of ranges: ``total`` together, or little less, but each at least ``least``."""
-    sizes = {r: r[1] - r[0] for r in ranges}
-    small: set[Range] = set()
-    while True:
-        rest = total - least * len(small)
-        whole = sum(sizes[r] for r in sizes.keys() - small)
-        short = {r for r in sizes.keys() - small if rest * sizes[r] < least * whole}
-        if not short:
-            return {r: least if r in small else rest * size // whole for r, size in sizes.items()}
-        small |= short
-
-
-def _caption(part: _Part, width: int, named: bool, separator: str) -> str:
-    """The devices of a part, and its index if there is room."""
-    label = part.label(width, named=named)
-    lines = f"{label}{separator}{part.index}" if part.index else label
-    return lines if all(len(line) <= width for line in lines.split("\n")) else label
+_CELL = 24
+"""How wide its caption makes a cell where columns go on in another table."""
 
 
 def _console(file: TextIO, use_color: bool | None) -> Console:
@@ -298,56 +229,98 @@ def _console(file: TextIO, use_color: bool | None) -> Console:
 
     colors: Literal["auto", "256"] | None = "auto" if use_color is None else "256" if use_color else None
     console = Console(file=file, color_system=colors, force_terminal=use_color or None, force_jupyter=False)
-    console.width = min(max(console.width, 20), 120) if getattr(file, "isatty", bool)() else 80
+    console.width = min(max(console.width, _CELL + 2), 120) if getattr(file, "isatty", bool)() else 80
     return console
 
 
 def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
     grid = sharding.grid(shape)
     if parts := _parts(grid):
-        layout = _layout(parts, len(shape), console.width, named=_several_backends(grid))
-        for _, block in itertools.groupby(parts, lambda part: part.block):
-            _print_block(console, shape, list(block), layout)
-        if not layout.named:
-            _print_line(console, f"numbers are ids of {grid.devices[0].backend} devices")
+        cells, bands = _layout(parts, len(shape), console.width)
+        for block, members in itertools.groupby(parts, lambda part: part.block):
+            block_parts = list(members)
+            for band in bands:
+                if len(shape) > 2 or len(bands) > 1:
+                    rows = [(0, size) for size in shape[-2:-1]]
+                    title = _slices([*block, *rows, (band[0][0], band[-1][1])], shape)
+                    console.print(_text(console, title), soft_wrap=True)
+                _print_table(console, [part for part in block_parts if part.place[1] in band], cells)
     if line := _empty(grid, console.width):
-        _print_line(console, line)
+        console.print(_text(console, line), soft_wrap=True)
 
 
-def _print_block(console: Console, shape: Shape, parts: Sequence[_Part], layout: _Layout) -> None:
+def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], list[list[Range]]]:
+    """The text of each part's cell, padded to its size, and the columns, as many at a time as fit side by side."""
+    rows, columns = _rows_and_columns(parts)
+    tall, wide = rows[-1][1], columns[-1][1]
+    separator = "\n" if len(rows) <= _LINES // 2 else "  "
+    longest = max(_width(_caption(part, separator)) for part in parts) + 2
+    shortest = max(len(part.label(0)) for part in parts)
+    room = (width - 1) // len(columns) - 1
+    least = min(longest, room if room >= shortest else max(shortest, _CELL))
+    at_once = max(1, (width - 1) // (least + 1))
+    bands = [columns[first : first + at_once] for first in range(0, len(columns), at_once)]
+    widths = _lengths(columns, least, 2 * _LINES * wide // tall, width - 1 - len(columns))
+    spaces = [widths[part.place[1]] for part in parts]
+    captions = [_caption(part, separator, space) for part, space in zip(parts, spaces, strict=True)]
+    if any(_width(caption) > space for caption, space in zip(captions, spaces, strict=True)):
+        captions = [part.label(space) for part, space in zip(parts, spaces, strict=True)]
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    flat = ndim < 2 or len(bands) > 1
+    heights = _lengths(rows, lines, 0 if flat else sum(widths.values()) * tall // (2 * wide), _LINES)
+    cells = [
+        _centered(caption, space, heights[part.place[0]])
+        for part, caption, space in zip(parts, captions, spaces, strict=True)
+    ]
+    return cells, bands
+
+
+def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dict[Range, int]:
+    """Lengths in proportion to the sizes of ranges: ``wanted`` together, or more if the smallest needs it for ``least``,
+    but not over ``most``. What would be shorter than ``least`` even so is that long."""
+    sizes = {r: r[1] - r[0] for r in ranges}
+    total = min(most, max(wanted, math.ceil(least * sum(sizes.values()) / min(sizes.values()))))
+    short: set[Range] = set()
+    while True:
+        rest = total - least * len(short)
+        whole = sum(sizes[r] for r in sizes.keys() - short)
+        found = {r for r in sizes.keys() - short if rest * sizes[r] < least * whole}
+        if not found:
+            return {r: least if r in short else rest * size // whole for r, size in sizes.items()}
+        short |= found
+
+
+def _caption(part: _Part, separator: str, room: int | None = None) -> str:
+    return f"{part.label(room)}{separator}{part.index}" if part.index else part.label(room)
+
+
+def _width(caption: str) -> int:
+    return max(map(len, caption.split("\n")))
+
+
+def _centered(caption: str, width: int, height: int) -> str:
+    """The caption in the middle of a rectangle of spaces."""
+    lines = [f"{line:^{width}}" for line in caption.split("\n")]
+    above = (height - len(lines)) // 2
+    below = height - len(lines) - above
+    return "\n".join([" " * width] * above + lines + [" " * width] * below)
+
+
+def _print_table(console: Console, parts: Sequence[_Part], cells: Sequence[str]) -> None:
     from rich.box import SQUARE
     from rich.table import Table
 
-    bands = list(layout.bands(console.width))
-    for band in bands:
-        if len(shape) > 2 or len(bands) > 1:
-            rows = [(0, size) for size in shape[-2:-1]]
-            _print_line(console, _slices([*parts[0].block, *rows, (band[0][0], band[-1][1])], shape))
-        table = Table(box=SQUARE, show_header=False, show_lines=True, padding=0, pad_edge=False)
-        for column in band:
-            table.add_column(width=layout.widths[column])
-        for row, height in layout.heights.items():
-            cells = [part.number for part in parts if part.place[0] == row and part.place[1] in band]
-            table.add_row(*[_cell(_text(console, layout.captions[k]), height, _color(k)) for k in cells])
-        console.print(table)
+    table = Table(box=SQUARE, show_header=False, show_lines=True, padding=0, pad_edge=False)
+    for _, row in itertools.groupby(parts, lambda part: part.place[0]):
+        table.add_row(*[_text(console, cells[part.number], f"#000000 on {_color(part.number)}") for part in row])
+    console.print(table)
 
 
-def _cell(caption: Text, height: int, color: str) -> Align:
-    from rich.align import Align
-    from rich.style import Style
-
-    return Align.center(caption, Style(color="#000000", bgcolor=color), vertical="middle", height=height)
-
-
-def _print_line(console: Console, line: str) -> None:
-    console.print(_text(console, line), soft_wrap=True)
-
-
-def _text(console: Console, line: str) -> Text:
+def _text(console: Console, line: str, style: str = "") -> Text:
     """The line in characters that the file's encoding has."""
     from rich.text import Text
 
-    return Text(line.replace("…", "+") if console.options.ascii_only else line, justify="center")
+    return Text(line.replace("…", "+") if console.options.ascii_only else line, style)
 
 
 # -- as HTML -----------------------------------------------------------------------------------------------------------
@@ -361,20 +334,20 @@ _CHARACTER = 7
 
 def _picture(shape: Shape, grid: Grid) -> str:
     """The first block as SVG, and lines that say which block it is and which devices have nothing."""
-    parts, notes = _parts(grid), [_empty(grid)]
-    svg = ""
+    parts, notes, svg = _parts(grid), [_empty(grid)], ""
     if parts:
-        svg = _svg([part for part in parts if part.block == parts[0].block], len(shape), _several_backends(grid))
+        svg = _svg([part for part in parts if part.block == parts[0].block], len(shape))
     if parts and len(shape) > 2:
         box = [*parts[0].block, *((0, size) for size in shape[-2:])]
         notes.insert(0, f"{_slices(box, shape)}, block 1 of {len({part.block for part in parts})}")
     return svg + "".join(f"<div>{escape(note)}</div>" for note in notes if note)
 
 
-def _svg(parts: Sequence[_Part], ndim: int, named: bool) -> str:
-    """The parts of one block, as large as their shares of it."""
-    rows, columns = _ranges(parts, 0), _ranges(parts, 1)
+def _svg(parts: Sequence[_Part], ndim: int) -> str:
+    """The parts of one block, each as large as its share of it."""
+    rows, columns = _rows_and_columns(parts)
     tall, wide = rows[-1][1], columns[-1][1]
+    named = len({device.backend for part in parts for device in part.devices}) > 1
     room = 1 + max(min(len(part.label(named=named)), max(len(part.label(0, named=named)), 11)) for part in parts)
     unit = _SIDE / max(tall, wide)
     right = max(unit, room * _CHARACTER / min(end - begin for begin, end in columns))
@@ -382,16 +355,24 @@ def _svg(parts: Sequence[_Part], ndim: int, named: bool) -> str:
     size = f'width="{wide * right + 2:.2f}" height="{tall * down + 2:.2f}"'
     look = 'font-family="monospace" font-size="11" text-anchor="middle"'
     cells = "".join(_rectangle(part, right, down, named) for part in parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} {look}>{cells}</svg>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{cells}</svg>'
 
 
 def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
     (top, bottom), (begin, end) = part.place
     x, y, width, height = 1 + begin * right, 1 + top * down, (end - begin) * right, (bottom - top) * down
-    whole = f"{part.label()}: {part.index}" if part.index else part.label()
     label = part.label(int(width / _CHARACTER), named=named)
     return (
-        f'<g><title>{escape(whole)}</title><rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" '
-        f'fill="{_color(part.number)}" stroke="#777"/>'
+        f"<g><title>{escape(_caption(part, ': '))}</title>"
+        f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{_color(part.number)}" '
+        f'stroke="#777"/>'
         f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#111">{escape(label)}</text></g>'
     )
+
+
+def _bytes(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"

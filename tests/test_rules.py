@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import hypothesis
@@ -343,8 +344,7 @@ def test_sizes_that_do_not_fit_are_named(text: str, shapes: Any, sizes: tuple[st
     with pytest.raises(st.ShapeError) as caught:
         lay_out(text, shapes, [None] * len(shapes))
     message = str(caught.value)
-    for size in sizes:
-        assert f"size {size}" in message
+    assert re.search(rf"size {sizes[0]} in dimension \d.*\b{sizes[1]} in dimension \d", message)
     culprits = [s for s in shapes if any(size in map(str, s) for size in sizes)]
     for shape in culprits[-2:]:
         assert str(shape) in message
@@ -526,18 +526,30 @@ def test_rules_of_reductions(rule: Any, shape: Any, axis: Any, keepdims: bool, w
 
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((0,), None), ((0,), 0), ((0, 3), 0), ((3, 0), 1), ((3, 0), None), ((3, 0), (0, 1)), ((2, 0, 3), 1)],
+    [
+        ((0,), None),
+        ((0,), 0),
+        ((0, 3), 0),
+        ((3, 0), 1),
+        ((3, 0), None),
+        ((3, 0), (0, 1)),
+        ((2, 0, 3), 1),
+        ((0, 0), 0),
+        ((0, 2, 0), 2),
+    ],
 )
 def test_extremum_of_nothing(shape: Any, axis: Any) -> None:
-    with pytest.raises(ValueError, match="zero-size|identity"):
+    with pytest.raises(ValueError, match=r"zero-size|identity"):
         np.max(np.ones(shape), axis=axis)
-    with pytest.raises(st.ShapeError, match=r"no elements along axis") as caught:
+    with pytest.raises(st.ShapeError, match="no elements along axis") as caught:
         extremum([shape], axis=axis)
     assert str(shape) in str(caught.value)
     assert reduction([shape], axis=axis)  # a sum of nothing is 0
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((0, 3), 1), ((3, 0), 0), ((0, 0), 0), ((2, 0, 3), (0, 2)), ((0, 2), ())])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((0, 3), 1), ((3, 0), 0), ((0, 2, 0), 1), ((2, 0, 3), (0, 2)), ((0, 2), ())]
+)
 def test_extremum_that_has_no_result_to_give(shape: Any, axis: Any) -> None:
     assert np.max(np.ones(shape), axis=axis).size == 0
     assert extremum([shape], axis=axis) == reduction([shape], axis=axis)
