@@ -33,6 +33,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from rich import box
 from rich.console import Console, Group
+from rich.padding import Padding
 from rich.progress import track
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -60,7 +61,7 @@ class NoFigure(Exception):
     """A cell has no figure; the message stands in its place."""
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def child_environment(**changes: str) -> dict[str, str]:
@@ -212,7 +213,7 @@ def resident_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-# -- rounds ------------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, what: str) -> dict[
     return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(taken)) for k, taken in samples.items()}
 
 
-# -- the machine -------------------------------------------------------------------------------------------------------
+# -- the machine -----------------------------------------------------------------------------------
 
 
 def describe_environment(packages: Iterable[str]) -> dict[str, str]:
@@ -326,7 +327,7 @@ def blas_kernel() -> str:
     return f"{built['name']} {built['version']}, kernel unknown"
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -428,9 +429,8 @@ class Table:
         notes = [f"n×: this figure over {self.columns[0]}'s. –: does not apply."]
         if (spread := self.spread()) is not None:
             notes.append(f"The middle half of a cell's samples typically spans {spread:.0%} of its median.")
-        gap = Text()
-        said = Text("\n".join(notes))
-        return Group(Text(self.title, "bold"), gap, Text(facts), gap, grid, gap, said, gap, Text(self.summary(), "bold"))
+        parts = [Text(self.title, "bold"), Text(facts), grid, Text("\n".join(notes)), Text(self.summary(), "bold")]
+        return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts[:-1]), parts[-1])
 
     def _figure(self, row: Row, column: str) -> str:
         cell, ours = self.cell(row, column), self.cell(row, self.columns[0]).median

@@ -43,7 +43,7 @@ QUEUE = Row("queue", "100 000 x.sum() queued", (Target(60.0),))
 GROWTH = Row("growth", "… growth of memory", (Target(1.0),), "MiB")
 
 
-# -- the cases, each function in a process of its own ------------------------------------------------------------------
+# -- the cases, each function in a process of its own ----------------------------------------------
 
 
 def shardtensor_cases() -> dict[str, Case]:
@@ -168,7 +168,7 @@ def queue(reduce: Callable[[], Any]) -> dict[str, float | None]:
     return {"queue": seconds, "growth": None if most is None else (most - before) / 2**20}
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------
+# -- the run ---------------------------------------------------------------------------------------
 
 
 def _on(devices: int) -> dict[str, str]:

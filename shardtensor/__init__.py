@@ -1,4 +1,6 @@
-"""Sharded tensors over pluggable devices: NumPy-like arrays on many devices, in two worlds and one type. See the README."""
+"""Sharded tensors over pluggable devices: NumPy-like arrays on many devices, in two worlds and one type. See the
+README.
+"""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ _current: contextvars.ContextVar[Device | None] = contextvars.ContextVar("shardt
 class Backend(abc.ABC):
     """What a plugin implements to bring devices of one kind.
 
-    Required: `name`, `devices`, `xp`, `is_array`, `to_device`, `from_host`, `to_host`. The rest has defaults that hold for
-    memory that is synchronous and private to each device.
+    Required: `name`, `devices`, `xp`, `is_array`, `to_device`, `from_host`, `to_host`. The rest has defaults that
+    hold for memory that is synchronous and private to each device.
     """
 
     name: str
@@ -208,7 +208,7 @@ class _Host(Backend):
         return array  # type: ignore[no-any-return]
 
 
-# -- finding them -------------------------------------------------------------------------------------------------
+# -- finding them ----------------------------------------------------------------------------------
 
 _loaded: dict[str, Backend] = {"host": _Host()}
 _lock = threading.RLock()
@@ -269,7 +269,7 @@ def load(name: str) -> Backend:
 
 @functools.cache
 def default_backend() -> Backend:
-    """The backend that is used where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority."""
+    """The backend where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority."""
     if name := os.environ.get("SHARDTENSOR_BACKEND"):
         return load(name)
     usable, reasons = [], []
@@ -309,7 +309,7 @@ def logical_device_count() -> int:
     return int(given)
 
 
-# -- what users ask -----------------------------------------------------------------------------------------------
+# -- what users ask --------------------------------------------------------------------------------
 
 
 def devices(backend: str | None = None) -> list[Device]:

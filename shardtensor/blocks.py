@@ -1,9 +1,10 @@
 """Partial sums of all shards in one pass, where devices share one memory.
 
-A C-contiguous array that is split along its first dimension alone, seen as (parts, rows of a part, the rest), has the shards' partial
+A C-contiguous array that is split along its first dimension alone, seen as (parts, rows of a part, the rest), has the
+shards' partial
 sums along its second dimension: one or two calls of NumPy (part sizes differ by one at most) instead of one for each
-shard. Each part is reduced by the same inner loop as if it stood alone, and the parts are added in mesh order, so that the
-bits are those of the general way.
+shard. Each part is reduced by the same inner loop as if it stood alone, and the parts are added in mesh order, so
+that the bits are those of the general way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply}
 def partial_sums(
     name: str, value: Aval, params: dict[str, Any], move: Arrival | None, general: Callable[[Operands], Any]
 ) -> Callable[[Operands], Any]:
-    """The plan of a reduction by addition or multiplication: in one pass where that is possible, else the ``general`` one."""
+    """The plan of a reduction by addition or multiplication: in one pass where that is possible, else the ``general``
+    one.
+    """
     ufunc = _UFUNCS.get(name)
     if ufunc is None or move is None or not move.stays or move.source.dtype not in ("f4", "f8", "c8", "c16"):
         return general

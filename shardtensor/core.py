@@ -6,7 +6,8 @@ A declaration is a function with a signature and a docstring and no body::
     def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor: ...
 
 The decorator files it and returns the function that users call: same signature, and for a body the call
-``bind(op, operands, params)``, which hands it to the innermost interpreter. What an operator *does* is the interpreter's
+``bind(op, operands, params)``, which hands it to the innermost interpreter. What an operator *does* is the
+interpreter's
 business: run now (`shardtensor.eager`), run on one device (`shardtensor.spmd`), write into a graph.
 """
 
@@ -39,19 +40,23 @@ class Op:
         dispatch: the function that users call.
         rule: how the dimensions of operands and result correspond (see `shardtensor.rules`); None for an operator that
             lays out its result itself (`mover`) or consists of others (`composite`).
-        combine: the name of the monoid (see `shardtensor.monoids`) that joins what shards computed where a dimension vanishes.
-        kernel: what runs on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None stands for the function of
-            the same name in the backend's namespace.
-        mover: for operators that only move elements: ``mover(avals, params)`` gives the movement (see `shardtensor.transfer`).
-        composite: for operators that consist of others: a function of the operator's own arguments; it answers NotImplemented
-            for those with which the operator stands for itself.
-        algorithm: for operators that know better than their rule how to run distributed: ``algorithm(params, *tensors)``.
+        combine: the name of the monoid (see `shardtensor.monoids`) that joins what shards computed where a dimension
+            vanishes.
+        kernel: what runs on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None stands for the
+            function of the same name in the backend's namespace.
+        mover: for operators that only move elements: ``mover(avals, params)`` gives the movement (see
+            `shardtensor.transfer`).
+        composite: for operators that consist of others: a function of the operator's own arguments; it answers
+            NotImplemented for those with which the operator stands for itself.
+        algorithm: for operators that know better than their rule how to run distributed: ``algorithm(params,
+            *tensors)``.
         creates: whether it makes arrays anew, where its parameter ``device`` says.
         doc: the docstring.
     """
 
     __slots__ = (
-        "algorithm", "combine", "composite", "creates", "dispatch", "doc", "kernel", "mover", "name", "operands", "optional", "params", "rule", "variadic",
+        "algorithm", "combine", "composite", "creates", "dispatch", "doc", "kernel", "mover", "name",
+        "operands", "optional", "params", "rule", "variadic",
     )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None) -> None:
@@ -92,7 +97,9 @@ class Interpreter(Protocol):
     """What gives a call of an operator its meaning."""
 
     def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """The result of ``op``. Operands are tensors, host or backend arrays, scalars or None (an optional one not given)."""
+        """The result of ``op``. Operands are tensors, host or backend arrays, scalars or None (an optional one not
+        given).
+        """
 
 
 _innermost: ContextVar[Interpreter | None] = ContextVar("shardtensor_interpreter", default=None)
@@ -154,8 +161,9 @@ def in_the_name_of(op: Op, error: ShardTensorError) -> ShardTensorError:
 
 
 def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that users call. It is compiled from the declared signature, so that the interpreter of Python itself
-    binds arguments and defaults, which is ten times faster than `inspect.Signature.bind`."""
+    """The function that users call. It is compiled from the declared signature, so that the interpreter of Python
+    itself binds arguments and defaults, which is ten times faster than `inspect.Signature.bind`.
+    """
     signature = inspect.signature(function)
     scope: dict[str, Any] = {"_bind": bind, "_op": op}
     plain = []

@@ -116,7 +116,7 @@ def _run(mesh: st.Mesh, steps: int, console: Console) -> DemoResult:
     return result
 
 
-# -- devices -------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 def _mesh(count: int | None, backend: str | None) -> st.Mesh:
@@ -144,7 +144,7 @@ def _set_unless_given(name: str, value: str) -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-# -- data ----------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 class Digits(NamedTuple):
@@ -199,7 +199,7 @@ def show_devices(mesh: st.Mesh, train: Digits, console: Console) -> dict[str, bo
     return {"sharded rows": np.array_equal(np.asarray(rows), train.rows)}
 
 
-# -- training ------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def scores(xp: Any, rows: Array, weights: Weights) -> tuple[Array, Array]:
@@ -282,7 +282,7 @@ def show_accuracy(test: Digits, weights: Weights, console: Console) -> tuple[flo
     return accuracy, {"held-out scores": close(score, plain_score)}
 
 
-# -- the other tours -----------------------------------------------------------------------------------------
+# -- the other tours -------------------------------------------------------------------------------
 
 
 def principal_components(xp: Any, rows: Array, count: int) -> tuple[Array, npt.NDArray[np.float64]]:

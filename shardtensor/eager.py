@@ -1,4 +1,5 @@
-"""The interpreter that runs operators now. What a call comes to is decided once for each combination of operator, parameters and
+"""The interpreter that runs operators now. What a call comes to is decided once for each combination of operator,
+parameters and
 avals, and kept as a plan: see `shardtensor.plans`."""
 
 from __future__ import annotations

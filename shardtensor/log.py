@@ -1,7 +1,8 @@
 """The book of moves: `transfers` counts them, `transfer_guard` judges the implicit ones.
 
 Each move has two sizes. ``bytes`` is what machines with separate memories would send, so that a laptop shows what a
-cluster would do; ``copied`` is what was really copied here (nothing, where devices share one memory and a view will do).
+cluster would do; ``copied`` is what was really copied here (nothing, where devices share one memory and a view will
+do).
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Transfer:
         source: the device they came from, or `st.HOST`.
         destination: the device they went to, or `st.HOST`.
         operator: the name of the operator that wanted them.
-        explicit: whether the caller asked for the move itself (`device_put`, `reshard`, `shard`, reading to the host, ...) or
-            for a reduction, whose combination is its own work; False where the library had to bring data together.
+        explicit: whether the caller asked for the move itself (`device_put`, `reshard`, `shard`, reading to the host,
+            ...) or for a reduction, whose combination is its own work; False where the library had to bring data
+            together.
     """
 
     bytes: int
@@ -118,8 +120,9 @@ def transfer_guard(policy: str) -> Iterator[None]:
     """Says what happens on an implicit move, in this thread and in the maps that it starts.
 
     Args:
-        policy: ``"allow"``; ``"log"``, which writes each to the logger ``shardtensor``; or ``"disallow"``, which raises `TransferError`
-            before anything is moved. Judged by ``bytes``: by what separate memories would send.
+        policy: ``"allow"``; ``"log"``, which writes each to the logger ``shardtensor``; or ``"disallow"``, which
+            raises `TransferError` before anything is moved. Judged by ``bytes``: by what separate memories would
+            send.
 
     Explicit moves (see `Transfer`) are never judged.
 

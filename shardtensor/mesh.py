@@ -198,7 +198,9 @@ def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
 
 
 def default_mesh() -> Mesh:
-    """The mesh of what is created without ``device=``: that of `use_mesh`, else all of the default backend's devices, axis ``d``."""
+    """The mesh of what is created without ``device=``: that of `use_mesh`, else all of the default backend's devices,
+    axis ``d``.
+    """
     return _mesh.get() or _all_devices(backends.default_backend())
 
 

@@ -63,8 +63,8 @@ class Monoid:
         merge: two states to one, the left one's shard being earlier in mesh order.
         partial: a shard's state; None stands for the operator itself, run on the shard.
         finish: the result from the last state.
-        exact: kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are grouped:
-            where devices share one memory, the operator may then run once over all of it.
+        exact: kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
+            grouped: where devices share one memory, the operator may then run once over all of it.
     """
 
     merge: Merge
@@ -73,7 +73,8 @@ class Monoid:
     exact: str = ""
 
 
-# -- mean and variance: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979)
+# -- mean and variance: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+# variances" (1979)
 
 
 def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""What operators take: tensors, host arrays, the arrays of backends, Python scalars; and what is known of a host array."""
+"""What operators take: tensors, host arrays, the arrays of backends, Python scalars; and what is known of a host
+array.
+"""
 
 from __future__ import annotations
 

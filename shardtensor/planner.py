@@ -1,10 +1,12 @@
-"""The planner of moves: which piece of which source shard goes where in which destination shard. The planner is pure, and its bytes are the
+"""The planner of moves: which piece of which source shard goes where in which destination shard. The planner is pure,
+and its bytes are the
 minimum: a device is sent exactly the elements that it must hold and does not hold yet, each once.
 
-A movement is a set of *regions*. A region is a box of the result whose elements come from one operand, along each dimension with
-a start and a step. Along one dimension, cutting the region at the boundaries of the source's and of the result's parts gives
-its intervals; pieces are the products of the intervals of all dimensions. Everything is computed by whole arrays, so that
-planning the million pieces of a reshard between 1024 devices takes a fraction of a second.
+A movement is a set of *regions*. A region is a box of the result whose elements come from one operand, along each
+dimension with a start and a step. Along one dimension, cutting the region at the boundaries of the source's and of
+the result's parts gives its intervals; pieces are the products of the intervals of all dimensions. Everything is
+computed by whole arrays, so that planning the million pieces of a reshard between 1024 devices takes a fraction of a
+second.
 """
 
 from __future__ import annotations

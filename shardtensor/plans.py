@@ -1,7 +1,7 @@
 """How a call of an operator runs: propagate, move, run, wrap. A plan is a closure that takes the operands.
 
-Where devices share one memory, an operator whose meaning does not depend on the split runs once on the whole buffer; elsewhere,
-and where partial results are owed, it runs once per shard.
+Where devices share one memory, an operator whose meaning does not depend on the split runs once on the whole buffer;
+elsewhere, and where partial results are owed, it runs once per shard.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ def make_plan(op: Op, operands: Operands, kinds: Sequence[Kind], params: Params)
 
 
 def home(tensors: Sequence[Aval]) -> Aval:
-    """The operand to which the others come: what was placed before what was not, then the one that costs most to move."""
+    """The operand to which the others come: what was placed before what was not, then the one that costs most to
+    move.
+    """
     return max(tensors, key=lambda a: (a.committed, a.nbytes))
 
 
-# -- operators with a rule --------------------------------------------------------------------------------------------
+# -- operators with a rule -------------------------------------------------------------------------
 
 
 def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
@@ -203,7 +205,8 @@ class Work:
         one_memory, xp = backend.one_memory, backend.xp
         partial = monoid.partial or self.kernel
         groups = groups_along(value.sharding.mesh, owed)
-        # A shard without elements has nothing to say; where all are empty, the first says what the operator says of nothing.
+        # A shard without elements has nothing to say; where all are empty, the first says what the operator says of
+        # nothing.
         speakers = [
             [k for k in g if all(end > begin for box in places[k].boxes for begin, end in box)] or g[:1] for g in groups
         ]
@@ -259,7 +262,9 @@ class Work:
     def _run(
         self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
     ) -> Any:
-        """What a kernel gives on the device at position ``k``: in the dtype that was promised, where it is the result itself."""
+        """What a kernel gives on the device at position ``k``: in the dtype that was promised, where it is the result
+        itself.
+        """
         xp = self.backend.xp
         with self.backend.on(self.devices[k]):
             arrays = [x if column is None else column[k] for x, column in zip(operands, columns, strict=True)]
@@ -303,7 +308,7 @@ def _state_bytes(state: Any) -> int:
     return 0 if isinstance(state, (int, float)) else int(state.nbytes)
 
 
-# -- operators that only move ---------------------------------------------------------------------------------------------
+# -- operators that only move ----------------------------------------------------------------------
 
 
 def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
@@ -371,7 +376,7 @@ def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[
     return tuple(out)
 
 
-# -- operators that create --------------------------------------------------------------------------------------------------
+# -- operators that create -------------------------------------------------------------------------
 
 
 def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:

@@ -9,7 +9,8 @@ A rule names every dimension of every operand and of the result, einsum fashion:
     d0 d1! -> d0 d1!                   sort(axis=1)          ``!`` must be whole
     ... -> new0 ...                    broadcast_to          a name of the result alone is whole
 
-``...`` stands for the dimensions that are not named, aligned from the right, and broadcasts; ``1`` is a new dimension of size 1.
+``...`` stands for the dimensions that are not named, aligned from the right, and broadcasts; ``1`` is a new dimension
+of size 1.
 Everything here is pure: names and numbers, no arrays. `propagate` thinks of one mesh axis at a time, which an axis
 of any mesh can follow: it splits one name at most, in every operand that has that name.
 """
@@ -30,8 +31,9 @@ Chains = tuple[Chain, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A parsed rule, its ``...`` written out: the name of every dimension, and the names that must be whole; and the operands' names,
-    for errors."""
+    """A parsed rule, its ``...`` written out: the name of every dimension, and the names that must be whole; and the
+    operands' names, for errors.
+    """
 
     operands: tuple[tuple[str, ...], ...]
     result: tuple[str, ...]
@@ -99,14 +101,15 @@ def propagate(
 ) -> Propagated:
     """Chooses for each name the mesh axes that split it, so that what would cost most to move stays where it is.
 
-    Operands speak in order of decreasing weight, on a tie from left to right; an axis that a heavier one has used is not
-    given away again. An axis that would split a name that must be whole splits another dimension of the result
+    Operands speak in order of decreasing weight, on a tie from left to right; an axis that a heavier one has used is
+    not given away again. An axis that would split a name that must be whole splits another dimension of the result
     instead, the largest free one (an all-to-all rather than a gather), if there is one.
 
     Args:
         rule: from `parse`.
         shapes: of the operands.
-        layouts: how each operand is split now, or None where that does not count (scalars, host arrays, tensors elsewhere).
+        layouts: how each operand is split now, or None where that does not count (scalars, host arrays, tensors
+            elsewhere).
         weights: what each operand costs to move, in bytes.
         axis_sizes: the mesh.
         combines: whether the operator has a monoid; without one, names that vanish must be whole.
@@ -171,8 +174,8 @@ def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:
                 continue
             first = rule.names[where[0]]
             raise ShapeError(
-                f"{first} has shape {shapes[where[0]]} and {rule.names[i]} has shape {shape}, which do not fit: size {known} in "
-                f"dimension {where[1]} of {first}, {size} in dimension {d} of {rule.names[i]}"
+                f"{first} has shape {shapes[where[0]]} and {rule.names[i]} has shape {shape}, which do not fit: "
+                f"size {known} in dimension {where[1]} of {first}, {size} in dimension {d} of {rule.names[i]}"
             )
     return sizes
 
@@ -200,7 +203,7 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     return tuple(axes)
 
 
-# -- rules that several operators share ----------------------------------------------------------------------------------
+# -- rules that several operators share ------------------------------------------------------------
 
 
 def reduction(
@@ -222,6 +225,6 @@ def extremum(
     gone = normalize_axes(axis, len(shape))
     if any(shape[a] == 0 for a in gone) and all(n for a, n in enumerate(shape) if a not in gone):
         raise ShapeError(
-            f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce only where there are some"
+            f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce where there are some"
         )
     return reduction(shapes, axis=axis, keepdims=keepdims)

@@ -1,8 +1,8 @@
 """Which part of an array each device holds: `P`, `NamedSharding`, and the index arithmetic behind them.
 
 Pure values: nothing here holds an array or asks a device anything. The split rule is one: a dimension of size n over k
-parts gives its first ``n % k`` parts ``n // k + 1`` elements and the rest ``n // k``; several mesh axes on one dimension split one
-after the other, major first.
+parts gives its first ``n % k`` parts ``n // k + 1`` elements and the rest ``n // k``; several mesh axes on one
+dimension split one after the other, major first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ Chain: TypeAlias = tuple[str, ...]
 """The mesh axes that split one dimension, major first."""
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-# -- the split rule -----------------------------------------------------------------------------------------------
+# -- the split rule --------------------------------------------------------------------------------
 
 
 @functools.lru_cache(4096)
 def offsets(size: int, counts: tuple[int, ...]) -> Ints:
-    """Where the parts of a dimension begin, and its end: ``prod(counts) + 1`` non-decreasing numbers from 0 to ``size``.
+    """Where the parts of a dimension begin, and its end: ``prod(counts) + 1`` non-decreasing numbers from 0 to
+    ``size``.
 
     >>> offsets(10, (4,)).tolist(), offsets(10, (2, 2)).tolist()
     ([0, 3, 6, 8, 10], [0, 3, 5, 8, 10])
@@ -43,7 +44,7 @@ def offsets(size: int, counts: tuple[int, ...]) -> Ints:
     return bounds
 
 
-# -- specs --------------------------------------------------------------------------------------------------------
+# -- specs -----------------------------------------------------------------------------------------
 
 
 class PartitionSpec:
@@ -116,7 +117,7 @@ def _chain(part: object) -> Chain:
     return tuple(names)
 
 
-# -- shardings ----------------------------------------------------------------------------------------------------
+# -- shardings -------------------------------------------------------------------------------------
 
 
 class NamedSharding:
@@ -214,7 +215,9 @@ class NamedSharding:
         return {device: grid.index(k) for k, device in enumerate(self.mesh.flat)}
 
     def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
-        """Whether both put the same elements on the same devices, in the same memory, for every shape of ``ndim`` dimensions."""
+        """Whether both put the same elements on the same devices, in the same memory, for every shape of ``ndim``
+        dimensions.
+        """
         if self == other:
             return True
         for sharding in (self, other):
@@ -294,8 +297,8 @@ def _checked_shape(shape: Sequence[int], who: str) -> Shape:
 def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, who: str) -> NamedSharding:
     """The sharding that ``device=`` means for an array of ``ndim`` dimensions.
 
-    A device holds it whole; a mesh splits its first dimension over all its axes, first one major (and replicates 0-d); a sharding
-    is itself.
+    A device holds it whole; a mesh splits its first dimension over all its axes, first one major (and replicates
+    0-d); a sharding is itself.
     """
     if isinstance(where, NamedSharding):
         where.check_rank(ndim, who)
@@ -317,11 +320,12 @@ def _single(device: Device) -> NamedSharding:
     return SingleDeviceSharding(device)
 
 
-# -- shards as index arithmetic -----------------------------------------------------------------------------------
+# -- shards as index arithmetic --------------------------------------------------------------------
 
 
 class Grid:
-    """An array cut along every dimension, and who holds which piece: what the planner and the interpreters calculate with.
+    """An array cut along every dimension, and who holds which piece: what the planner and the interpreters calculate
+    with.
 
     Attributes:
         devices: the holders, in mesh order.

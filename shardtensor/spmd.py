@@ -31,8 +31,9 @@ from shardtensor.trees import leaves, map_leaves
 
 
 class OnDevice:
-    """The interpreter inside of a mapped function: operators on the backend's arrays run on the current device and return its
-    arrays. Tensors that the function finds outside of it, and ``device=``, mean what they mean everywhere."""
+    """The interpreter inside of a mapped function: operators on the backend's arrays run on the current device and
+    return its arrays. Tensors that the function finds outside of it, and ``device=``, mean what they mean everywhere.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -82,7 +83,7 @@ class OnDevice:
 _on_device = functools.cache(OnDevice)
 
 
-# -- pmap ---------------------------------------------------------------------------------------------------------------
+# -- pmap ------------------------------------------------------------------------------------------
 
 
 def pmap(
@@ -92,20 +93,21 @@ def pmap(
 
     ``pmap(g, pmap(f, shards))`` moves nothing. ``pmap(fn)`` alone gives the mapped function.
 
-    ==================================  =====================================================================================
+    ==================================  ================================================================================
     an argument that is                 is to ``fn``
-    ==================================  =====================================================================================
+    ==================================  ================================================================================
     a Python list                       a list of shards: call i gets item i; all lists have the same length
     anything else                       one thing, which every call gets whole: one copy for each device
-    ==================================  =====================================================================================
+    ==================================  ================================================================================
 
-    A tensor in an item runs where it lives; where lists differ, the first one's device counts, and the others come to it. Items without
-    a tensor are dealt out in blocks by the split rule (10 over 4 devices: 3, 3, 2, 2), so that `stack` of the results moves
-    nothing. Items and results may be pytrees; shapes and dtypes may differ from shard to shard.
+    A tensor in an item runs where it lives; where lists differ, the first one's device counts, and the others come to
+    it. Items without a tensor are dealt out in blocks by the split rule (10 over 4 devices: 3, 3, 2, 2), so that
+    `stack` of the results moves nothing. Items and results may be pytrees; shapes and dtypes may differ from shard to
+    shard.
 
-    Inside, ``fn`` has the backend's own arrays, not to be written to, on the current device; `st` functions on them run there, too. It may be any
-    Python function. In what order and how many calls at once is not promised. Arrays that it returns become tensors on the device;
-    other leaves stay what they are.
+    Inside, ``fn`` has the backend's own arrays, not to be written to, on the current device; `st` functions on them
+    run there, too. It may be any Python function. In what order and how many calls at once is not promised. Arrays
+    that it returns become tensors on the device; other leaves stay what they are.
 
     Args:
         fn: the function.
@@ -117,8 +119,8 @@ def pmap(
         ShapeError: lists of different lengths.
         ShardingError: a tensor in an item lives on several devices.
         ArgumentTypeError: no argument is a list.
-        Exception: what ``fn`` raises, with a note of the shard and the device; of several, the first shard's. Shards that were not started then
-            are not run.
+        Exception: what ``fn`` raises, with a note of the shard and the device; of several, the first shard's. Shards
+            that were not started then are not run.
 
     >>> parts = st.shard(np.arange(6.0), devices=st.devices()[:3])
     >>> squares = st.pmap(lambda x: x * x, parts)
@@ -270,7 +272,7 @@ def _is_array(x: Any, backend: Backend) -> bool:
     return backend.is_array(x) or (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM")
 
 
-# -- smap ---------------------------------------------------------------------------------------------------------------
+# -- smap ------------------------------------------------------------------------------------------
 
 Entry = tuple["int | None", ...]
 """For each grid axis the array axis that it splits, or None."""
@@ -286,30 +288,34 @@ def smap(
 ) -> Any:
     """Splits the arguments, runs ``fn`` on every part, and puts the results together: one sharded tensor.
 
-    ===============================  ========================================================================================
+    ===============================  ===================================================================================
     `jax.smap`                       here
-    ===============================  ========================================================================================
+    ===============================  ===================================================================================
     needs a mesh that is set, and    takes all devices, or ``devices=``, and splits by itself, uneven sizes too
     sizes that it divides
     one mesh axis at a time          an axis for each argument, or a tuple of them for a grid of devices
     traces ``fn``; axes ≥ 0          calls ``fn``, any Python function; negative axes count from the end
-    ===============================  ========================================================================================
+    ===============================  ===================================================================================
 
     Args:
         fn: the function; it gets the backend's arrays (see `pmap`), and ``kwargs``.
         *args: tensors, host arrays, or (with axis None) anything.
-        axes: one entry for each argument: the axis that is split (``axes=[2, 0]``: the first one's axis 2, the second one's axis 0), None for an
-            argument that goes whole to every device, or a tuple for a grid of devices, whose entry k is the array axis that grid axis k
-            splits (None: not split by it). For a single array a flat list of several axes means the grid.
-        out_axes: where the results are put together, in the same forms; without it, where the first split argument was split. Results of no
-            dimensions are stacked. Where a tuple says None, the results along that grid axis must be equal.
-        devices: which ones; without it, the default mesh's. They form the grid as evenly as can be, larger factor first. A dimension with fewer
-            elements than parts takes fewer devices, so that ``fn`` sees no empty part of what is not empty.
+        axes: one entry for each argument: the axis that is split (``axes=[2, 0]``: the first one's axis 2, the second
+            one's axis 0), None for an argument that goes whole to every device, or a tuple for a grid of devices,
+            whose entry k is the array axis that grid axis k splits (None: not split by it). For a single array a flat
+            list of several axes means the grid.
+        out_axes: where the results are put together, in the same forms; without it, where the first split argument
+            was split. Results of no dimensions are stacked. Where a tuple says None, the results along that grid axis
+            must be equal.
+        devices: which ones; without it, the default mesh's. They form the grid as evenly as can be, larger factor
+            first. A dimension with fewer elements than parts takes fewer devices, so that ``fn`` sees no empty part
+            of what is not empty.
 
     Raises:
         ArgumentError: not one entry for each argument, no argument split, or tuples of different lengths.
         AxisError: an argument has no such axis.
-        ShapeError: arguments that are split over one grid axis differ in size; a result has no such axis, or does not fit the others.
+        ShapeError: arguments that are split over one grid axis differ in size; a result has no such axis, or does not
+            fit the others.
         Exception: what ``fn`` raises, with a note of the shard and the device.
 
     >>> x, y = np.ones((2, 3, 8)), np.arange(8.0)
@@ -334,8 +340,8 @@ def smap(
             entry = (*entry[:k], at, *entry[k + 1 :])
             if sizes[k] not in (None, array.shape[at]):
                 raise ShapeError(
-                    f"smap: argument {number} has {array.shape[at]} elements along axis {axis}, and grid axis {k} splits "
-                    f"{sizes[k]} of an argument before it; wanted equal sizes"
+                    f"smap: argument {number} has {array.shape[at]} elements along axis {axis}, and grid axis {k} "
+                    f"splits {sizes[k]} of an argument before it; wanted equal sizes"
                 )
             sizes[k] = array.shape[at]
         entries[number] = entry

@@ -1,4 +1,6 @@
-"""Threads that work beside the caller. Small work never meets them: they are asked only when a task has shown that it is long."""
+"""Threads that work beside the caller. Small work never meets them: they are asked only when a task has shown that it
+is long.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ class Failed(Exception):
 def run_all(tasks: Sequence[Callable[[], Any]], *, side_by_side: bool) -> list[Any]:
     """The results of all tasks, in order.
 
-    The caller works through them; once one has taken long and ``side_by_side`` allows it, helper threads take tasks, too,
-    each in a copy of the caller's context. When a task fails, those not yet started are not run.
+    The caller works through them; once one has taken long and ``side_by_side`` allows it, helper threads take tasks,
+    too, each in a copy of the caller's context. When a task fails, those not yet started are not run.
 
     Raises:
         Failed: a task failed; of several, the first in order.

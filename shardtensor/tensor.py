@@ -1,5 +1,6 @@
-"""`ShardedTensor`: a handle on an immutable value whose pieces live on many devices. No algorithm is in here: what a tensor
-does, it asks of an operator through `call`."""
+"""`ShardedTensor`: a handle on an immutable value whose pieces live on many devices. No algorithm is in here: what a
+tensor does, it asks of an operator through `call`.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ class Shard:
     data: Any
 
 
-# -- the ways in: a method or operator of Python's is a call of the operator of that name --------------------------------
+# -- the ways in: a method or operator of Python's is a call of the operator of that name ----------
 
 
 def _is_operand(x: object) -> bool:
@@ -136,16 +137,16 @@ def _unary(name: str) -> Callable[[Any], Any]:
 # NumPy's functions whose older names differ from the standard's.
 _FUNCTION_NAMES = {
     "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
-    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert", "left_shift": "bitwise_left_shift",
-    "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
+    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert",
+    "left_shift": "bitwise_left_shift", "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
 }  # fmt: skip
 
 
 class ShardedTensor:
     """One NumPy-like array over many devices.
 
-    Made by `st.asarray`, `st.zeros`, `st.device_put` and their like, and by every operator; not by calling the class. Its value
-    never changes; operators give new tensors whose sharding follows from their operands'.
+    Made by `st.asarray`, `st.zeros`, `st.device_put` and their like, and by every operator; not by calling the class.
+    Its value never changes; operators give new tensors whose sharding follows from their operands'.
 
     >>> x = st.arange(6, device=st.make_mesh((3,), ("x",)))
     >>> x + 1
@@ -163,7 +164,7 @@ class ShardedTensor:
             "ShardedTensor: not made by calling the class; use st.asarray, st.device_put or st.zeros"
         )
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Shape:
@@ -243,7 +244,7 @@ class ShardedTensor:
             self._aval.backend.synchronize(device)
         return self
 
-    # -- elsewhere ----------------------------------------------------------------------------------------------
+    # -- elsewhere ---------------------------------------------------------------------------------
 
     def to_device(self, device: Device | Mesh | NamedSharding, /, *, stream: None = None) -> ShardedTensor:
         """The same elements on a device, a mesh or in a sharding (see `st.device_put`)."""
@@ -329,7 +330,7 @@ class ShardedTensor:
             raise ShapeError(f"{who}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one")
         return np.asarray(self).reshape(())[()]
 
-    # -- its elements -------------------------------------------------------------------------------------------
+    # -- its elements ------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -363,7 +364,7 @@ class ShardedTensor:
         """The elements in another dtype: see `st.astype`."""
         return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
 
-    # -- copies -------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------
 
     def __copy__(self) -> ShardedTensor:
         return tensor(self._aval, self._storage)
@@ -374,12 +375,13 @@ class ShardedTensor:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed)
 
-    # -- how it looks -------------------------------------------------------------------------------------------
+    # -- how it looks ------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         sharding = self.sharding
         kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
-        head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={sharding.spec!r} on {sharding.mesh!r}{kind})"
+        layout = f"{sharding.spec!r} on {sharding.mesh!r}{kind}"
+        head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
         if self.is_donated:
             return f"{head} <donated>"
         return f"{head}\n{_values(self)}"
@@ -391,7 +393,7 @@ class ShardedTensor:
 
     __hash__ = None  # type: ignore[assignment]  # equality is element by element
 
-    # -- Python's operators ---------------------------------------------------------------------------------------
+    # -- Python's operators ------------------------------------------------------------------------
 
     __abs__, __neg__, __pos__, __invert__ = map(_unary, ("abs", "negative", "positive", "bitwise_invert"))
     __add__, __radd__ = _binary("add")
@@ -424,8 +426,9 @@ class ShardedTensor:
 
 
 ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
-"""What operators take: tensors, host arrays and NumPy scalars (which go into the layout that is wanted), Python scalars (which stay
-scalars and do not widen a dtype); and the arrays of a backend."""
+"""What operators take: tensors, host arrays and NumPy scalars (which go into the layout that is wanted), Python
+scalars (which stay scalars and do not widen a dtype); and the arrays of a backend.
+"""
 
 SCALARS = frozenset((bool, int, float, complex))
 

@@ -1,7 +1,9 @@
-"""The `checked` backend: N devices with separate memories, on the host, where everything that real devices forbid raises.
+"""The `checked` backend: N devices with separate memories, on the host, where everything that real devices forbid
+raises.
 
 Its arrays are NumPy's, tagged with the memory that they live in. Mixing two devices, touching an array while another
-device (or none) is current, mixing in a host array, and reading across devices what no event ordered are errors that name the culprit.
+device (or none) is current, mixing in a host array, and reading across devices what no event ordered are errors that
+name the culprit.
 What holds here holds on GPUs: it stands in for them where there are none.
 """
 
@@ -70,7 +72,9 @@ def _here(who: str) -> Device:
 
 
 def _bare(x: Any, who: str) -> Any:
-    """What NumPy may see of an argument: the arrays in it, once it is sure that they are in the current device's memory."""
+    """What NumPy may see of an argument: the arrays in it, once it is sure that they are in the current device's
+    memory.
+    """
     kind = type(x)
     if kind is CheckedArray:
         if x._memory is None:
@@ -139,7 +143,8 @@ def _tick(device: Device) -> int:
 
 
 class CheckedBackend(Backend):
-    """``SHARDTENSOR_NUM_DEVICES`` devices with memories of their own; ``SHARDTENSOR_BACKEND=checked`` makes it the default.
+    """``SHARDTENSOR_NUM_DEVICES`` devices with memories of their own; ``SHARDTENSOR_BACKEND=checked`` makes it the
+    default.
 
     >>> x = st.ones((4,), device=st.make_mesh((2,), ("x",), devices=st.devices("checked")[:2]))
     >>> a, b = [s.data for s in x.addressable_shards]

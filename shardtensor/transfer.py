@@ -1,4 +1,6 @@
-"""Moves that happen: a plan of copies run on the backends, operands brought where an operator wants them, and the log told."""
+"""Moves that happen: a plan of copies run on the backends, operands brought where an operator wants them, and the log
+told.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Movement:
                 yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
 
     def run(self, operands: Sequence[Sequence[Any]], dtype: Any) -> tuple[Any, ...]:
-        """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak of)."""
+        """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak
+        of).
+        """
         return tuple([self._receive(k, pieces, operands, dtype) for k, pieces in enumerate(self._incoming)])
 
     @functools.cached_property

@@ -6,12 +6,13 @@ import colorsys
 import io
 import itertools
 import math
-import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+
+import numpy as np
 
 from shardtensor.backend import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -94,7 +95,7 @@ def html(x: ShardedTensor) -> str:
     True
     """
     if not isinstance(x, ShardedTensor):
-        raise ArgumentTypeError(f"html: x is of type {type(x).__name__}; wanted a ShardedTensor, such as st.asarray(x)")
+        raise ArgumentTypeError(f"html: x is a {type(x).__name__}; wanted a ShardedTensor, such as st.asarray(x)")
     sharding = x.sharding
     kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
     facts = {
@@ -119,17 +120,17 @@ def _checked(who: str, name: str, x: object, sharding: object) -> tuple[Shape, N
                 f"leave it out, or pass {name}.shape"
             )
         return x.shape, x.sharding
-    if not isinstance(x, (tuple, list)) or not all(hasattr(size, "__index__") for size in x):
-        came = repr(x) if isinstance(x, (tuple, list)) else f"of type {type(x).__name__}"
+    if not isinstance(x, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in x):
+        kinds = dict.fromkeys(type(size).__name__ for size in x) if isinstance(x, (tuple, list)) else ()
         raise ArgumentTypeError(
-            f"{who}: {name} is {came}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
+            f"{who}: {name} is a {type(x).__name__}{' of ' if kinds else ''}{', '.join(kinds)}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
             f"st.asarray makes a tensor of an array"
         )
-    shape = tuple(map(operator.index, x))
+    shape = tuple(map(int, x))
     if any(size < 0 for size in shape):
         raise ShapeError(f"{who}: {name} is the shape {shape}; wanted sizes from 0 on, so give no negative one")
     if not isinstance(sharding, NamedSharding):
-        came = "missing" if sharding is None else f"of type {type(sharding).__name__}"
+        came = "missing" if sharding is None else f"a {type(sharding).__name__}"
         raise ArgumentTypeError(
             f"{who}: sharding is {came}; wanted a NamedSharding, because {name} is a shape: "
             f"pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
@@ -138,7 +139,7 @@ def _checked(who: str, name: str, x: object, sharding: object) -> tuple[Shape, N
     return shape, sharding
 
 
-# -- what there is to draw ---------------------------------------------------------------------------------------------
+# -- what there is to draw -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -210,12 +211,16 @@ def _slices(box: Sequence[Range], shape: Shape) -> str:
 
 
 def _color(number: int) -> str:
-    """A background for dark text. Steps of √2 and the cycle of three keep neighbors in rows and in columns apart."""
-    rgb = colorsys.hls_to_rgb(number * math.sqrt(2) % 1, (0.78, 0.86, 0.7)[number % 3], 0.7)
+    """A background for dark text.
+
+    With these steps of hue and lightness neighbors differ in rows, and in columns of tables up to 16 wide; and the
+    first 25 differ also where a terminal has 256 colors.
+    """
+    rgb = colorsys.hls_to_rgb(0.379 * number % 1, (0.72, 0.85, 0.65)[number % 3], 0.7)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
-# -- as text -----------------------------------------------------------------------------------------------------------
+# -- as text ---------------------------------------------------------------------------------------
 
 _LINES = 10
 """How high a table becomes by its proportions; only its captions make it higher."""
@@ -254,30 +259,37 @@ def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], l
     rows, columns = _rows_and_columns(parts)
     tall, wide = rows[-1][1], columns[-1][1]
     separator = "\n" if len(rows) <= _LINES // 2 else "  "
-    longest = max(_width(_caption(part, separator)) for part in parts) + 2
-    shortest = max(len(part.label(0)) for part in parts)
-    room = (width - 1) // len(columns) - 1
-    least = min(longest, room if room >= shortest else max(shortest, _CELL))
+    least = _least_width(parts, separator, (width - 1) // len(columns) - 1)
     at_once = max(1, (width - 1) // (least + 1))
     bands = [columns[first : first + at_once] for first in range(0, len(columns), at_once)]
     widths = _lengths(columns, least, 2 * _LINES * wide // tall, width - 1 - len(columns))
     spaces = [widths[part.place[1]] for part in parts]
-    captions = [_caption(part, separator, space) for part, space in zip(parts, spaces, strict=True)]
-    if any(_width(caption) > space for caption, space in zip(captions, spaces, strict=True)):
-        captions = [part.label(space) for part, space in zip(parts, spaces, strict=True)]
+    captions = _captions(parts, separator, spaces)
     lines = max(caption.count("\n") + 1 for caption in captions)
     flat = ndim < 2 or len(bands) > 1
     heights = _lengths(rows, lines, 0 if flat else sum(widths.values()) * tall // (2 * wide), _LINES)
-    cells = [
-        _centered(caption, space, heights[part.place[0]])
-        for part, caption, space in zip(parts, captions, spaces, strict=True)
-    ]
-    return cells, bands
+    high = [heights[part.place[0]] for part in parts]
+    return list(map(_centered, captions, spaces, high)), bands
+
+
+def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
+    """How wide a cell must be for its caption; at most ``room``, unless not even one device fits into that."""
+    longest = max(_width(_caption(part, separator)) for part in parts) + 2
+    shortest = max(len(part.label(0)) for part in parts)
+    return min(longest, room if room >= shortest else max(shortest, _CELL))
+
+
+def _captions(parts: Sequence[_Part], separator: str, spaces: Sequence[int]) -> list[str]:
+    """What stands in the cells that are so wide: the devices, and the indices if all of them fit."""
+    captions = [_caption(part, separator, space) for part, space in zip(parts, spaces, strict=True)]
+    if all(_width(caption) <= space for caption, space in zip(captions, spaces, strict=True)):
+        return captions
+    return [part.label(space) for part, space in zip(parts, spaces, strict=True)]
 
 
 def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dict[Range, int]:
-    """Lengths in proportion to the sizes of ranges: ``wanted`` together, or more if the smallest needs it for ``least``,
-    but not over ``most``. What would be shorter than ``least`` even so is that long."""
+    """Lengths in proportion to the sizes of ranges: ``wanted`` together, or more if the smallest needs it to be
+    ``least``, but not over ``most``. What would be shorter than ``least`` even so is that long."""
     sizes = {r: r[1] - r[0] for r in ranges}
     total = min(most, max(wanted, math.ceil(least * sum(sizes.values()) / min(sizes.values()))))
     short: set[Range] = set()
@@ -323,7 +335,7 @@ def _text(console: Console, line: str, style: str = "") -> Text:
     return Text(line.replace("…", "+") if console.options.ascii_only else line, style)
 
 
-# -- as HTML -----------------------------------------------------------------------------------------------------------
+# -- as HTML ---------------------------------------------------------------------------------------
 
 _SIDE = 240
 """The longer side of a picture in pixels, unless its labels need more."""
@@ -366,7 +378,7 @@ def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
         f"<g><title>{escape(_caption(part, ': '))}</title>"
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{_color(part.number)}" '
         f'stroke="#777"/>'
-        f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#111">{escape(label)}</text></g>'
+        f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#000">{escape(label)}</text></g>'
     )
 
 

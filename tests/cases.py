@@ -1,4 +1,6 @@
-"""For every operator, calls of it on drawn operands, and NumPy's answer: what `test_operators` runs under every sharding."""
+"""For every operator, calls of it on drawn operands, and NumPy's answer: what `test_operators` runs under every
+sharding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Eight logical devices for every test, set before anything asks for one; and the two backends that every operator runs on."""
+"""Eight logical devices for every test, set before anything asks for one; and the two backends that every operator
+runs on.
+"""
 
 from __future__ import annotations
 

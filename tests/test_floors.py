@@ -1,4 +1,4 @@
-"""Each module imports only from lower floors, at the top of the file and anywhere else; and the package imports lightly."""
+"""Each module imports only from lower floors, wherever in the file; and the package imports lightly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
             found += [(n, id(node) in late) for n in names]
         elif isinstance(node, ast.Import):
             found += [
-                (a.name.partition(".")[2], id(node) in late) for a in node.names if a.name.split(".")[0] == "shardtensor"
+                (a.name.partition(".")[2], id(node) in late)
+                for a in node.names
+                if a.name.split(".")[0] == "shardtensor"
             ]
     return found
 

@@ -21,7 +21,11 @@ def test_shard_and_back(name: str, data: Any) -> None:
     value = array(data.draw(shapes(1)), "float32", 1)
     axis = data.draw(some.integers(-value.ndim, value.ndim - 1))
     mesh = data.draw(meshes(name))
-    x = value if data.draw(some.booleans()) else st.device_put(value, st.NamedSharding(mesh, data.draw(specs(mesh, value.ndim))))
+    x = (
+        value
+        if data.draw(some.booleans())
+        else st.device_put(value, st.NamedSharding(mesh, data.draw(specs(mesh, value.ndim))))
+    )
     devices = data.draw(some.lists(some.sampled_from(st.devices(name)), min_size=1, max_size=8, unique=True))
     parts = st.shard(x, axis, devices=devices)
     assert [p.device for p in parts] == devices

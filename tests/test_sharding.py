@@ -38,7 +38,7 @@ def square() -> st.Mesh:
     return mesh_over(DEVICES, (2, 2), ("x", "y"))
 
 
-# -- the split rule -----------------------------------------------------------------------------------------------
+# -- the split rule --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_offsets_are_not_to_be_written() -> None:
     assert offsets(10, (4,)).tolist() == [0, 3, 6, 8, 10]
 
 
-# -- meshes -------------------------------------------------------------------------------------------------------
+# -- meshes ----------------------------------------------------------------------------------------
 
 
 def test_mesh_says_what_it_is() -> None:
@@ -310,7 +310,7 @@ def test_maps_see_use_mesh() -> None:
         assert st.pmap(slow, list(range(8)), devices=st.devices()) == [row(2)] * 8
 
 
-# -- specs --------------------------------------------------------------------------------------------------------
+# -- specs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_partition_spec_is_p() -> None:
     assert st.PartitionSpec is st.P
 
 
-# -- shardings ----------------------------------------------------------------------------------------------------
+# -- shardings -------------------------------------------------------------------------------------
 
 
 def by_hand(mesh: st.Mesh, spec: st.P, shape: tuple[int, ...]) -> dict[Device, tuple[np.ndarray, ...]]:
@@ -635,7 +635,7 @@ def test_what_device_means() -> None:
         as_sharding("numpy", 1, "test")  # type: ignore[arg-type]
 
 
-# -- equivalence --------------------------------------------------------------------------------------------------
+# -- equivalence -----------------------------------------------------------------------------------
 
 
 def probes(ndim: int) -> list[tuple[int, ...]]:
@@ -720,7 +720,7 @@ def test_two_by_two_is_not_four() -> None:
     assert not four.is_equivalent_to(two_by_two, 1)
 
 
-# -- what users ask -----------------------------------------------------------------------------------------------
+# -- what users ask --------------------------------------------------------------------------------
 
 
 def test_devices(backend: str) -> None:

@@ -63,7 +63,9 @@ def test_tensors_run_where_they_live_and_others_come(backend: str) -> None:
     with st.transfers() as log:
         made = st.pmap(lambda a, b: a + b, first, second)
     assert [m.device for m in made] == [d[5], d[6], d[1]]
-    assert sorted((str(r.source), str(r.destination)) for r in log if r.bytes) == sorted([(f"{backend}:0", f"{backend}:5"), ("host", f"{backend}:1")])
+    assert sorted((str(r.source), str(r.destination)) for r in log if r.bytes) == sorted(
+        [(f"{backend}:0", f"{backend}:5"), ("host", f"{backend}:1")]
+    )
     made = st.pmap(lambda a, b: a + b, first, second, devices=[d[7]])
     assert {m.device for m in made} == {d[7]}
 
@@ -73,7 +75,9 @@ def test_whole_arguments_go_to_each_device_once(backend: str) -> None:
     w = st.ones((6,), dtype="float32", device=mesh)
     items = [float(i) for i in range(8)]
     with st.transfers() as log:
-        made = st.pmap(lambda x, w, extra: x * w.sum() + extra["bias"], items, w, {"bias": 1.0, "name": "b"}, devices=mesh)
+        made = st.pmap(
+            lambda x, w, extra: x * w.sum() + extra["bias"], items, w, {"bias": 1.0, "name": "b"}, devices=mesh
+        )
     assert log.bytes == 4 * 24 - 24  # each device has its own part already
     assert [m.item() for m in made] == [6.0 * i + 1 for i in items]
 
@@ -105,7 +109,11 @@ def test_functions_of_the_library_run_on_the_device(backend: str) -> None:
         y = st.where(y > 0, st.reshape(y, (1, -1)), 0)
         z = st.stack([st.flip(y), st.roll(y, 1), st.broadcast_to(st.sum(y), y.shape)])
         assert not isinstance(z, st.ShardedTensor)
-        return st.clip(st.moveaxis(st.squeeze(z), 0, 1), None, 50.0), st.astype(st.mean(z), "float32"), st.result_type(z, 1)
+        return (
+            st.clip(st.moveaxis(st.squeeze(z), 0, 1), None, 50.0),
+            st.astype(st.mean(z), "float32"),
+            st.result_type(z, 1),
+        )
 
     value = array((4, 3), "float64", 1)
     (made, mean, kind) = zip(*st.pmap(lambda x: fn(x[0]), st.shard(value, devices=row(backend))), strict=True)
@@ -159,7 +167,9 @@ def test_a_callers_array_never_becomes_a_tensors_memory() -> None:
     mine = np.zeros(3)
     frozen = mine.view()
     frozen.flags.writeable = False
-    made = st.pmap(lambda i: (mine, mine[1:], frozen, memoryview(mine)[:1] and np.frombuffer(mine)), [0], devices=row("numpy"))
+    made = st.pmap(
+        lambda i: (mine, mine[1:], frozen, memoryview(mine)[:1] and np.frombuffer(mine)), [0], devices=row("numpy")
+    )
     mine[:] = 7
     for result in made[0]:
         assert not np.asarray(result).any()
@@ -178,7 +188,12 @@ def test_donation(backend: str) -> None:
             assert not (np.asarray(m) != 1).any()
         for x in items:
             assert x.is_donated
-            for use in (lambda x=x: x + 1, lambda x=x: np.asarray(x), lambda x=x: x.block_until_ready(), lambda x=x: st.pmap(fn, [x])):
+            for use in (
+                lambda x=x: x + 1,
+                lambda x=x: np.asarray(x),
+                lambda x=x: x.block_until_ready(),
+                lambda x=x: st.pmap(fn, [x]),
+            ):
                 with pytest.raises(st.DonatedError, match="pmap"):
                     use()
             assert "donated" in repr(x)
@@ -273,7 +288,11 @@ def test_helpers_see_the_callers_context(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_maps_in_maps(backend: str) -> None:
     inner = row(backend, 2)
-    made = st.pmap(lambda i: st.stack(st.pmap(lambda j: st.asarray(float(i * j)), [1, 2, 3], devices=inner)), [1, 2], devices=row(backend))
+    made = st.pmap(
+        lambda i: st.stack(st.pmap(lambda j: st.asarray(float(i * j)), [1, 2, 3], devices=inner)),
+        [1, 2],
+        devices=row(backend),
+    )
     assert [m.tolist() for m in made] == [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]
 
 
@@ -320,7 +339,7 @@ def test_errors(call: Any, kind: type[Exception], words: str, backend: str) -> N
     assert_same(x, value, exact=True)
 
 
-# -- smap -----------------------------------------------------------------------------------------------------------------
+# -- smap ------------------------------------------------------------------------------------------
 
 
 @hypothesis.settings(max_examples=80)

@@ -17,7 +17,9 @@ from shardtensor.eager import _plans
 from tests.layouts import array, assert_same, mesh_of
 
 
-def make(backend: str, shape: tuple[int, ...] = (10, 3), spec: st.P | None = None) -> tuple[np.ndarray, st.ShardedTensor]:
+def make(
+    backend: str, shape: tuple[int, ...] = (10, 3), spec: st.P | None = None
+) -> tuple[np.ndarray, st.ShardedTensor]:
     value = array(shape, "float32", 5)
     sharding = st.NamedSharding(mesh_of((2, 2), backend), st.P("x") if spec is None else spec)
     return value, st.device_put(value, sharding)
@@ -126,7 +128,9 @@ def test_copies_and_pickles(backend: str) -> None:
 def test_pickles_travel_to_another_process(backend: str, tmp_path: Any) -> None:
     value, x = make(backend)
     (tmp_path / "x").write_bytes(pickle.dumps(x))
-    code = f"import pickle; x = pickle.load(open({str(tmp_path / 'x')!r}, 'rb')); print(x.sum().item(), x.sharding.spec)"
+    code = (
+        f"import pickle; x = pickle.load(open({str(tmp_path / 'x')!r}, 'rb')); print(x.sum().item(), x.sharding.spec)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == f"{value.sum()} P('x')\n"
 

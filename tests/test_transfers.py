@@ -22,7 +22,9 @@ def test_slices_send_one_row_for_each_boundary(backend: str) -> None:
         y = x[1:]
     assert log.bytes == 3 * 8
     assert {(r.operator, r.explicit) for r in log} == {("getitem", False)}
-    assert [(str(r.source), str(r.destination)) for r in log] == [(f"{backend}:{k + 1}", f"{backend}:{k}") for k in range(3)]
+    assert [(str(r.source), str(r.destination)) for r in log] == [
+        (f"{backend}:{k + 1}", f"{backend}:{k}") for k in range(3)
+    ]
     assert log.copied == (0 if backend == "numpy" else 24)
     assert y.sharding == x.sharding
 
@@ -205,7 +207,12 @@ def test_log_prints_as_a_table(backend: str) -> None:
         x[1:]
         st.reshard(x, x.sharding.with_spec(st.P()))
     text = str(log)
-    assert [line.split()[0] for line in text.splitlines() if not line.startswith("─")] == ["operator", "getitem", "reshard", "total"]
+    assert [line.split()[0] for line in text.splitlines() if not line.startswith("─")] == [
+        "operator",
+        "getitem",
+        "reshard",
+        "total",
+    ]
     assert "768" in text
     assert repr(log).startswith("TransferLog(")
 

@@ -1,4 +1,4 @@
-"""The host as N logical devices: all share one memory, so that a tensor is one NumPy buffer and its shards are views."""
+"""The host as N logical devices. All share one memory: a tensor is one NumPy buffer, and its shards are views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["NumPyBackend"]
 
 
 class NumPyBackend(Backend):
-    """Logical devices on the host, ``SHARDTENSOR_NUM_DEVICES`` of them (default: one for each core this process may use).
+    """Logical devices on the host, ``SHARDTENSOR_NUM_DEVICES`` of them (default: one for each core this process may
+    use).
 
     >>> st.devices("numpy")[0].kind
     'cpu'

@@ -1,1 +1,3 @@
-"""The array functions, declared: one module for each chapter of the array API standard, and those of this library's own."""
+"""The array functions, declared: one module for each chapter of the array API standard, and those of this library's
+own.
+"""

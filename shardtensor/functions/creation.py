@@ -1,9 +1,9 @@
 """Creation functions (a chapter of the standard), declared.
 
-``device`` says where: a Device holds the array whole, a Mesh splits its first dimension over all the mesh's axes (the first one
-major), a NamedSharding is followed. Without it, the array lies on the default mesh, and yields to operands that were placed.
-Each device makes its own part. Errors: ShapeError for a negative size, ShardingError for a spec longer than the rank, TypeError for
-a dtype that is none.
+``device`` says where: a Device holds the array whole, a Mesh splits its first dimension over all the mesh's axes (the
+first one major), a NamedSharding is followed. Without it, the array lies on the default mesh, and yields to operands
+that were placed. Each device makes its own part. Errors: ShapeError for a negative size, ShardingError for a spec
+longer than the rank, TypeError for a dtype that is none.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     if not all(map(math.isfinite, (first, last, by))):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
     count = max(math.ceil((last - first) / by), 0)
-    return (count,), sharded_dtype(np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]) if dtype is None else dtype)
+    return (count,), sharded_dtype(
+        np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]) if dtype is None else dtype
+    )
 
 
 @operator(_arange_rule)
@@ -220,7 +222,9 @@ def _arange(xp: Any, place: Place, *, start: Any, stop: Any, step: Any, dtype: A
 
 
 def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> Said:
-    return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), sharded_dtype(np.float64 if dtype is None else dtype)
+    return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), sharded_dtype(
+        np.float64 if dtype is None else dtype
+    )
 
 
 @operator(_eye_rule)

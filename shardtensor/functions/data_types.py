@@ -15,7 +15,8 @@ from shardtensor.tensor import ArrayLike, ShardedTensor
 
 @operator("... -> ...")
 def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> ShardedTensor:
-    """x in another dtype, as NumPy casts (floats are cut towards zero, complex lose their imaginary part). The layout stays.
+    """x in another dtype, as NumPy casts (floats are cut towards zero, complex lose their imaginary part). The layout
+    stays.
 
     ``copy`` changes nothing that can be seen: a tensor is a value.
 
@@ -33,7 +34,8 @@ def _astype(xp: Any, place: Place, x: Any, *, dtype: Any, copy: bool) -> Any:
 
 
 def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
-    """The dtype that an operator makes of operands of these dtypes: NumPy's promotion, in which Python scalars are weak.
+    """The dtype that an operator makes of operands of these dtypes: NumPy's promotion, in which Python scalars are
+    weak.
 
     Raises:
         ArgumentTypeError: there is none, or an argument has no dtype.

@@ -24,7 +24,7 @@ Entry = int | tuple[int, int, int] | None
 
 
 class Index(tuple[Entry, ...]):
-    """An index in canonical form: an entry for each dimension that is taken or made. Unlike slices, it can be hashed."""
+    """An index in canonical form, which can be hashed: an entry for each dimension that is taken or made."""
 
     __slots__ = ()
 
@@ -108,8 +108,9 @@ def to_numpy(index: Index) -> tuple[int | slice | None, ...]:
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """``x[index]``: integers, slices of any step, ``...`` and None.
 
-    A dimension that is sliced keeps its split, by the split rule for its new size, so that only elements at the boundaries
-    move; one that is indexed by an integer is gone, and the result is replicated along the mesh axes that split it.
+    A dimension that is sliced keeps its split, by the split rule for its new size, so that only elements at the
+    boundaries move; one that is indexed by an integer is gone, and the result is replicated along the mesh axes that
+    split it.
 
     Raises:
         IndexingError: an index is out of bounds, or of another kind.

@@ -1,4 +1,6 @@
-"""Joining functions: several arrays to one. Where each is just what one device must hold of the result, nothing moves."""
+"""Joining functions: several arrays to one. Where each is just what one device must hold of the result, nothing
+moves.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ Operand = Aval | HostAval
 def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> ShardedTensor:
     """One array from several, end to end along ``axis`` (None: flattened first).
 
-    Where each lives on a device of its own (a list that `shard` or `pmap` made), the result is split along ``axis`` over those
-    devices, and moves nothing where the sizes follow the split rule. Else the layout is that of the operand that would cost most to move.
+    Where each lives on a device of its own (a list that `shard` or `pmap` made), the result is split along ``axis``
+    over those devices, and moves nothing where the sizes follow the split rule. Else the layout is that of the
+    operand that would cost most to move.
 
     Raises:
         ShapeError: nothing to join, or shapes that differ in another dimension.
@@ -93,8 +96,8 @@ def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, s
 def unshard(arrays: Sequence[ArrayLike], axis: int = 0) -> ShardedTensor:
     """One tensor from the list that `shard` made, or that `pmap` made of it: its inverse.
 
-    The result is split along ``axis`` over the devices of the list. Where the sizes follow the split rule, nothing moves; else the rows are
-    rebalanced, which is counted, and said in the log.
+    The result is split along ``axis`` over the devices of the list. Where the sizes follow the split rule, nothing
+    moves; else the rows are rebalanced, which is counted, and said in the log.
 
     Raises:
         ShapeError: an empty list, or shapes that differ in another dimension.
@@ -180,8 +183,8 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
 
 @operator()
 def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, axes: tuple[int | None, ...]) -> ShardedTensor:
-    """One tensor from the blocks that the devices of a mesh hold, in mesh order: along mesh axis k they follow one another along
-    the array axis ``axes[k]``; where that is None, they are the same.
+    """One tensor from the blocks that the devices of a mesh hold, in mesh order: along mesh axis k they follow one
+    another along the array axis ``axes[k]``; where that is None, they are the same.
 
     Raises:
         ShapeError: blocks whose sizes do not fit together.

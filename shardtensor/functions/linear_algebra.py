@@ -22,10 +22,11 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
 
 @operator(_matmul_rule, combine="sum")
 def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """The matrix product over the last two dimensions; those before them broadcast. A 1-d operand is a row or a column, and is gone after.
+    """The matrix product over the last two dimensions; those before them broadcast. A 1-d operand is a row or a
+    column, and is gone after.
 
-    Rows of x1 and columns of x2 stay split as they are. Where the contracted dimension is split, each device multiplies what it has, and the
-    products are added in mesh order.
+    Rows of x1 and columns of x2 stay split as they are. Where the contracted dimension is split, each device
+    multiplies what it has, and the products are added in mesh order.
 
     Raises:
         ShapeError: the contracted sizes differ, or an operand is 0-d.
@@ -60,7 +61,8 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: int | tuple[Sequence[int],
 
 @operator(_tensordot_rule, combine="sum")
 def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> ShardedTensor:
-    """The sum of products over pairs of axes: the last ``axes`` of x1 with the first of x2, or those that a pair of sequences names.
+    """The sum of products over pairs of axes: the last ``axes`` of x1 with the first of x2, or those that a pair of
+    sequences names.
 
     The other dimensions stay split as they are; see `matmul` for a contracted dimension that is split.
 
@@ -88,7 +90,8 @@ def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
 
 @operator(_vecdot_rule, combine="sum")
 def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> ShardedTensor:
-    """The dot product of vectors along ``axis``, x1 conjugated; the other dimensions broadcast and stay split as they are.
+    """The dot product of vectors along ``axis``, x1 conjugated; the other dimensions broadcast and stay split as they
+    are.
 
     Raises:
         AxisError: an operand has no such axis.

@@ -22,7 +22,8 @@ from shardtensor.tensor import ArrayLike, ShardedTensor, Storage, aval, shard_ar
 def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None) -> list[ShardedTensor]:
     """A list of tensors, the parts of x along ``axis``, each on one device.
 
-    Sizes follow the split rule: 10 rows over 4 devices are 3, 3, 2, 2. Parts of a dimension smaller than the number of devices may be empty.
+    Sizes follow the split rule: 10 rows over 4 devices are 3, 3, 2, 2. Parts of a dimension smaller than the number
+        of devices may be empty.
 
     Args:
         x: a tensor or a host array of at least one dimension.
@@ -87,8 +88,9 @@ def to_batched_list(x: ArrayLike, batch_size: int, *, leftover: str = "keep") ->
     Args:
         x: a tensor or a host array of at least one dimension.
         batch_size: rows of a batch.
-        leftover: what becomes of the last rows if they do not fill a batch: ``"keep"`` gives a shorter batch, ``"repeat"`` fills it up
-            with the first rows again (which is what Nx does unless told otherwise), ``"discard"`` drops them.
+        leftover: what becomes of the last rows if they do not fill a batch: ``"keep"`` gives a shorter batch,
+            ``"repeat"`` fills it up with the first rows again (which is what Nx does unless told otherwise),
+            ``"discard"`` drops them.
 
     Raises:
         ArgumentError: a batch size below 1, or another word for leftover.

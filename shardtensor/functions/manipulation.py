@@ -1,5 +1,5 @@
-"""Manipulation functions (a chapter of the standard), declared. They only move elements, and only those that must: where the layout
-of the result puts an element on a device that has it already, nothing is sent.
+"""Manipulation functions (a chapter of the standard), declared. They only move elements, and only those that must:
+where the layout of the result puts an element on a device that has it already, nothing is sent.
 
 Errors: AxisError for an axis that is not there or occurs twice, ShapeError for shapes that do not fit.
 """
@@ -27,7 +27,7 @@ from shardtensor.transfer import Moved
 Operand = Aval | HostAval
 
 
-# -- dimensions that change their place or their number -----------------------------------------------------------------
+# -- dimensions that change their place or their number --------------------------------------------
 
 
 def _permute_rule(shapes: Sequence[Shape], *, axes: tuple[int, ...]) -> str:
@@ -63,7 +63,8 @@ def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
 
 @operator()
 def moveaxis(x: ArrayLike, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> ShardedTensor:
-    """The dimensions ``source`` at the positions ``destination``, the others in their order; nothing moves between devices.
+    """The dimensions ``source`` at the positions ``destination``, the others in their order; nothing moves between
+    devices.
 
     >>> st.moveaxis(st.zeros((2, 3, 4)), 0, -1).shape
     (3, 4, 2)
@@ -139,7 +140,8 @@ def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shap
 
 @operator(_broadcast_rule)
 def broadcast_to(x: ArrayLike, /, shape: Shape) -> ShardedTensor:
-    """x repeated to ``shape``: new dimensions in front, dimensions of size 1 widened. What is repeated is whole on every device.
+    """x repeated to ``shape``: new dimensions in front, dimensions of size 1 widened. What is repeated is whole on
+    every device.
 
     >>> st.broadcast_to(st.asarray([1, 2]), (2, 2)).tolist()
     [[1, 2], [1, 2]]
@@ -167,19 +169,20 @@ def checked_shape(shape: Any) -> Shape:
     return sizes
 
 
-# -- reshape ------------------------------------------------------------------------------------------------------------
+# -- reshape ---------------------------------------------------------------------------------------
 
 
 @operator()
 def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> ShardedTensor:
     """The same elements, in row-major order, in another shape; one size may be -1 and is worked out.
 
-    Dimensions that merge or part give their split to the first of what they become. Where the boundaries between devices fall
-    differently then, the elements between the old and the new ones move, and no others.
+    Dimensions that merge or part give their split to the first of what they become. Where the boundaries between
+    devices fall differently then, the elements between the old and the new ones move, and no others.
 
     Raises:
         ShapeError: the sizes do not multiply to x's.
-        ArgumentError: ``copy=False`` (a tensor is a value: whether memory is shared never shows, so there is nothing to forbid).
+        ArgumentError: ``copy=False`` (a tensor is a value: whether memory is shared never shows, so there is nothing
+            to forbid).
 
     >>> x = st.arange(12, device=st.make_mesh((4,), ("x",)))
     >>> with st.transfers() as log:
@@ -203,8 +206,9 @@ def _whole_size(shape: Any, size: int) -> Shape:
 
 
 def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
-    """Which dimensions become which: runs of old and new dimensions with equal products, as short as can be. Dimensions of size 1
-    belong to none."""
+    """Which dimensions become which: runs of old and new dimensions with equal products, as short as can be.
+    Dimensions of size 1 belong to none.
+    """
     olds, news = ([d for d, n in enumerate(s) if n != 1] for s in (old, new))
     groups = []
     while olds or news:
@@ -269,18 +273,21 @@ def _flat(
 
 
 def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:
-    """The sharding of an operand; for a host array, the mesh's first device holds all of it until the rule says otherwise."""
+    """The sharding of an operand; for a host array, the mesh's first device holds all of it until the rule says
+    otherwise.
+    """
     if isinstance(x, Aval):
         return x.sharding
     return NamedSharding(mesh, P(mesh.axis_names) if x.ndim else P())
 
 
-# -- flip and roll --------------------------------------------------------------------------------------------------------
+# -- flip and roll ---------------------------------------------------------------------------------
 
 
 @operator()
 def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
-    """The elements in reverse order along ``axis`` (all axes for None). The layout stays; shards exchange their elements.
+    """The elements in reverse order along ``axis`` (all axes for None). The layout stays; shards exchange their
+    elements.
 
     >>> st.flip(st.arange(4)).tolist()
     [3, 2, 1, 0]
@@ -297,7 +304,8 @@ def _flip(operands: Sequence[Operand], mesh: Mesh, *, axis: int | tuple[int, ...
 
 @operator()
 def roll(x: ArrayLike, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
-    """The elements shifted by ``shift`` positions along ``axis``, those that leave at the end coming in at the beginning.
+    """The elements shifted by ``shift`` positions along ``axis``, those that leave at the end coming in at the
+    beginning.
 
     Without an axis, the array is flattened, rolled and given its shape again. The layout stays.
 

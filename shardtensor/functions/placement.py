@@ -36,14 +36,15 @@ Where = Device | Mesh | NamedSharding
 
 @operator()
 def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None) -> ShardedTensor:
-    """The same elements in another sharding, on the same or on other devices; each goes where it must be and is not yet, once.
+    """The same elements in another sharding, on the same or on other devices; each goes where it must be and is not
+    yet, once.
 
     Args:
         x: a tensor or a host array.
         sharding: where to; a Device and a Mesh mean what they mean as ``device=``.
         donate: gives x's memory away: x cannot be used after.
-        may_alias: whether the result may share memory with x. None: with a tensor, yes (no write ever shows through), with a host
-            array, no. False always copies.
+        may_alias: whether the result may share memory with x. None: with a tensor, yes (no write ever shows through),
+            with a host array, no. False always copies.
 
     Raises:
         ShardingError: the spec has more dimensions than x.
@@ -99,7 +100,9 @@ def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -
 
 
 def _shared_out(move: Arrival, who: str, copied: int) -> list[Transfer]:
-    """What separate memories would send; the bytes that were copied all the same go to the first devices that get some."""
+    """What separate memories would send; the bytes that were copied all the same go to the first devices that get
+    some.
+    """
     records = []
     for r in move.movement.records(move.source.dtype.itemsize, False, who, True):
         here = min(copied, r.bytes)
@@ -161,7 +164,8 @@ def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
 
 @operator()
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
-    """x, or ``x[index]``, as a NumPy array; read-only where it shares x's memory. Only the devices that hold it are asked.
+    """x, or ``x[index]``, as a NumPy array; read-only where it shares x's memory. Only the devices that hold it are
+    asked.
 
     >>> from shardtensor.functions.placement import to_host
     >>> to_host(st.arange(5), index=slice(3, None))
@@ -202,10 +206,11 @@ def asarray(
     Args:
         obj: a tensor, an array, a scalar, or nested lists of scalars.
         dtype: the dtype; that of ``obj`` without it.
-        device: where to put it (see `shardtensor.functions.creation`); without it, a tensor stays where it is, and the rest goes to the
-            default mesh and yields to operands that were placed.
-        copy: False shares the memory of a host array (its later changes show, so make none) and raises where that cannot be; None and
-            True copy host arrays. A tensor never changes, so that a copy of one shares its memory.
+        device: where to put it (see `shardtensor.functions.creation`); without it, a tensor stays where it is, and
+            the rest goes to the default mesh and yields to operands that were placed.
+        copy: False shares the memory of a host array (its later changes show, so make none) and raises where that
+            cannot be; None and True copy host arrays. A tensor never changes, so that a copy of one shares its
+            memory.
 
     Raises:
         ArgumentTypeError: obj is no array and no nesting of scalars.

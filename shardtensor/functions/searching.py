@@ -9,7 +9,8 @@ from shardtensor.tensor import ArrayLike, ShardedTensor
 
 @operator(extremum, combine="argmax")
 def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> ShardedTensor:
-    """The index of the greatest element along ``axis``; of the first one, if several are; of the first NaN, if there is one.
+    """The index of the greatest element along ``axis``; of the first one, if several are; of the first NaN, if there
+    is one.
 
     Without an axis, the index in the flattened array. The layout of the dimensions that stay is kept.
 

@@ -1,9 +1,10 @@
 """Statistical and utility functions (chapters of the standard): reductions, declared.
 
-What holds for all: ``axis`` is None (all dimensions), an integer or a tuple, negative ones counted from the end; the layout of the
-dimensions that stay is kept. A reduction over a sharded dimension combines the shards' results in mesh order, so that the same mesh gives
-the same bits; the result is then replicated along the mesh axes that split it. Errors: AxisError for an axis that is not there or
-occurs twice, ShapeError where a result of no elements is not defined, TypeError for dtypes that the function does not take.
+What holds for all: ``axis`` is None (all dimensions), an integer or a tuple, negative ones counted from the end; the
+layout of the dimensions that stay is kept. A reduction over a sharded dimension combines the shards' results in mesh
+order, so that the same mesh gives the same bits; the result is then replicated along the mesh axes that split it.
+Errors: AxisError for an axis that is not there or occurs twice, ShapeError where a result of no elements is not
+defined, TypeError for dtypes that the function does not take.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def max(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Sharde
 
 @operator(reduction, combine="mean")
 def mean(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> ShardedTensor:
-    """The arithmetic mean: float64 for integers and bools, else of x's dtype (float16 is summed in float32); NaN of no elements.
+    """The arithmetic mean: float64 for integers and bools, else of x's dtype (float16 is summed in float32); NaN of
+    no elements.
 
     >>> st.mean(st.asarray([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
     [2.0, 4.0]
@@ -66,7 +68,8 @@ def min(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Sharde
 def prod(
     x: ArrayLike, /, *, axis: Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
 ) -> ShardedTensor:
-    """The product; 1 of no elements. Integers narrower than 64 bits are multiplied in 64, unless ``dtype`` says otherwise.
+    """The product; 1 of no elements. Integers narrower than 64 bits are multiplied in 64, unless ``dtype`` says
+    otherwise.
 
     >>> st.prod(st.asarray([2, 3, 4])).item()
     24
@@ -96,7 +99,8 @@ def sum(
 
 @operator(reduction, combine="var")
 def var(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
-    """The mean squared distance from the mean, Σ|x - x̄|² / (n - correction); real for complex x; in the square of x's unit.
+    """The mean squared distance from the mean, Σ|x - x̄|² / (n - correction); real for complex x; in the square of
+    x's unit.
 
     Shards' variances are merged as Chan, Golub and LeVeque do (1979), so that nothing cancels.
 
