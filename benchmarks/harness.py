@@ -430,7 +430,7 @@ class Table:
         if (spread := self.spread()) is not None:
             notes.append(f"The middle half of a cell's samples typically spans {spread:.0%} of its median.")
         parts = [Text(self.title, "bold"), Text(facts), grid, Text("\n".join(notes)), Text(self.summary(), "bold")]
-        return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts[:-1]), parts[-1])
+        return Group(*(Padding(part, (0, 0, 1, 0), expand=False) for part in parts[:-1]), parts[-1])
 
     def _figure(self, row: Row, column: str) -> str:
         cell, ours = self.cell(row, column), self.cell(row, self.columns[0]).median

@@ -64,7 +64,7 @@ def _apply(op: Op, operands: Operands, params: Params) -> Any:
     except TypeError:  # a parameter that cannot be hashed, such as a list of axes
         return _apply(op, operands, tuple(_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)))
     if plan is None:
-        plan = _keep(key, make_plan(op, operands, kinds, params))
+        plan = _keep(key, make_plan(op, kinds, params))
     return plan(operands)
 
 

@@ -20,7 +20,7 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
-from shardtensor.operands import HostAval, sharded_dtype
+from shardtensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, Aval, ShardedTensor, Storage, aval, seal, tensor, whole_array
@@ -34,7 +34,7 @@ Named = dict[str, Any]
 Moves = Sequence[Arrival | None]
 
 
-def make_plan(op: Op, operands: Operands, kinds: Sequence[Kind], params: Params) -> Plan:
+def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     """What to do with operands of these kinds.
 
     Raises:
@@ -46,12 +46,18 @@ def make_plan(op: Op, operands: Operands, kinds: Sequence[Kind], params: Params)
             if kind is None and name not in op.optional:
                 raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
     if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
-        kinds = [k if k is None else arrival_kind(k) for k in kinds]  # scalars alone make a 0-d tensor
+        kinds = [k if k is None else _as_array(k) for k in kinds]  # scalars alone make a 0-d tensor
     tensors = [k for k in kinds if isinstance(k, Aval)]
     mesh = home(tensors).sharding.mesh if tensors else default_mesh()
     if op.creates:
         return _creation_plan(op, kinds, named, mesh)
     return (_mover_plan if op.mover else _rule_plan)(op, kinds, named, mesh)
+
+
+def _as_array(kind: Kind) -> HostAval:
+    """What a Python scalar is as a host array."""
+    assert isinstance(kind, type)
+    return host_aval((), np.asarray(kind(1)).dtype)
 
 
 def home(tensors: Sequence[Aval]) -> Aval:
@@ -91,9 +97,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         for k, chains in zip(kinds, laid.operands, strict=True)
     ]
     sharding = NamedSharding(mesh, P(*laid.result), memory_kind=memory)
-    value = aval(
-        given_shape if given_shape is not None else laid.shape, result_dtype(op, kinds, params), sharding, committed
-    )
+    shape = laid.shape if given_shape is None else given_shape
+    value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
     moves = [
         arrival(k, t) if isinstance(k, (Aval, HostAval)) and t else None for k, t in zip(kinds, targets, strict=True)
     ]
@@ -313,7 +318,7 @@ def _state_bytes(state: Any) -> int:
 
 def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
     assert op.mover is not None
-    arrays = [k if isinstance(k, (Aval, HostAval)) else arrival_kind(k) for k in kinds]
+    arrays = [k if isinstance(k, (Aval, HostAval)) else _as_array(k) for k in kinds]
     moved: Moved = op.mover(arrays, mesh, **params)
     dtype = np.result_type(*[k.dtype for k in arrays])
     value = aval(moved.shape, dtype, moved.sharding, any(k.committed for k in arrays if isinstance(k, Aval)))
@@ -337,12 +342,8 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
     def per_shard(operands: Operands) -> ShardedTensor:
         columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
         if moved.as_pieces:
-            return tensor(
-                value,
-                Storage(
-                    arrays=tuple([_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)])
-                ),
-            )
+            pieces = [_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)]
+            return tensor(value, Storage(arrays=tuple(pieces)))
         if watched():
             announce(True)
         if moved.flat:
@@ -361,12 +362,6 @@ def _as_piece(moved: Moved, array: Any, device: Device) -> Any:
         return moved.as_pieces(array)
 
 
-def arrival_kind(kind: Kind) -> HostAval:
-    """What a Python scalar is as a host array."""
-    assert isinstance(kind, type)
-    return HostAval((), np.asarray(kind(1)).dtype)
-
-
 def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[[int], Shape]) -> tuple[Any, ...]:
     out = []
     for k, (array, device) in enumerate(zip(arrays, devices, strict=True)):
@@ -383,19 +378,18 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     assert op.kernel is not None
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
-    prototype = op.name.endswith("_like")
-    like = kinds[0] if prototype and isinstance(kinds[0], Aval) else None
-    sharding = (
-        like.sharding
-        if like and device is None
-        else as_sharding(mesh if device is None else device, len(shape), op.name)
-    )
-    value = aval(shape, np.dtype(dtype), sharding, device is not None or (like is not None and like.committed))
+    prototype = op.name.endswith("_like")  # the first operand then says shape, dtype and layout, and no more
+    committed = device is not None
+    if prototype and device is None and isinstance(kinds[0], Aval):
+        device, committed = kinds[0].sharding, kinds[0].committed
+    sharding = as_sharding(mesh if device is None else device, len(shape), op.name)
+    value = aval(shape, dtype, sharding, committed)
     work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
     run = work.once() if value.backend.one_memory else work.per_shard()
 
     def plan(operands: Operands) -> ShardedTensor:
-        values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in operands[prototype:]])
+        fills = operands[1:] if prototype else operands
+        values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
         return run((None, *values) if prototype else values)  # type: ignore[no-any-return]
 
     return plan

@@ -152,10 +152,15 @@ def gather(x: Any, who: str = "gather") -> HostArray:
         return np.asarray(x)
     if x._aval.backend.one_memory:
         return whole_array(x, who)
-    movement = Movement((identity(x.shape),), (x._aval.grid,), host_grid(x.shape))
-    array: HostArray = movement.run((shard_arrays(x),), x.dtype)[0]
+    array: HostArray = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
     array.flags.writeable = False
     return array
+
+
+@functools.lru_cache(1024)
+def to_host_movement(value: Aval) -> Movement:
+    """How a tensor gets to the host."""
+    return Movement((identity(value.shape),), (value.grid,), host_grid(value.shape))
 
 
 def pieces_of(x: Any) -> Sequence[Any]:

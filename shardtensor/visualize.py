@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def visualize_sharding(
     x: ShardedTensor | Sequence[int],
     sharding: NamedSharding | None = None,
     *,
-    file: TextIO | None = None,
+    file: IO[str] | None = None,
     use_color: bool | None = None,
 ) -> None:
     """Prints which device holds which part of an array.
@@ -122,8 +122,9 @@ def _checked(who: str, name: str, x: object, sharding: object) -> tuple[Shape, N
         return x.shape, x.sharding
     if not isinstance(x, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in x):
         kinds = dict.fromkeys(type(size).__name__ for size in x) if isinstance(x, (tuple, list)) else ()
+        came = f"{type(x).__name__}{' of ' if kinds else ''}{', '.join(kinds)}"
         raise ArgumentTypeError(
-            f"{who}: {name} is a {type(x).__name__}{' of ' if kinds else ''}{', '.join(kinds)}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
+            f"{who}: {name} is a {came}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
             f"st.asarray makes a tensor of an array"
         )
     shape = tuple(map(int, x))
@@ -229,11 +230,11 @@ _CELL = 24
 """How wide its caption makes a cell where columns go on in another table."""
 
 
-def _console(file: TextIO, use_color: bool | None) -> Console:
+def _console(file: IO[str], use_color: bool | None) -> Console:
     from rich.console import Console
 
     colors: Literal["auto", "256"] | None = "auto" if use_color is None else "256" if use_color else None
-    console = Console(file=file, color_system=colors, force_terminal=use_color or None, force_jupyter=False)
+    console = Console(file=file, color_system=colors, no_color=False if use_color else None, force_jupyter=False)
     console.width = min(max(console.width, _CELL + 2), 120) if getattr(file, "isatty", bool)() else 80
     return console
 

@@ -94,7 +94,15 @@ def placed(data: Any, value: np.ndarray, backend: str, mesh: st.Mesh | None) -> 
     if how == "unplaced":
         return st.asarray(value)
     home = mesh if how == "mesh" and mesh is not None else data.draw(meshes(backend))
-    return st.device_put(value, st.NamedSharding(home, data.draw(specs(home, value.ndim))))
+    sharding = st.NamedSharding(home, data.draw(specs(home, value.ndim)))
+    strides = data.draw(some.sampled_from(["C", "C", "F", "reversed", "pieces"])) if value.ndim else "C"
+    if strides == "F":
+        return st.device_put(value.T, sharding.with_spec(st.P(*sharding.spec.chains_of(value.ndim)[::-1]))).T
+    if strides == "reversed":
+        return st.device_put(value[::-1], sharding)[::-1]
+    if strides == "pieces":  # what `pmap` gives: separate arrays, not yet joined
+        return st.unshard(st.pmap(lambda x: x.copy(), st.shard(value, devices=home)))
+    return st.device_put(value, sharding)
 
 
 def assert_same(result: Any, wanted: Any, *, exact: bool = False) -> None:

@@ -118,7 +118,7 @@ def test_devices_of_several_backends_keep_their_names():
 
 
 def test_an_index_stands_in_all_cells_or_in_none():
-    picture = draw((50_000_000,), mesh_of(8), "x")
+    picture = draw((5_000_000,), mesh_of(8), "x")
     assert captions(picture) == [[f"NUMPY {i}" for i in range(8)]]
 
 
@@ -248,7 +248,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
@@ -266,7 +266,6 @@ def backgrounds(colored: str) -> list[tuple[str, str]]:
     return re.findall(r"\x1b\[[\d;]*48;(5;\d+|2;\d+;\d+;\d+)m([^\x1b]*)", colored)
 
 
-@pytest.mark.usefixtures("_plain_environment")
 def test_a_file_gets_plain_text(capsys):
     x = st.zeros((10, 3), device=st.make_mesh((4,), ("x",)))
     wanted = text(x.shape, x.sharding)
@@ -279,13 +278,11 @@ def test_a_file_gets_plain_text(capsys):
     assert ESCAPE not in wanted
 
 
-@pytest.mark.usefixtures("_plain_environment")
 def test_text_is_plain_where_colors_are_forced(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert ESCAPE not in draw((10,), mesh_of(4), "x")
 
 
-@pytest.mark.usefixtures("_plain_environment")
 @pytest.mark.parametrize(("file", "use_color"), [(Terminal, None), (Terminal, True), (io.StringIO, True)])
 def test_colors_tell_the_parts_apart(file, use_color):
     shape, sharding = (5, 9), st.NamedSharding(mesh_of(2, 4), P("x", "y"))
@@ -299,7 +296,6 @@ def test_colors_tell_the_parts_apart(file, use_color):
     assert sum(len(piece) for _, piece in backgrounds(colored)) == inside  # the whole cell, not its caption only
 
 
-@pytest.mark.usefixtures("_plain_environment")
 def test_replicas_share_a_color_and_blocks_do_not():
     colored = printed(Terminal(), (4, 2, 6), st.NamedSharding(mesh_of(2, 2, 2), P("x", None, "y")))
     named = {caption.strip(): color for color, caption in backgrounds(colored) if "NUMPY" in caption}
@@ -307,18 +303,17 @@ def test_replicas_share_a_color_and_blocks_do_not():
     assert len(set(named.values())) == 4
 
 
-@pytest.mark.usefixtures("_plain_environment")
 def test_a_terminal_without_colors_gets_none(monkeypatch):
     sharding = st.NamedSharding(mesh_of(4), P("x"))
     assert ESCAPE not in printed(Terminal(), (10,), sharding, use_color=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "48;" not in printed(Terminal(), (10,), sharding)
+    assert len(set(backgrounds(printed(Terminal(), (10,), sharding, use_color=True)))) > 4
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert ESCAPE not in printed(Terminal(), (10,), sharding)
 
 
-@pytest.mark.usefixtures("_plain_environment")
 @pytest.mark.parametrize(("columns", "wanted"), [("60", 60), ("100", 100), ("300", 120), ("5", 26)])
 def test_a_picture_is_as_wide_as_the_terminal_within_bounds(monkeypatch, columns, wanted):
     monkeypatch.setenv("COLUMNS", columns)
@@ -403,6 +398,8 @@ def test_html_draws_one_dimension_as_a_row():
     assert [part.label for part in parts] == ["0,1", "2,3", "4,5", "6,7"]
     assert len({(part.y, part.height) for part in parts}) == 1
     assert parts[0].width == pytest.approx(1.5 * parts[2].width, abs=0.02)
+    for left, right in itertools.pairwise(parts):
+        assert right.x == pytest.approx(left.x + left.width, abs=0.02)
 
 
 def test_html_of_more_dimensions_shows_the_first_block():
@@ -473,7 +470,7 @@ def test_html_of_64_devices():
 import numpy as np, shardtensor as st, sys
 from shardtensor.visualize import html
 mesh = st.make_mesh((8, 8), ("x", "y"), devices=st.devices("numpy"))
-for spec in st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"):
+for spec in st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P():
     print(html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, spec))))
 print("rich" in sys.modules)
 """
@@ -482,7 +479,7 @@ print("rich" in sys.modules)
         [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    grid, columns, rows, rich_is_loaded = result.stdout.splitlines()
+    grid, columns, rows, whole, rich_is_loaded = result.stdout.splitlines()
     assert rich_is_loaded == "False"
     for fragment in grid, columns:
         _, parts, _ = parsed(fragment)
@@ -493,6 +490,10 @@ print("rich" in sys.modules)
     _, parts, _ = parsed(rows)
     assert [part.label for part in parts] == [",".join(str(8 * i + j) for j in range(8)) for i in range(8)]
     assert parts[3].title == "NUMPY 24,25,26,27,28,29,30,31: 39:52, 0:100"
+    _, (part,), _ = parsed(whole)
+    assert re.fullmatch(r"0,1,2,3,4,.*,…", part.label)
+    assert 7 * len(part.label) <= part.width
+    assert part.title == f"NUMPY {','.join(map(str, range(64)))}: 0:100, 0:100"
 
 
 # -- errors ----------------------------------------------------------------------------------------

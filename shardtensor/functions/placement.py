@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shardtensor.backend import Device, HostArray
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.indexing import canonical, region_of, to_numpy
+from shardtensor.functions.indexing import Index, canonical, region_of, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, host_aval, sharded_dtype
@@ -28,7 +28,7 @@ from shardtensor.tensor import (
     tensor,
     whole_array,
 )
-from shardtensor.transfer import Arrival, Movement, arrival, gather
+from shardtensor.transfer import Arrival, Movement, arrival, gather, to_host_movement
 from shardtensor.trees import map_leaves
 
 Where = Device | Mesh | NamedSharding
@@ -177,22 +177,20 @@ def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
 def _to_host(x: Any, index: Any) -> HostArray:
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
-    at = canonical(() if index is None else index, x.shape)
     value = x._aval
-    region = region_of(at)
-    shape = tuple(line.end for line in region.lines)
-
-    def movement() -> Movement:
-        return Movement((region,), (value.grid,), host_grid(shape))
-
-    if value.backend.one_memory:
-        array = np.asarray(whole_array(x, "to_host")[to_numpy(at)])
-        if watched():
-            account("to_host", 0, True, lambda: movement().records(value.dtype.itemsize, False, "to_host", True))
+    if index is None:
+        movement, at = to_host_movement(value), Index()
     else:
-        plan = movement()
-        account("to_host", 0, True, lambda: plan.records(value.dtype.itemsize, True, "to_host", True))
-        array = plan.run((shard_arrays(x),), value.dtype)[0]
+        at = canonical(index, x.shape)
+        region = region_of(at)
+        movement = Movement((region,), (value.grid,), host_grid(tuple(line.end for line in region.lines)))
+    shared = value.backend.one_memory
+    if watched():
+        account("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
+    if shared:
+        array = np.asarray(whole_array(x, "to_host")[to_numpy(at)])
+    else:
+        array = movement.run((shard_arrays(x),), value.dtype)[0]
     array.setflags(write=False)
     return array
 
