@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -344,3 +345,17 @@ def test_many_threads_share_plans_and_tensors(backend: str) -> None:
     for t in threads:
         t.join()
     assert not failures
+
+
+def test_a_hundred_thousand_reductions_neither_hang_nor_grow() -> None:
+    x = st.ones((64,), dtype="float32", device=mesh_of((8,), "numpy"))
+    for _ in range(1000):
+        x.sum()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(100_000):
+        last = x.sum()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert last.item() == 64
+    assert after - before < 20_000
