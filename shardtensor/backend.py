@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import contextvars
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.core import innermost
 from shardtensor.errors import ArgumentError, BackendError
 
 if TYPE_CHECKING:
@@ -75,9 +75,6 @@ class Device:
 
 HOST = Device("host", 0, 0, "host memory")
 """Where host arrays live: the other end of a move from or to one. No tensor lives there."""
-
-# The device whose mapped function runs here, if any: set by `Backend.running`, read by `current_device`.
-_current: contextvars.ContextVar[Device | None] = contextvars.ContextVar("shardtensor_device", default=None)
 
 
 class Backend(abc.ABC):
@@ -132,16 +129,6 @@ class Backend(abc.ABC):
         """Makes ``device`` current in this thread, and what was current before again at the end, also on an error."""
         return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def running(self, device: Device) -> Iterator[None]:
-        """`on`, for a user's function: `current_device` answers ``device`` inside."""
-        token = _current.set(device)
-        try:
-            with self.on(device):
-                yield
-        finally:
-            _current.reset(token)
-
     def asarray(self, x: Any) -> Any:
         """An array of this backend from what `is_array` accepts (array scalars become 0-d arrays)."""
         return x
@@ -182,7 +169,8 @@ class Backend(abc.ABC):
 
 def current_device() -> Device | None:
     """The device that the mapped function around this call runs on, or None outside of one."""
-    return _current.get()
+    device: Device | None = getattr(innermost(), "device", None)
+    return device
 
 
 class _Host(Backend):

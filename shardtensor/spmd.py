@@ -229,11 +229,11 @@ def _released(array: Any, device: Device, backend: Backend, who: str) -> Any:
     with backend.on(device):
         mine, copied = backend.release(array)
     if copied:
-        _copied(mine, device, who)
+        _note_copy(mine, device, who)
     return mine
 
 
-def _copied(array: Any, device: Device, who: str) -> None:
+def _note_copy(array: Any, device: Device, who: str) -> None:
     account(who, 0, True, lambda: [Transfer(0, int(array.nbytes), device, device, who, True)])
 
 
@@ -241,35 +241,34 @@ def _call(fn: Callable[..., Any], arguments: list[Any], shards: Sequence[Any], d
     """One call of a mapped function: what it returns, with its arrays as tensors on the device."""
     interpreter = _on_device(device)
     backend = interpreter.backend
-    with backend.running(device), interpreting(interpreter):
-        tree = fn(*arguments)
+    with backend.on(device), interpreting(interpreter):
+        result = fn(*arguments)
         arguments.clear()
+        if backend.is_array(result):  # the common case
+            result, copied = backend.adopt(backend.asarray(result), shards)
+            return _on_one(result, copied, device, who)
         found: list[Any] = []
-        tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, tree)  # type: ignore[func-returns-value]
+        tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
+        del result
         for i in range(len(found)):
-            array, found[i] = (
-                found[i],
-                None,
-            )  # one reference alone, so that the backend can see whether somebody else has one
-            if not _is_array(array, backend):
-                found[i] = array
-                continue
-            array = backend.asarray(array) if backend.is_array(array) else backend.from_host(np.asarray(array), device)
-            array, copied = backend.adopt(array, shards)
-            if copied:
-                _copied(array, device, who)
-            found[i] = _on_one(array, device, backend)
+            # One reference alone, so that the backend can see whether somebody else has one.
+            array, found[i] = found[i], None
+            if backend.is_array(array):
+                array, copied = backend.adopt(backend.asarray(array), shards)
+                array = _on_one(array, copied, device, who)
+            elif isinstance(array, (np.ndarray, np.generic)) and array.dtype.kind in "biufcmM":  # on the host
+                array = _on_one(backend.from_host(np.asarray(array), device), True, device, who)
+            found[i] = array
     return map_leaves(found.__getitem__, tree)
 
 
-def _on_one(array: Any, device: Device, backend: Backend) -> ShardedTensor:
+def _on_one(array: Any, copied: bool, device: Device, who: str) -> ShardedTensor:
+    """A tensor on one device, of an array that nobody else holds."""
+    if copied:
+        _note_copy(array, device, who)
     shape = tuple(array.shape)
-    value = aval(shape, np.dtype(array.dtype), as_sharding(device, len(shape), "pmap"), True)
-    return tensor(value, Storage(array) if backend.one_memory else Storage(arrays=(array,)))
-
-
-def _is_array(x: Any, backend: Backend) -> bool:
-    return backend.is_array(x) or (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM")
+    value = aval(shape, np.dtype(array.dtype), as_sharding(device, len(shape), who), True)
+    return tensor(value, Storage(array) if value.backend.one_memory else Storage(arrays=(array,)))
 
 
 # -- smap ------------------------------------------------------------------------------------------

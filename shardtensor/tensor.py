@@ -119,6 +119,8 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: ShardedTensor, *args: Any, **params: Any) -> Any:
         op = OPS[name]
+        if not args:
+            return op.dispatch(self, **params)
         others = len(op.operands) - 1
         return op.dispatch(self, *args[:others], **dict(zip(op.params, args[others:], strict=False)), **params)
 
