@@ -1,10 +1,9 @@
-"""Partial sums of all shards in one pass, where devices share one memory.
+"""Partial sums, products and extrema of all shards in one pass, where devices share one memory.
 
 A C-contiguous array that is split along its first dimension alone, seen as (parts, rows of a part, the rest), has the
-shards' partial
-sums along its second dimension: one or two calls of NumPy (part sizes differ by one at most) instead of one for each
-shard. Each part is reduced by the same inner loop as if it stood alone, and the parts are added in mesh order, so
-that the bits are those of the general way.
+shards' partial results along its second dimension: one or two calls of NumPy (part sizes differ by one at most) instead
+of one for each shard. Each part is reduced by the same inner loop as if it stood alone, and the parts are combined in
+mesh order, so that the bits are those of the general way.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ import numpy as np
 
 from shardtensor.core import Operands
 from shardtensor.rules import normalize_axes
+from shardtensor.sharding import Grid
 from shardtensor.tensor import Aval, ShardedTensor, Storage, seal, tensor, whole_array
 from shardtensor.transfer import Arrival
 
-_UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply}
+_UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def partial_sums(
     name: str, value: Aval, params: dict[str, Any], move: Arrival | None, general: Callable[[Operands], Any]
 ) -> Callable[[Operands], Any]:
-    """The plan of a reduction by addition or multiplication: in one pass where that is possible, else the ``general``
-    one.
-    """
+    """The plan of a reduction by a ufunc: in one pass where that is possible, else the ``general`` one."""
     ufunc = _UFUNCS.get(name)
-    if ufunc is None or move is None or not move.stays or move.source.dtype not in ("f4", "f8", "c8", "c16"):
-        return general
+    if ufunc is None or move is None or not move.stays or move.source.dtype not in ("f4", "f8"):
+        return general  # complex products round otherwise one by one than in a row
     source = move.source
     assert isinstance(source, Aval)  # what stays is a tensor
     grid = source.grid
     gone = normalize_axes(params.get("axis"), source.ndim)
-    dtype = params.get("dtype")
-    if 0 not in gone or any(count > 1 for count in grid.counts[1:]) or dtype not in (None, source.dtype):
+    by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and _in_order(grid)
+    if not by_rows or params.get("dtype") not in (None, source.dtype):
         return general
     runs = _runs(grid.offsets[0].tolist())
     axes = tuple(a + 1 for a in gone)
@@ -59,6 +57,11 @@ def partial_sums(
         return tensor(value, Storage(seal(total / count if count else total, value)))
 
     return plan
+
+
+def _in_order(grid: Grid) -> bool:
+    """Whether mesh order, in which parts are combined, is the order of the parts."""
+    return bool(np.all(np.diff(grid.parts[grid.owners(), 0]) > 0))
 
 
 def _runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -39,7 +40,7 @@ class Mesh:
 
     def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
         grid = _device_grid(devices)
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        names = _names(axis_names, "Mesh")
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ShardingError(f"Mesh: axis name {name!r} is not a non-empty string")
@@ -100,7 +101,7 @@ class Mesh:
     @property
     def coordinates(self) -> npt.NDArray[np.int64]:
         """Where each device stands: an array of shape (size, number of axes), devices in mesh order."""
-        return np.stack(np.unravel_index(np.arange(self.size), self._grid), axis=-1).reshape(self.size, len(self._grid))
+        return np.indices(self._grid).reshape(len(self._grid), self.size).T
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -118,6 +119,14 @@ class Mesh:
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self._shape.items())
         return f"Mesh({axes}; {_span(self._devices)})"
+
+
+def _names(axis_names: Any, who: str) -> tuple[str, ...]:
+    try:
+        return (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    except TypeError:
+        kind = type(axis_names).__name__
+        raise ArgumentTypeError(f"{who}: axis_names is a {kind}; wanted a name or a sequence of names") from None
 
 
 def _device_grid(devices: Any) -> npt.NDArray[Any]:
@@ -153,7 +162,10 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     >>> st.make_mesh((2, 2), ("data", "model")).axis_sizes
     (2, 2)
     """
-    sizes = [int(s) for s in axis_sizes]
+    try:
+        sizes = [operator.index(s) for s in axis_sizes]
+    except TypeError:
+        raise ArgumentTypeError(f"make_mesh: axis_sizes is {axis_sizes!r}; wanted a sequence of integers") from None
     pool = backends.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)

@@ -192,8 +192,8 @@ def _by(name: str) -> Merge:
 MONOIDS: dict[str, Monoid] = {
     "sum": Monoid(_by("add"), exact="biu"),
     "prod": Monoid(_by("multiply"), exact="biu"),
-    "max": Monoid(_by("maximum"), exact="biufc"),
-    "min": Monoid(_by("minimum"), exact="biufc"),
+    "max": Monoid(_by("maximum"), exact="biu"),
+    "min": Monoid(_by("minimum"), exact="biu"),
     "any": Monoid(_by("logical_or"), exact="b"),
     "all": Monoid(_by("logical_and"), exact="b"),
     "mean": Monoid(_mean_merge, _mean_partial, _mean_finish),

@@ -83,13 +83,14 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     if not tensors:  # the largest host array is split as creation functions would split it
         big = max(range(len(kinds)), key=lambda i: getattr(kinds[i], "nbytes", -1))
         layouts[big] = as_sharding(mesh, len(shapes[big]), op.name).spec.chains_of(len(shapes[big]))
+    nothing = any(0 in shape for shape in shapes)  # is on every device, and need not be combined
     laid = propagate(
         parse(text, tuple(map(len, shapes)), op.operands),
         shapes,
         layouts,
         weights,
         mesh.shape,
-        combines=op.combine is not None,
+        combines=op.combine is not None and not nothing,
     )
     memory = home(tensors).sharding.memory_kind if tensors else None
     targets = [
@@ -104,7 +105,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     ]
     places = _places(value, targets, shapes)
     work = Work(op, value, params, moves, places)
-    if not laid.owed or not op.combine or any(0 in shape for shape in shapes):
+    if not laid.owed or not op.combine:
         return work.once() if value.backend.one_memory else work.per_shard()
     monoid = MONOIDS[op.combine]
     combined = work.combined(monoid, laid.owed)

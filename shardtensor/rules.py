@@ -222,8 +222,7 @@ def extremum(
 ) -> str:
     """The rule of a reduction that is not defined for no elements."""
     shape = shapes[0]
-    gone = normalize_axes(axis, len(shape))
-    if any(shape[a] == 0 for a in gone) and all(n for a, n in enumerate(shape) if a not in gone):
+    if any(shape[a] == 0 for a in normalize_axes(axis, len(shape))):
         raise ShapeError(
             f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce where there are some"
         )

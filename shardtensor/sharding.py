@@ -8,6 +8,7 @@ dimension split one after the other, major first.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -288,7 +289,10 @@ def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
 
 
 def _checked_shape(shape: Sequence[int], who: str) -> Shape:
-    sizes = tuple(int(s) for s in shape)
+    try:
+        sizes = tuple([operator.index(s) for s in shape])
+    except TypeError:
+        raise ArgumentTypeError(f"{who}: shape is {shape!r}; wanted a sequence of integers") from None
     if any(s < 0 for s in sizes):
         raise ShapeError(f"{who}: shape {sizes} has a negative size")
     return sizes

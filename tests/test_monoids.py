@@ -323,12 +323,12 @@ def sums(draw: Any, backend: str, dtypes: Any = ("float32", "float64", "complex6
 @pytest.mark.parametrize("watched", [False, True], ids=["", "watched"])
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
 def test_sums_are_folded_in_mesh_order(name: str, watched: bool, backend: str) -> None:
-    """To the bit, on every device. For float16 NumPy's mean is not the sum in float16: not here."""
+    """To the bit, on every device. Means of float16 and complex numbers are not their sum, divided: NumPy's own rounding."""
 
     @hypothesis.settings(max_examples=150)
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
-        dtypes = ["float32", "float64", "complex64", "complex128"] + ["float16"] * (name != "mean")
+        dtypes = ["float32", "float64"] + ["float16", "complex64", "complex128"] * (name != "mean")
         x, sharding, axis, keepdims = data.draw(sums(backend, dtypes))
         placed = st.device_put(x, sharding)
         if watched:
