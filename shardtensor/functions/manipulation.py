@@ -20,7 +20,7 @@ from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes
-from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
+from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
 from shardtensor.transfer import Moved
 
@@ -207,8 +207,10 @@ def _whole_size(shape: Any, size: int) -> Shape:
 
 def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     """Which dimensions become which: runs of old and new dimensions with equal products, as short as can be.
-    Dimensions of size 1 belong to none.
+    Dimensions of size 1 belong to none. Where there is no element, all become all.
     """
+    if 0 in old:
+        return [([*range(len(old))], [*range(len(new))])]
     olds, news = ([d for d, n in enumerate(s) if n != 1] for s in (old, new))
     groups = []
     while olds or news:
@@ -233,16 +235,6 @@ def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool 
     old, new = x.shape, _whole_size(shape, math.prod(x.shape))
     sharding = layout_of(x, mesh)
     chains = sharding.spec.chains_of(len(old))
-    if 0 in old:
-        result = sharding.with_spec(P())
-        return Moved(
-            new,
-            result,
-            (),
-            lambda a: a.reshape(new),
-            target=result,
-            flat=_flat(result, result, old, new, [([*range(len(old))], [*range(len(new))])]),
-        )
     groups = _groups(old, new)
     before: list[Chain] = [()] * len(old)
     after: list[Chain] = [()] * len(new)
@@ -260,9 +252,7 @@ def _flat(
     """Both grids with each group merged into one dimension, of which only the first member is split."""
 
     def merge(grid: Grid, shape: Shape, members: Sequence[list[int]]) -> Grid:
-        bounds = tuple(
-            grid.offsets[m[0]] * math.prod(shape[d] for d in m[1:]) if m else np.array([0, 1]) for m in members
-        )
+        bounds = tuple(grid.offsets[m[0]] * math.prod(shape[d] for d in m[1:]) for m in members)
         parts = np.stack([grid.parts[:, m[0]] for m in members], axis=1) if members else grid.parts[:, :0]
         return Grid(grid.devices, bounds, parts)
 
@@ -273,12 +263,8 @@ def _flat(
 
 
 def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:
-    """The sharding of an operand; for a host array, the mesh's first device holds all of it until the rule says
-    otherwise.
-    """
-    if isinstance(x, Aval):
-        return x.sharding
-    return NamedSharding(mesh, P(mesh.axis_names) if x.ndim else P())
+    """The sharding of an operand; a host array is taken to lie as creation functions would lay it out."""
+    return x.sharding if isinstance(x, Aval) else as_sharding(mesh, x.ndim, "host array")
 
 
 # -- flip and roll ---------------------------------------------------------------------------------
