@@ -305,13 +305,13 @@ def _typed(xp: Any, array: Any, value: Aval) -> Any:
 def _send_state(state: Any, source: Device, destination: Device) -> Any:
     if isinstance(state, tuple):
         return tuple([_send_state(part, source, destination) for part in state])
-    return state if isinstance(state, (int, float)) else send(state, source, destination)
+    return state if type(state) in (int, float) else send(state, source, destination)  # np.float64 is a float, too
 
 
 def _state_bytes(state: Any) -> int:
     if isinstance(state, tuple):
         return sum(map(_state_bytes, state))
-    return 0 if isinstance(state, (int, float)) else int(state.nbytes)
+    return 0 if type(state) in (int, float) else int(state.nbytes)
 
 
 # -- operators that only move ----------------------------------------------------------------------

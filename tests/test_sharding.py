@@ -158,6 +158,14 @@ def test_mesh_equality_and_hash() -> None:
     assert mesh != mesh.devices.tolist()
 
 
+def test_equality_is_more_than_equal_hashes() -> None:
+    mesh, other = row(2), mesh_over(DEVICES[1:], (2,), ("x",))
+    a, b = st.NamedSharding(mesh, st.P("x")), st.NamedSharding(mesh, st.P())
+    other._hash, b._hash = mesh._hash, a._hash
+    assert mesh != other
+    assert a != b
+
+
 @pytest.mark.parametrize("shape", [*MESHES, ()], ids=str)
 def test_mesh_can_be_pickled(shape: tuple[int, ...]) -> None:
     mesh = mesh_over(DEVICES, shape, tuple("xyz"[: len(shape)]))

@@ -9,6 +9,7 @@ longer than the rank, TypeError for a dtype that is none.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,6 @@ def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
     """
 
 
-@implements(empty, "kernel")
-def _empty(xp: Any, place: Place, **params: Any) -> Any:
-    return xp.empty(place.local_shape, dtype=place.dtype)
-
-
 @operator(_like)
 def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Elements of any value whatever, with x's shape, dtype and layout.
@@ -57,11 +53,6 @@ def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
     >>> st.empty_like(st.zeros((2, 3))).shape
     (2, 3)
     """
-
-
-@implements(empty_like, "kernel")
-def _empty_like(xp: Any, place: Place, x: Any, **params: Any) -> Any:
-    return xp.empty(place.local_shape, dtype=place.dtype)
 
 
 @operator(_shaped)
@@ -73,11 +64,6 @@ def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
     """
 
 
-@implements(zeros, "kernel")
-def _zeros(xp: Any, place: Place, **params: Any) -> Any:
-    return xp.zeros(place.local_shape, dtype=place.dtype)
-
-
 @operator(_like)
 def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Zeros with x's shape, dtype and layout.
@@ -85,11 +71,6 @@ def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
     >>> st.zeros_like(st.asarray([1, 2])).tolist()
     [0, 0]
     """
-
-
-@implements(zeros_like, "kernel")
-def _zeros_like(xp: Any, place: Place, x: Any, **params: Any) -> Any:
-    return xp.zeros(place.local_shape, dtype=place.dtype)
 
 
 @operator(_shaped)
@@ -101,11 +82,6 @@ def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Wher
     """
 
 
-@implements(ones, "kernel")
-def _ones(xp: Any, place: Place, **params: Any) -> Any:
-    return xp.ones(place.local_shape, dtype=place.dtype)
-
-
 @operator(_like)
 def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Ones with x's shape, dtype and layout.
@@ -113,11 +89,6 @@ def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Wh
     >>> st.ones_like(st.asarray([7.5, 2.0])).tolist()
     [1.0, 1.0]
     """
-
-
-@implements(ones_like, "kernel")
-def _ones_like(xp: Any, place: Place, x: Any, **params: Any) -> Any:
-    return xp.ones(place.local_shape, dtype=place.dtype)
 
 
 def _kind_dtype(kind: Any) -> Any:
@@ -144,11 +115,6 @@ def full(
     """
 
 
-@implements(full, "kernel")
-def _full(xp: Any, place: Place, fill_value: Any, **params: Any) -> Any:
-    return xp.full(place.local_shape, fill_value, dtype=place.dtype)
-
-
 def _filled_like(kinds: Any, *, dtype: Any = None) -> Said:
     _kind_dtype(kinds[1])
     return _like(kinds, dtype=dtype)
@@ -165,9 +131,21 @@ def full_like(
     """
 
 
-@implements(full_like, "kernel")
-def _full_like(xp: Any, place: Place, x: Any, fill_value: Any, **params: Any) -> Any:
-    return xp.full(place.local_shape, fill_value, dtype=place.dtype)
+def _maker(name: str) -> Callable[..., Any]:
+    """The kernel of a function that fills its part with one value. What it is to be like is not looked at again."""
+
+    def kernel(xp: Any, place: Place, *operands: Any, **params: Any) -> Any:
+        fill = operands[-1:] if name == "full" else ()
+        return getattr(xp, name)(place.local_shape, *fill, dtype=place.dtype)
+
+    return kernel
+
+
+for _function, _name in (
+    (empty, "empty"), (empty_like, "empty"), (zeros, "zeros"), (zeros_like, "zeros"),
+    (ones, "ones"), (ones_like, "ones"), (full, "full"), (full_like, "full"),
+):  # fmt: skip
+    implements(_function, "kernel")(_maker(_name))
 
 
 def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:

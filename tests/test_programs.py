@@ -1,0 +1,119 @@
+"""Random programs: chains of operators on the same values in NumPy, on shared and on separate memories. After every step all three
+agree, and both backends have laid out the result alike and moved the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from tests.cases import indices
+from tests.layouts import MESHES, NAMES, array, assert_same, shapes, specs
+
+Step = Callable[[Any, Any], Any]
+
+
+def twin(device: Any) -> Any:
+    """The same device, mesh or sharding of the checked backend."""
+    if isinstance(device, st.Device):
+        return st.devices("checked")[device.id]
+    if isinstance(device, st.Mesh):
+        grid = np.empty(device.size, object)
+        grid[:] = [twin(d) for d in device.flat]
+        return st.Mesh(grid.reshape(device.axis_sizes), device.axis_names)
+    return st.NamedSharding(twin(device.mesh), device.spec, memory_kind=device.memory_kind)
+
+
+def some_sharding(data: Any, ndim: int) -> st.NamedSharding:
+    shape = data.draw(some.sampled_from(MESHES))
+    devices = st.devices("numpy")[data.draw(some.integers(0, 8 - int(np.prod(shape)))) :]
+    mesh = st.make_mesh(shape, NAMES[: len(shape)], devices=devices)
+    return st.NamedSharding(mesh, data.draw(specs(mesh, ndim)))
+
+
+def some_step(data: Any, x: np.ndarray, others: list[np.ndarray]) -> tuple[str, Step]:
+    """An operator that x can take: ``step(namespace, tensors)``, where the last tensor is x, and the others come before."""
+    steps: dict[str, Step] = {
+        "tanh": lambda xp, t: xp.tanh(t[-1]),
+        "double": lambda xp, t: t[-1] * 2 + 1,
+        "where": lambda xp, t: xp.where(t[-1] > 0, t[-1], 0.5),
+        "sum": lambda xp, t: xp.sum(t[-1]),
+        "flat": lambda xp, t: xp.reshape(t[-1], (-1,)),
+        "turn": lambda xp, t: xp.flip(t[-1]),
+        "twice": lambda xp, t: xp.stack([t[-1], t[-1] + 1]),
+        "half": lambda xp, t: xp.astype(t[-1], "float32") if xp is st else t[-1].astype("float32"),
+    }
+    if x.ndim:
+        axis = data.draw(some.integers(0, x.ndim - 1))
+        shift = data.draw(some.integers(-5, 5))
+        index = data.draw(indices(x.shape))
+        steps |= {
+            "mean": lambda xp, t: xp.sum(t[-1], axis=axis, keepdims=True) / 3,
+            "argmin": lambda xp, t: xp.argmin(xp.concat([t[-1], t[-1]], axis=axis), axis=axis) * 1.0 if x.size else t[-1],
+            "var": lambda xp, t: xp.var(t[-1], axis=axis) if x.size else t[-1],
+            "transpose": lambda xp, t: t[-1].T,
+            "roll": lambda xp, t: xp.roll(t[-1], shift, axis=axis),
+            "index": lambda xp, t: t[-1][index],
+            "concat": lambda xp, t: xp.concat([t[-1], t[-1]], axis=axis),
+            "gram": lambda xp, t: xp.tensordot(t[-1], t[-1], axes=((axis,), (axis,))) if x.ndim < 3 else t[-1],
+        }
+    for k, other in enumerate(others):
+        try:
+            np.broadcast_shapes(x.shape, other.shape)
+        except ValueError:
+            continue
+        steps[f"add {k}"] = lambda xp, t, k=k: t[k] + t[-1]
+    name = data.draw(some.sampled_from(sorted(steps)))
+    return name, steps[name]
+
+
+def run_programs(examples: int, length: int) -> None:
+    @hypothesis.settings(max_examples=examples)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        plain: list[np.ndarray] = []
+        tensors: dict[str, list[st.ShardedTensor]] = {"numpy": [], "checked": []}
+        for seed in range(2):
+            value = array(data.draw(shapes(0, 2)), "float64", seed)
+            sharding = some_sharding(data, value.ndim)
+            plain.append(value)
+            tensors["numpy"].append(st.device_put(value, sharding))
+            tensors["checked"].append(st.device_put(value, twin(sharding)))
+        for _ in range(length):
+            name, step = some_step(data, plain[-1], plain[:-1])
+            move = some_sharding(data, plain[-1].ndim) if data.draw(some.integers(0, 3)) == 0 else None
+            with np.errstate(all="ignore"):
+                answer = np.asarray(step(np, plain))
+            if answer.size > 3000 or answer.ndim > 4:
+                continue
+            records = {}
+            for backend, mine in tensors.items():
+                if move is not None:
+                    mine[-1] = st.reshard(mine[-1], move if backend == "numpy" else twin(move))
+                with st.transfers() as log, np.errstate(all="ignore"):
+                    result = step(st, mine)
+                assert_same(result, answer)
+                mine.append(result)
+                records[backend] = sorted(
+                    (r.operator, r.bytes, r.source.id, r.destination.id, r.explicit) for r in log if r.bytes
+                )
+            a, b = tensors["numpy"][-1].sharding, tensors["checked"][-1].sharding
+            assert twin(a) == b, name
+            assert records["numpy"] == records["checked"], name
+            plain.append(answer)
+
+    run()
+
+
+def test_programs() -> None:
+    run_programs(120, 6)
+
+
+@pytest.mark.full
+def test_long_programs() -> None:
+    run_programs(3000, 12)
