@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import innermost
-from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -198,7 +198,9 @@ class _Host(Backend):
 
 # -- finding them ----------------------------------------------------------------------------------
 
-_loaded: dict[str, Backend] = {"host": _Host()}
+_host = _Host()
+_loaded: dict[str, Backend] = {}
+_rivals: dict[str, str] = {}  # by name, the plugins that both claim it
 _lock = threading.RLock()
 
 
@@ -210,10 +212,7 @@ def _entry_points() -> dict[str, EntryPoint]:
     for point in entry_points(group=ENTRY_POINTS):
         other = found.setdefault(point.name, point)
         if other.value != point.value:
-            raise BackendError(
-                f"two installed distributions bring a backend named {point.name!r} "
-                f"({other.value} and {point.value}); uninstall one of them"
-            )
+            _rivals[point.name] = f"{other.value} and {point.value}"
     return found
 
 
@@ -242,15 +241,20 @@ def load(name: str) -> Backend:
         if name not in points:
             hint = "; run `pip install -e .` in the source tree" if not points else ""
             raise ArgumentError(f"there is no backend named {name!r}; installed are {sorted(points)}{hint}")
+        if name in _rivals:
+            raise BackendError(
+                f"two distributions bring a backend named {name!r}: {_rivals[name]}; uninstall one of them"
+            )
         try:
             backend = points[name].load()()
         except BackendError:
             raise
         except Exception as error:  # a plugin's import may fail in any way: said, with its reason, not hidden
             raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
-        assert isinstance(backend, Backend)
-        if backend.name != name:
-            raise BackendError(f"backend {name!r} calls itself {backend.name!r}; its `name` must be the entry point's")
+        if not isinstance(backend, Backend):
+            raise BackendError(f"backend {name!r}: {points[name].value} is no subclass of shardtensor.backend.Backend")
+        if (said := getattr(backend, "name", None)) != name:
+            raise BackendError(f"backend {name!r} calls itself {said!r}; its `name` must be the entry point's")
         _loaded[name] = backend
         return backend
 
@@ -259,7 +263,10 @@ def load(name: str) -> Backend:
 def default_backend() -> Backend:
     """The backend where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority."""
     if name := os.environ.get("SHARDTENSOR_BACKEND"):
-        return load(name)
+        try:
+            return load(name)
+        except ShardTensorError as error:
+            raise type(error)(f"{error} (it is SHARDTENSOR_BACKEND that says so)") from None
     usable, reasons = [], []
     for name in backend_names():
         try:
@@ -273,7 +280,26 @@ def default_backend() -> Backend:
 
 def backend_of(device: Device) -> Backend:
     """The backend that drives ``device``."""
-    return _loaded.get(device.backend) or load(device.backend)
+    return _loaded.get(device.backend) or (_host if device == HOST else load(device.backend))
+
+
+@functools.lru_cache(1024)
+def backend_of_group(devices: tuple[Device, ...]) -> Backend:
+    """The backend that drives all of these devices.
+
+    Raises:
+        BackendError: they are of several backends, or one of them is not there.
+    """
+    names = sorted({device.backend for device in devices})
+    if len(names) > 1:
+        raise BackendError(f"the devices belong to the backends {names}; a tensor lives on devices of one")
+    backend = backend_of(devices[0])
+    if absent := set(devices) - set(backend.devices()):
+        there = len(backend.devices())
+        raise BackendError(
+            f"there is no device {min(absent)}; backend {backend.name!r} has {there}, from 0 to {there - 1}"
+        )
+    return backend
 
 
 def owner_of(x: object) -> Backend | None:

@@ -57,7 +57,7 @@ def _apply(op: Op, operands: Operands, params: Params) -> Any:
     if op.algorithm:
         return op.algorithm(*operands, *params)
     key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)
-    if not placed:  # nobody says where: the default mesh does
+    if not placed and not (op.creates and params[-1] is not None):  # nobody says where: the default mesh does
         key = (*key, default_mesh())
     try:
         plan = _plans.get(key)

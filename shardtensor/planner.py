@@ -149,11 +149,12 @@ class Copies:
     def records(self, source: Grid, result: Grid) -> Iterator[tuple[Device, Device, int]]:
         """(source device, destination device, elements) of what leaves its device, one for each pair of devices."""
         away = ~self.local
-        pairs, inverse = np.unique(np.stack([self.source[away], self.destination[away]]), axis=1, return_inverse=True)
-        totals = np.bincount(inverse.ravel(), self.sizes[away], pairs.shape[1]).astype(np.int64)
-        for j, k, total in zip(*pairs.tolist(), totals.tolist(), strict=True):
+        receivers = len(result.devices)
+        pairs, inverse = np.unique(self.source[away] * receivers + self.destination[away], return_inverse=True)
+        totals = np.bincount(inverse, self.sizes[away], len(pairs)).astype(np.int64)
+        for pair, total in zip(pairs.tolist(), totals.tolist(), strict=True):
             if total:
-                yield source.devices[j], result.devices[k], total
+                yield source.devices[pair // receivers], result.devices[pair % receivers], total
 
 
 def _with_new(index: list[slice | int | None], lines: Sequence[Line]) -> tuple[slice | int | None, ...]:

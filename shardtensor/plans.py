@@ -47,10 +47,10 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
                 raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
     if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
         kinds = [k if k is None else _as_array(k) for k in kinds]  # scalars alone make a 0-d tensor
+    if op.creates:
+        return _creation_plan(op, kinds, named)
     tensors = [k for k in kinds if isinstance(k, Aval)]
     mesh = home(tensors).sharding.mesh if tensors else default_mesh()
-    if op.creates:
-        return _creation_plan(op, kinds, named, mesh)
     return (_mover_plan if op.mover else _rule_plan)(op, kinds, named, mesh)
 
 
@@ -375,7 +375,7 @@ def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[
 # -- operators that create -------------------------------------------------------------------------
 
 
-def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     assert op.kernel is not None
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
@@ -383,7 +383,7 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     committed = device is not None
     if prototype and device is None and isinstance(kinds[0], Aval):
         device, committed = kinds[0].sharding, kinds[0].committed
-    sharding = as_sharding(mesh if device is None else device, len(shape), op.name)
+    sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
     value = aval(shape, dtype, sharding, committed)
     work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
     run = work.once() if value.backend.one_memory else work.per_shard()

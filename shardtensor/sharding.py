@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend import MEMORY_KINDS, Device
+from shardtensor.backend import HOST, MEMORY_KINDS, Device
 from shardtensor.errors import ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.mesh import Mesh, mesh_of
 
@@ -219,10 +219,12 @@ class NamedSharding:
         """Whether both put the same elements on the same devices, in the same memory, for every shape of ``ndim``
         dimensions.
         """
-        if self == other:
-            return True
+        if not isinstance(other, NamedSharding):
+            raise ArgumentTypeError(f"is_equivalent_to: other is a {type(other).__name__}; wanted a NamedSharding")
         for sharding in (self, other):
             sharding.check_rank(ndim, "is_equivalent_to")
+        if self == other:
+            return True
         if self.memory_kind != other.memory_kind or self.device_set != other.device_set:
             return False
         mine, theirs = _placement(self, ndim), _placement(other, ndim)
@@ -310,6 +312,8 @@ def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, who: str) -> Na
     if isinstance(where, Mesh):
         return _first_split(where, ndim > 0)
     if isinstance(where, Device):
+        if where == HOST:
+            raise ShardingError(f"{who}: no tensor lives on the host; np.asarray(x) gives it as a host array")
         return _single(where)
     raise ArgumentTypeError(f"{who}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding")
 

@@ -172,9 +172,11 @@ def run_mapped(
 ) -> list[Any]:
     """Calls ``fn`` once for each place. A column is (list of items, True), or (one thing for all, False)."""
     wholes: dict[tuple[int, Device], tuple[Any, list[Any]]] = {}
-    tasks = []
-    for i, device in enumerate(places):
-        arguments, shards = [], []
+
+    def task(i: int, device: Device) -> Callable[[], Any]:
+        """One call. Nothing but the task holds its arguments afterwards, so that what is donated is alone."""
+        arguments: list[Any] = []
+        shards: list[Any] = []
         for c, (column, is_list) in enumerate(columns):
             if is_list:
                 argument, arrays = _onto(column[i], device, who, donate)
@@ -184,7 +186,9 @@ def run_mapped(
                 argument, arrays = wholes[c, device]
             arguments.append(argument)
             shards += arrays
-        tasks.append(functools.partial(_call, fn, arguments, shards, device, who))
+        return functools.partial(_call, fn, arguments, shards, device, who)
+
+    tasks = [task(i, device) for i, device in enumerate(places)]
     try:
         return team.run_all(tasks, side_by_side=all(backend_of(d).threads for d in set(places)))
     except team.Failed as failure:
@@ -207,10 +211,9 @@ def _leaf_onto(leaf: Any, device: Device, who: str, donate: bool, shards: list[A
         if not isinstance(leaf, (np.ndarray, np.generic)) and owner_of(leaf) is None:
             return leaf
         return backend.export(_array_on(admit(leaf, who), device, backend, who))
-    array = _array_on(leaf, device, backend, who)
     if donate:
-        leaf._storage = Donated(who)
-        return _released(array, device, backend, who)
+        return _released(leaf, device, backend, who)
+    array = _array_on(leaf, device, backend, who)
     shards.append(array)
     return backend.export(array)
 
@@ -225,7 +228,10 @@ def _array_on(x: Any, device: Device, backend: Backend, who: str) -> Any:
     return move.whole(x, who) if backend.one_memory else move.shards(x, who)[0]
 
 
-def _released(array: Any, device: Device, backend: Backend, who: str) -> Any:
+def _released(x: ShardedTensor, device: Device, backend: Backend, who: str) -> Any:
+    """The memory of a tensor that is given away, for writing."""
+    array = _array_on(x, device, backend, who)
+    x._storage = Donated(who)  # now this call alone holds the array, unless another tensor shares its memory
     with backend.on(device):
         mine, copied = backend.release(array)
     if copied:

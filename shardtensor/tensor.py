@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend import Backend, Device, HostArray, backend_of, owner_of
+from shardtensor.backend import Backend, Device, HostArray, backend_of_group, owner_of
 from shardtensor.core import OPS, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DonatedError, ShapeError
 from shardtensor.log import Transfer, account
@@ -39,7 +39,7 @@ class Aval:
         self.ndim = len(shape)
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
-        self.backend: Backend = backend_of(sharding.mesh.flat[0])
+        self.backend: Backend = backend_of_group(sharding.mesh.flat)
 
     @property
     def grid(self) -> Grid:

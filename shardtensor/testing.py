@@ -10,6 +10,7 @@ What holds here holds on GPUs: it stands in for them where there are none.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -25,15 +26,35 @@ __all__ = ["CheckedArray", "CheckedBackend"]
 _current: ContextVar[Device | None] = ContextVar("shardtensor_checked", default=None)
 
 
+class _Memory:
+    """Where an array lives and when it was last written: one for an array and all its views."""
+
+    __slots__ = ("device", "written")
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.written = _tick(device)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """A method that NumPy runs without asking `__array_ufunc__` or `__array_function__`."""
+
+    def method(self: CheckedArray, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(_bare(self, name), name)(*_bare(args, name), **_bare(kwargs, name))
+        if name in ("fill", "partition", "put", "sort"):
+            _wrote(self)
+        return _tagged(result, (self,))
+
+    return method
+
+
 class CheckedArray(np.ndarray):
     """An array in one device's memory: it can be touched only while that device is current."""
 
-    _memory: Device | None
-    _time: int
+    _memory: _Memory | None
 
     def __array_finalize__(self, parent: Any) -> None:
         self._memory = getattr(parent, "_memory", None)
-        self._time = getattr(parent, "_time", 0)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
         who = ufunc.__name__
@@ -43,22 +64,27 @@ class CheckedArray(np.ndarray):
         result = getattr(ufunc, method)(*_bare(inputs, who), **bare)
         if not out:
             return _tagged(result)
-        for array in out:
-            array._time = _tick(_here(who))
+        _wrote(*out)
         return out[0] if len(out) == 1 else out
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return _tagged(func(*_bare(args, func.__name__), **_bare(kwargs, func.__name__)))
+        return _called(func, args, kwargs)
 
     def __getitem__(self, index: Any) -> Any:
-        return _tagged(_bare(self, "getitem")[_bare(index, "getitem")])
+        return _tagged(_bare(self, "getitem")[_bare(index, "getitem")], (self,))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         _bare(self, "setitem")[_bare(index, "setitem")] = _bare(value, "setitem")
-        self._time = _tick(_here("setitem"))
+        _wrote(self)
+
+    argmax, argmin, argpartition, argsort = map(_method, ("argmax", "argmin", "argpartition", "argsort"))
+    astype, choose, clip, compress, conj, copy = map(_method, ("astype", "choose", "clip", "compress", "conj", "copy"))
+    cumprod, cumsum, diagonal, dot, fill = map(_method, ("cumprod", "cumsum", "diagonal", "dot", "fill"))
+    flatten, nonzero, partition, put, repeat = map(_method, ("flatten", "nonzero", "partition", "put", "repeat"))
+    round, searchsorted, sort, take, trace = map(_method, ("round", "searchsorted", "sort", "take", "trace"))
 
     def __repr__(self) -> str:
-        return f"CheckedArray({np.asarray(self)!r}, memory={self._memory})"
+        return f"CheckedArray({np.asarray(self)!r}, memory={self._memory and self._memory.device})"
 
     def __str__(self) -> str:
         return str(np.asarray(self))
@@ -71,18 +97,19 @@ def _here(who: str) -> Device:
     return device
 
 
+def _home(array: CheckedArray, who: str) -> _Memory:
+    if array._memory is None:
+        raise BackendError(f"{who}: an array that is in no device's memory; make it with the backend's own functions")
+    return array._memory
+
+
 def _bare(x: Any, who: str) -> Any:
-    """What NumPy may see of an argument: the arrays in it, once it is sure that they are in the current device's
-    memory.
-    """
+    """What NumPy may see of an argument: the arrays in it, once it is sure that they are on the current device."""
     kind = type(x)
     if kind is CheckedArray:
-        if x._memory is None:
-            raise BackendError(
-                f"{who}: an array that is in no device's memory; make it with the backend's own functions"
-            )
-        if x._memory != _here(who):
-            raise BackendError(f"{who}: an array in the memory of {x._memory} is touched while {_here(who)} is current")
+        device = _home(x, who).device
+        if device != _here(who):
+            raise BackendError(f"{who}: an array in the memory of {device} is touched while {_here(who)} is current")
         return x.view(np.ndarray)
     if kind is np.ndarray:
         raise ArgumentTypeError(f"{who}: a host array is mixed with arrays of {_here(who)}; move it there first")
@@ -93,16 +120,42 @@ def _bare(x: Any, who: str) -> Any:
     return x
 
 
-def _tagged(result: Any, device: Device | None = None) -> Any:
-    """NumPy's results as arrays in the current device's memory."""
+def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
+    """NumPy's results as arrays in the current device's memory: in a parent's, where they are views of it."""
     if isinstance(result, (list, tuple)):
-        return type(result)([_tagged(r) for r in result])
+        return type(result)([_tagged(r, parents) for r in result])
     if not isinstance(result, (np.ndarray, np.generic)):
         return result
     array = np.asarray(result).view(CheckedArray)
-    array._memory = device or _here("result")
-    array._time = _tick(array._memory)
+    of = next((p._memory for p in parents if type(p) is CheckedArray and _owner(p) is _owner(array)), None)
+    array._memory = of or _Memory(_here("result"))
     return array
+
+
+def _owner(array: HostArray) -> HostArray:
+    """The array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _wrote(*arrays: CheckedArray) -> None:
+    """Notes that the current device has written to arrays."""
+    for array in arrays:
+        memory = _home(array, "write")
+        memory.written = _tick(memory.device)
+
+
+def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A function of NumPy's on arrays of the current device."""
+    who = function.__name__
+    _here(who)
+    result = function(*_bare(args, who), **_bare(kwargs, who))
+    written = args[0] if function is np.copyto else kwargs.get("out")
+    if type(written) is CheckedArray:
+        _wrote(written)
+        return written
+    return _tagged(result, [a for a in args if type(a) is CheckedArray])
 
 
 class _Namespace:
@@ -112,7 +165,7 @@ class _Namespace:
         attribute = getattr(np, name)
         if isinstance(attribute, type) or not callable(attribute):
             return attribute
-        wrapped = _wrapped(attribute, name)
+        wrapped = functools.partial(_function, attribute)
         setattr(self, name, wrapped)
         return wrapped
 
@@ -122,12 +175,8 @@ class _Namespace:
         return _tagged(np.array(bare, dtype=dtype) if copy else np.asarray(bare, dtype=dtype))
 
 
-def _wrapped(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        _here(name)
-        return _tagged(function(*_bare(args, name), **_bare(kwargs, name)))
-
-    return call
+def _function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return _called(function, args, kwargs)
 
 
 # What each device has done, and what it knows that the others have: the vector clocks that events carry.
@@ -184,25 +233,24 @@ class CheckedBackend(Backend):
 
     def device_of(self, array: Any) -> Device:
         """The memory that it is in."""
-        memory: Device = array._memory
-        return memory
+        return _home(array, "device_of").device
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """A copy, if it was ordered: ``destination`` must have waited for what made ``array``."""
         self._owned(array, source, "to_device")
         if _here("to_device") != destination:
             raise BackendError(f"to_device: {_here('to_device')} is current and the copy goes to {destination}")
-        if source != destination and _clocks.get(destination, {}).get(source, 0) < array._time:
+        if source != destination and _clocks.get(destination, {}).get(source, 0) < _home(array, "to_device").written:
             raise BackendError(
                 f"to_device: {destination} reads what {source} made, and no event ordered it after; record and wait"
             )
-        return _tagged(np.array(array.view(np.ndarray), order="C"), destination)
+        return _tagged(np.array(array.view(np.ndarray), order="C"))
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """A copy in the memory of ``device``."""
         if _here("from_host") != device:
             raise BackendError(f"from_host: {_here('from_host')} is current and the copy goes to {device}")
-        return _tagged(np.array(array, order="C"), device)
+        return _tagged(np.array(array, order="C"))
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """A copy in host memory."""
@@ -237,5 +285,6 @@ class CheckedBackend(Backend):
                     clock[other] = max(clock.get(other, 0), time)
 
     def _owned(self, array: Any, device: Device, who: str) -> None:
-        if array._memory != device:
-            raise BackendError(f"{who}: the array is in the memory of {array._memory}, not of {device}")
+        home = _home(array, who).device
+        if home != device:
+            raise BackendError(f"{who}: the array is in the memory of {home}, not of {device}")

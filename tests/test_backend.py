@@ -25,7 +25,7 @@ from shardtensor import backend as backends
 from shardtensor.backend import HOST, Backend, Device, load
 from shardtensor.testing import CheckedArray
 
-# -- devices ------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 def test_device_is_a_frozen_value() -> None:
@@ -63,7 +63,7 @@ def test_device_can_be_pickled(backend: str) -> None:
         assert hash(again) == hash(device)
 
 
-# -- finding and loading ------------------------------------------------------------------------------------------
+# -- finding and loading ---------------------------------------------------------------------------
 
 
 def run(code: str, **told: str) -> subprocess.CompletedProcess[str]:
@@ -142,12 +142,13 @@ def test_variable_chooses_the_default_backend() -> None:
     code = """
         import json, numpy as np, shardtensor as st
         x = st.zeros((4, 2)) + 1
-        print(json.dumps([st.devices()[0].backend, x.sharding.mesh.flat[0].backend, type(x.addressable_shards[0].data).__name__,
-                          float(st.sum(x)), st.devices("numpy")[0].backend]))
+        kind = type(x.addressable_shards[0].data).__name__
+        names = [d.backend for d in (st.devices()[0], x.sharding.mesh.flat[0], st.devices("numpy")[0])]
+        print(json.dumps([*names, kind, float(st.sum(x))]))
     """
     for name, kind in (("checked", "CheckedArray"), ("numpy", "ndarray")):
         found = printed(code, SHARDTENSOR_BACKEND=name, SHARDTENSOR_NUM_DEVICES="3")
-        assert found == [name, name, kind, 8.0, "numpy"]
+        assert found == [name, name, "numpy", kind, 8.0]
     assert printed(code)[0] == "numpy"
     assert printed(code, SHARDTENSOR_BACKEND="")[0] == "numpy"
 
@@ -331,12 +332,26 @@ def test_two_plugins_with_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
         del points[2]
         points.append(points[1])  # the same one, found twice, is one
         backends._entry_points.cache_clear()
+        backends._rivals.clear()
         assert sorted(backends._entry_points()) == ["numpy", "twice"]
+        assert not backends._rivals
     finally:
         backends._entry_points.cache_clear()
+        backends._rivals.clear()
 
 
-# -- a stranger's plugin, really installed --------------------------------------------------------------------------
+def test_devices_that_are_not_there_or_not_of_one_kind() -> None:
+    with pytest.raises(st.BackendError, match=r"device_put: there is no device numpy:99; .* from 0 to 7"):
+        st.device_put(np.arange(3), Device("numpy", 99))
+    mixed = st.Mesh([st.devices("numpy")[0], st.devices("checked")[0]], ("x",))
+    for use in (lambda: st.zeros(4, device=mixed), lambda: st.device_put(np.ones(4), mixed)):
+        with pytest.raises(st.BackendError, match=r"belong to the backends \['checked', 'numpy'\]"):
+            use()
+    with pytest.raises(st.ShardTensorError, match="there is no backend named 'nonsense'"):
+        st.zeros(3, device=Device("nonsense", 0))
+
+
+# -- a stranger's plugin, really installed ---------------------------------------------------------
 
 PROJECT = """
     [build-system]
@@ -352,7 +367,7 @@ PROJECT = """
 """
 
 PLUGIN = '''
-    """Three devices with memories of their own, for all that the library knows: over NumPy, with the required methods alone."""
+    """Three devices with memories of their own, for all that the library knows; with the required methods alone."""
 
     import numpy as np
     from shardtensor.backend import Backend, Device
@@ -527,7 +542,7 @@ def test_stranger_mixes_with_others(stranger: str) -> None:
     )
 
 
-# -- checked: what real devices forbid raises -----------------------------------------------------------------------
+# -- checked: what real devices forbid raises ------------------------------------------------------
 
 
 @pytest.fixture
@@ -812,7 +827,7 @@ def test_checked_library_orders_what_it_moves() -> None:
     assert abs(float(st.sum(x)) - 1) < 1e-12
 
 
-# -- numpy: what its docstrings say -----------------------------------------------------------------------------------
+# -- numpy: what its docstrings say ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -1084,7 +1099,7 @@ def test_numpy_donates_copies_of_what_others_see() -> None:
     assert not np.asarray(st.concat(out)).any()
 
 
-# -- what all backends inherit ----------------------------------------------------------------------------------------
+# -- what all backends inherit ---------------------------------------------------------------------
 
 
 def test_current_device(backend: str) -> None:

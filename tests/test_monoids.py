@@ -36,7 +36,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-# -- monoids alone ------------------------------------------------------------------------------------------------
+# -- monoids alone ---------------------------------------------------------------------------------
 
 
 def state_of(name: str, x: np.ndarray, part: Part, axis: Any, **params: Any) -> Any:
@@ -189,7 +189,7 @@ def test_place() -> None:
     assert Place(((1, 4), (2, 2)), (), (9, 9), (), None).local_shape == (3, 0)
 
 
-# -- NaN and ties, on devices -------------------------------------------------------------------------------------
+# -- NaN and ties, on devices ----------------------------------------------------------------------
 
 
 def on(mesh: st.Mesh, spec: st.P, x: np.ndarray) -> st.ShardedTensor:
@@ -251,7 +251,7 @@ def test_parts_without_elements(name: str, backend: str) -> None:
                 same(np.asarray(getattr(st, name)(placed, axis=axis)), wanted, name)
 
 
-# -- the order ----------------------------------------------------------------------------------------------------
+# -- the order -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
@@ -323,7 +323,7 @@ def sums(draw: Any, backend: str, dtypes: Any = ("float32", "float64", "complex6
 @pytest.mark.parametrize("watched", [False, True], ids=["", "watched"])
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
 def test_sums_are_folded_in_mesh_order(name: str, watched: bool, backend: str) -> None:
-    """To the bit, on every device. Means of float16 and complex numbers are not their sum, divided: NumPy's own rounding."""
+    """To the bit, on every device. NumPy's means of float16 and complex numbers round in their own way: not here."""
 
     @hypothesis.settings(max_examples=150)
     @hypothesis.given(data=some.data())
@@ -376,7 +376,7 @@ def test_mesh_order_by_hand(backend: str) -> None:
         assert float(st.sum(on(square, st.P(("y", "x")), x))) == 2
 
 
-# -- where devices share one memory: all partial sums in one pass ---------------------------------------------------------
+# -- where devices share one memory: all partial sums in one pass ----------------------------------
 
 LENGTHS = some.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 130, 200, 257])
 ROWS = some.one_of(LENGTHS, some.integers(1, 1100))

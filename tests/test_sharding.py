@@ -756,3 +756,11 @@ def test_devices_of_a_backend_that_is_not_there(function: Any) -> None:
 
 def test_meshes_of_helpers_are_as_drawn() -> None:
     assert [mesh_of(shape, "numpy").axis_sizes for shape in MESHES] == MESHES
+
+
+def test_is_equivalent_to_judges_its_arguments_first() -> None:
+    sharding = st.NamedSharding(row(), st.P("x"))
+    with pytest.raises(st.ShardingError, match="is_equivalent_to"):
+        sharding.is_equivalent_to(sharding, 0)
+    with pytest.raises(st.ArgumentTypeError, match="other is a NoneType"):
+        sharding.is_equivalent_to(None, 1)  # type: ignore[arg-type]

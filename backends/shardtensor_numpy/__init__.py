@@ -75,7 +75,9 @@ class NumPyBackend(Backend):
 
     def release(self, array: Any) -> tuple[Any, bool]:
         """``array`` itself, writable, where it is alone in its memory, else a copy."""
-        if array.base is None and _alone(array):
+        if type(array) is np.ndarray and array.flags.forc and _alone(array):  # else elements may share memory
+            if array.base is not None:
+                array.base.flags.writeable = True
             array.flags.writeable = True
             return array, False
         return np.array(array), True

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from shardtensor.backend import Device, HostArray
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
 from shardtensor.functions.indexing import Index, canonical, region_of, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
@@ -79,7 +79,10 @@ def put(
         may_alias = bool(may_alias)  # a host array is the caller's, who may write to it
     elif may_alias is None:
         may_alias = True
-    value = aval(x.shape, x.dtype, target, committed)
+    try:
+        value = aval(x.shape, x.dtype, target, committed)
+    except BackendError as error:
+        raise BackendError(f"{who}: {error}") from None
     move = arrival(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
     storage = (_put_shared if value.backend.one_memory else _put_apart)(x, value, move, who, may_alias)
     if donate and isinstance(x, ShardedTensor):
