@@ -133,6 +133,10 @@ class Backend(abc.ABC):
         """An array of this backend from what `is_array` accepts (array scalars become 0-d arrays)."""
         return x
 
+    def contiguous(self, array: Any) -> Any:
+        """``array`` in row-major order: itself if it is, else a copy on the current device."""
+        return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
+
     def device_of(self, array: Any) -> Device:
         """Where an array that comes from outside lives, as far as the array itself can tell."""
         return self.devices()[0]
@@ -171,6 +175,13 @@ def current_device() -> Device | None:
     """The device that the mapped function around this call runs on, or None outside of one."""
     device: Device | None = getattr(innermost(), "device", None)
     return device
+
+
+def read_only(array: HostArray) -> HostArray:
+    """A view of a host array through which nobody can write."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 class _Host(Backend):

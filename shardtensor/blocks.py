@@ -17,7 +17,7 @@ import numpy as np
 from shardtensor.core import Operands
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import Grid
-from shardtensor.tensor import Aval, ShardedTensor, Storage, seal, tensor, whole_array
+from shardtensor.tensor import Aval, ShardedTensor, Storage, tensor, whole_array, whole_of
 from shardtensor.transfer import Arrival
 
 _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -54,7 +54,7 @@ def partial_sums(
         total = ufunc.accumulate(sums[0] if len(sums) == 1 else np.concatenate(sums), axis=0)[-1]
         if keepdims:
             total = total.reshape(value.shape)
-        return tensor(value, Storage(seal(total / count if count else total, value)))
+        return tensor(value, Storage(whole_of(total / count if count else total, value)))
 
     return plan
 

@@ -23,7 +23,7 @@ from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
-from shardtensor.tensor import SCALARS, Aval, ShardedTensor, Storage, aval, seal, tensor, whole_array
+from shardtensor.tensor import SCALARS, Aval, ShardedTensor, Storage, aval, tensor, whole_array, whole_of
 from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of, send
 
 Plan = Callable[[Operands], Any]
@@ -190,7 +190,7 @@ class Work:
                         arrays.append(x)
             else:
                 arrays = [x if m is None else m.whole(x, name) for x, m in zip(operands, moves, strict=True)]
-            return tensor(value, Storage(seal(run(*arrays), value)))
+            return tensor(value, Storage(whole_of(run(*arrays), value)))
 
         return plan
 
@@ -245,7 +245,7 @@ class Work:
             if watched():
                 account(self.name, 0, True, lambda: self._combination(groups, speakers, states, results))
             if one_memory:
-                results = [seal(r, value) for r in (results[:1] if len(groups) == 1 else results)]
+                results = [whole_of(r, value) for r in (results[:1] if len(groups) == 1 else results)]
             return tensor(
                 value, Storage(results[0]) if one_memory and len(groups) == 1 else Storage(arrays=tuple(results))
             )
@@ -338,7 +338,7 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
             return tensor(value, Storage(arrays=tuple([moved.as_pieces(whole) for whole in wholes])))
         if watched():
             announce(moved.copies)
-        return tensor(value, Storage(seal(moved.whole(*wholes), value)))
+        return tensor(value, Storage(whole_of(moved.whole(*wholes), value)))
 
     def per_shard(operands: Operands) -> ShardedTensor:
         columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]

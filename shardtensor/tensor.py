@@ -58,7 +58,7 @@ class Storage:
 
     Attributes:
         arrays: one array of the backend per device, in mesh order; None where there is one buffer.
-        array: where devices share one memory, the one buffer, read-only; None until the pieces are joined.
+        array: where devices share one memory, the one buffer; None until the pieces are joined.
     """
 
     __slots__ = ("array", "arrays")
@@ -446,11 +446,14 @@ def tensor(value: Aval, storage: Storage) -> ShardedTensor:
 _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
 
 
-def seal(array: Any, value: Aval) -> HostArray:
-    """What a kernel gave, as the read-only buffer of a tensor."""
+def whole_of(array: Any, value: Aval) -> HostArray:
+    """What a kernel gave, as the buffer of a tensor: an array, of the dtype that was promised.
+
+    It stays writable, though nothing writes to it: NumPy copies read-only arrays before some reductions (argmax). What
+    leaves the library is a read-only view.
+    """
     if type(array) is not np.ndarray or array.dtype != value.dtype:
         array = np.asarray(array, dtype=value.dtype)
-    array.setflags(write=False)
     return array  # type: ignore[no-any-return]
 
 
@@ -461,7 +464,9 @@ def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
     if arrays is not None:
         return arrays  # type: ignore[no-any-return]
     whole, grid = storage.array, x._aval.grid
-    return tuple(whole[grid.index(k)] for k in range(len(grid.devices)))
+    if not x.ndim:
+        return (whole,) * len(grid.devices)
+    return tuple([whole[grid.index(k)] for k in range(len(grid.devices))])
 
 
 def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
@@ -496,12 +501,10 @@ def _join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
         )
         if aligned and isinstance(base, np.ndarray) and base.flags.c_contiguous:
             array = np.ndarray(value.shape, value.dtype, base, start - _address(base), first.strides)
-            array.flags.writeable = False
             return array, 0
     array = np.empty(value.shape, value.dtype)
     for k in owners:
         array[grid.index(k)] = pieces[k]
-    array.flags.writeable = False
     return array, array.nbytes
 
 

@@ -231,6 +231,10 @@ class CheckedBackend(Backend):
         """Whether ``x`` is in a checked memory."""
         return type(x) is CheckedArray
 
+    def contiguous(self, array: Any) -> Any:
+        """The array itself, or a copy in row-major order."""
+        return _tagged(np.asarray(_bare(array, "contiguous"), order="C"), (array,))
+
     def device_of(self, array: Any) -> Device:
         """The memory that it is in."""
         return _home(array, "device_of").device

@@ -61,10 +61,10 @@ class Movement:
         backend = backend_of(device)
         if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
             part = self._fetch(pieces[0], operands, device)
-            if part.dtype == dtype:
-                return part
             with backend.on(device):
-                return backend.xp.asarray(part, dtype=dtype)
+                # Like what is sent: devices that hold the same elements must reduce them in the same order.
+                part = backend.contiguous(part)
+                return part if part.dtype == dtype else backend.xp.asarray(part, dtype=dtype)
         with backend.on(device):
             out = backend.xp.empty(shape, dtype=dtype)
         for piece in pieces:
@@ -147,13 +147,12 @@ arrival = functools.lru_cache(1024)(Arrival)
 
 
 def gather(x: Any, who: str = "gather") -> HostArray:
-    """The whole of an operand in host memory, read-only if it is a tensor; the move is not counted."""
+    """The whole of an operand in host memory, not to be written to; the move is not counted."""
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     if x._aval.backend.one_memory:
         return whole_array(x, who)
     array: HostArray = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
-    array.flags.writeable = False
     return array
 
 

@@ -18,6 +18,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     derandomize=True,
     database=None,
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],  # explaining a failure takes minutes
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("fast")

@@ -842,7 +842,6 @@ def test_numpy_adopts_a_fresh_array(host: Backend) -> None:
     assert not copied
     assert result is array
     assert result.ctypes.data == address
-    assert not result.flags.writeable
 
 
 VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -859,7 +858,6 @@ def test_numpy_adopts_a_view_of_a_fresh_array(view: str, host: Backend) -> None:
     result, copied = host.adopt(array, ())
     assert not copied
     assert result.ctypes.data == address
-    assert not result.flags.writeable
 
 
 HOLDERS: dict[str, Callable[[np.ndarray], tuple[np.ndarray, Any]]] = {
@@ -880,8 +878,6 @@ def test_numpy_copies_what_somebody_else_holds(holder: str, host: Backend) -> No
     result, copied = host.adopt(array, ())
     assert copied
     assert not np.shares_memory(result, array)
-    assert not result.flags.writeable
-    assert array.flags.writeable
     array[...] = -1
     np.testing.assert_array_equal(result, before)
     del held
@@ -924,7 +920,6 @@ def test_numpy_copies_foreign_buffers(kind: str, host: Backend) -> None:
     for i in range(len(owner)):
         owner[i] = 1
     assert not result.any()
-    assert not result.flags.writeable
 
 
 def test_numpy_copies_mapped_files(host: Backend, tmp_path: Path) -> None:
@@ -999,7 +994,6 @@ def test_numpy_moves_are_copies(host: Backend) -> None:
     for made_of_it in (host.to_device(array, first, second), host.from_host(array, first)):
         assert not np.shares_memory(made_of_it, array)
         assert made_of_it.flags.c_contiguous
-        assert not made_of_it.flags.writeable
         np.testing.assert_array_equal(made_of_it, array)
     for view in (host.export(array), host.to_host(array, first)):
         assert np.shares_memory(view, array)

@@ -220,3 +220,13 @@ def test_log_prints_as_a_table(backend: str) -> None:
 def test_bad_policy() -> None:
     with pytest.raises(st.ArgumentError, match="policy is 'never'"), st.transfer_guard("never"):
         pass
+
+
+def test_devices_with_the_same_elements_have_them_in_the_same_order() -> None:
+    """Else the same sum would have other bits on another device: what stays is a view, what is sent a compact copy."""
+    mesh = mesh_of((2, 2), "checked")
+    x = st.ones((6, 8), dtype="float32", device=st.NamedSharding(mesh, st.P("x"))).T
+    for made in (x[:, 1:5], st.reshard(x, st.NamedSharding(mesh, st.P(None, "y"))), x[::2, 2:4], x[1:].T):
+        orders = {(s.index[0].start, s.index[1].start, s.data.strides) for s in made.addressable_shards}
+        places = {order[:2] for order in orders}
+        assert len(orders) == len(places)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device, HostArray, logical_device_count
+from shardtensor.backend import Backend, Device, HostArray, logical_device_count, read_only
 
 __all__ = ["NumPyBackend"]
 
@@ -46,11 +46,11 @@ class NumPyBackend(Backend):
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """A copy: logical devices keep nothing from each other, but what is asked to move is not shared."""
-        return _read_only(np.array(array, order="C"))
+        return np.array(array, order="C")
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """A copy of a host array."""
-        return _read_only(np.array(array, order="C"))
+        return np.array(array, order="C")
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """The array itself, read-only."""
@@ -58,20 +58,15 @@ class NumPyBackend(Backend):
 
     def export(self, array: Any) -> Any:
         """A read-only view."""
-        if not array.flags.writeable:
-            return array
-        view = array.view()
-        view.flags.writeable = False
-        return view
+        return read_only(array)
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
         if any(_owner(result) is _owner(s) for s in shards) and not result.flags.writeable:
             return result, False
         if type(result) is np.ndarray and _alone(result):
-            result.flags.writeable = False
             return result, False
-        return _read_only(np.array(result, order="K", subok=False)), True
+        return np.array(result, order="K", subok=False), True
 
     def release(self, array: Any) -> tuple[Any, bool]:
         """``array`` itself, writable, where it is alone in its memory, else a copy."""
@@ -81,11 +76,6 @@ class NumPyBackend(Backend):
             array.flags.writeable = True
             return array, False
         return np.array(array), True
-
-
-def _read_only(array: HostArray) -> HostArray:
-    array.flags.writeable = False
-    return array
 
 
 def _owner(array: HostArray) -> object:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend import Device, HostArray
+from shardtensor.backend import Device, HostArray, read_only
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
 from shardtensor.functions.indexing import Index, canonical, region_of, to_numpy
@@ -23,10 +23,10 @@ from shardtensor.tensor import (
     ShardedTensor,
     Storage,
     aval,
-    seal,
     shard_arrays,
     tensor,
     whole_array,
+    whole_of,
 )
 from shardtensor.transfer import Arrival, Movement, arrival, gather, to_host_movement
 from shardtensor.trees import map_leaves
@@ -96,10 +96,12 @@ def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -
     whole = gather(x, who)
     if not may_alias and not elsewhere:
         whole = np.array(whole, order="C")
+    elif not isinstance(x, ShardedTensor):
+        whole = read_only(whole)
     copied = 0 if may_alias and not elsewhere else whole.nbytes
     if watched() and (copied or not move.stays):
         account(who, 0, True, lambda: _shared_out(move, who, copied))
-    return Storage(seal(whole.view(), value))
+    return Storage(whole_of(whole, value))
 
 
 def _shared_out(move: Arrival, who: str, copied: int) -> list[Transfer]:
@@ -194,8 +196,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
         array = np.asarray(whole_array(x, "to_host")[to_numpy(at)])
     else:
         array = movement.run((shard_arrays(x),), value.dtype)[0]
-    array.setflags(write=False)
-    return array
+    return read_only(array)
 
 
 @operator()
