@@ -240,6 +240,8 @@ class Work:
             ):
                 with backend.on(devices[leader]):
                     result = _typed(xp, monoid.finish(xp, places[leader], state, **self.params), value)
+                    if not one_memory:
+                        result = backend.contiguous(result)  # like what the others are sent
                 for k in group:
                     results[k] = result if k == leader else carry(result, leader, k)
             if watched():

@@ -226,7 +226,9 @@ def test_devices_with_the_same_elements_have_them_in_the_same_order() -> None:
     """Else the same sum would have other bits on another device: what stays is a view, what is sent a compact copy."""
     mesh = mesh_of((2, 2), "checked")
     x = st.ones((6, 8), dtype="float32", device=st.NamedSharding(mesh, st.P("x"))).T
-    for made in (x[:, 1:5], st.reshard(x, st.NamedSharding(mesh, st.P(None, "y"))), x[::2, 2:4], x[1:].T):
+    deep = st.ones((4, 6, 1), device=st.NamedSharding(mesh, st.P(None, None, "y")))  # one device of two has a part
+    sums = st.sum(st.permute_dims(deep, (1, 0, 2)), axis=2)
+    for made in (sums, x[:, 1:5], st.reshard(x, st.NamedSharding(mesh, st.P(None, "y"))), x[::2, 2:4], x[1:].T):
         orders = {(s.index[0].start, s.index[1].start, s.data.strides) for s in made.addressable_shards}
         places = {order[:2] for order in orders}
         assert len(orders) == len(places)
