@@ -17,7 +17,7 @@ from shardtensor.blocks import partial_sums
 from shardtensor.collectives import groups_along, reduce_groups
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.log import Transfer, account, watched
+from shardtensor.log import Transfer, account, logger, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
@@ -330,16 +330,17 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
     movement = functools.cache(lambda: Movement(moved.regions, sources, result))
 
     def announce(copied: bool) -> None:
-        n = dtype.itemsize
-        said = moved.explicit
-        account(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
+        if moved.note and movement().size:
+            logger.info(moved.note)
+        if watched():
+            n, said = dtype.itemsize, moved.explicit
+            account(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
 
     def once(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
         if moved.as_pieces:  # nothing moves; they are joined when somebody wants the whole
             return tensor(value, Storage(arrays=tuple([moved.as_pieces(whole) for whole in wholes])))
-        if watched():
-            announce(moved.copies)
+        announce(moved.copies)
         return tensor(value, Storage(whole_of(moved.whole(*wholes), value)))
 
     def per_shard(operands: Operands) -> ShardedTensor:
@@ -347,8 +348,7 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
         if moved.as_pieces:
             pieces = [_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)]
             return tensor(value, Storage(arrays=tuple(pieces)))
-        if watched():
-            announce(True)
+        announce(True)
         if moved.flat:
             columns = [_reshaped(columns[0], sources[0].devices, sources[0].shape)]
         results = movement().run(columns, dtype)

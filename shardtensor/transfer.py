@@ -177,12 +177,13 @@ class Moved:
         whole: the same on whole host arrays, ``whole(*arrays)``.
         copies: whether ``whole`` copies (False: it gives a view).
         explicit: whether the caller asked for the move.
+        note: what the logger is told each time if elements change their device.
         as_pieces: where each operand is one shard of the result as it stands, what makes the shard of it.
         target: the sharding into which the operand must be brought first, if any.
         flat: the grids of operand and result with dimensions merged, where the regions speak of those (reshape).
     """
 
-    __slots__ = ("as_pieces", "copies", "explicit", "flat", "regions", "shape", "sharding", "target", "whole")
+    __slots__ = ("as_pieces", "copies", "explicit", "flat", "note", "regions", "shape", "sharding", "target", "whole")
 
     def __init__(
         self,
@@ -206,3 +207,4 @@ class Moved:
         self.as_pieces = as_pieces
         self.target = target
         self.flat = flat
+        self.note: str | None = None

@@ -68,6 +68,12 @@ def test_unshard_of_ragged_lists_rebalances_and_says_so(backend: str, caplog: py
     assert_same(whole, np.concatenate(values), exact=True)
     assert log.bytes == 16 * 3  # the split rule wants 2, 2, 2, 2: row 1, and rows 4 and 5, leave the second device
     assert "rebalanced" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "shardtensor"):
+        st.unshard(parts)
+        st.unshard(st.shard(whole))
+        st.unshard([parts[1], parts[1]])
+    assert len(caplog.records) == 1  # each time that rows change their device, and only then
 
 
 def test_stack_of_what_lives_apart(backend: str) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from shardtensor.core import implements, operator
 from shardtensor.errors import ShapeError
 from shardtensor.functions.manipulation import layout_of, reshape
-from shardtensor.log import logger
 from shardtensor.mesh import Mesh, mesh_of
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
@@ -116,9 +115,8 @@ def _unshard_on_device(xp: Any, place: Place, *arrays: Any, axis: int) -> Any:
 def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
     moved = _concat(operands, mesh, axis=axis)
     moved.explicit = True
-    if not moved.as_pieces and len(operands) > 1:
-        sizes = [x.shape[axis] for x in operands]
-        logger.info("unshard: %s rows along axis %d do not follow the split rule; they are rebalanced", sizes, axis)
+    sizes = [x.shape[axis] for x in operands]
+    moved.note = f"unshard: sizes {sizes} along axis {axis} do not follow the split rule; they are rebalanced"
     return moved
 
 
