@@ -484,3 +484,15 @@ def test_the_same_bits_every_time(name: str, backend: str) -> None:
     x = np.random.default_rng(3).normal(size=(37, 5)).astype("float32")
     placed = [on(mesh, st.P(("y", "x")), x) for _ in range(5)]
     assert len({tuple(bits(getattr(st, name)(p, axis=0))) for p in placed}) == 1
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "mean"])
+def test_other_memory_orders_take_the_general_way(name: str) -> None:
+    mesh = mesh_of((4,), "numpy")
+    for rows, columns in [(130, 9), (37, 300), (1000, 3)]:
+        x = 1 + np.random.default_rng(rows).normal(size=(columns, rows)) / 100
+        turned = on(mesh, st.P(None, "x"), x).T
+        alone = getattr(st, name)(turned)
+        with st.transfers():
+            counted = getattr(st, name)(turned)
+        assert bits(alone) == bits(counted)

@@ -258,6 +258,21 @@ def test_of_several_errors_the_first_shards(monkeypatch: pytest.MonkeyPatch) -> 
         st.pmap(fn, list(range(3)), devices=row("numpy"))
 
 
+def test_what_was_not_started_when_a_shard_failed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_threads", lambda: 2)
+    ran: list[int] = []
+
+    def fn(i: int) -> None:
+        ran.append(i)
+        time.sleep(0.002)
+        if i == 3:
+            raise ValueError("item 3")
+
+    with pytest.raises(ValueError, match="item 3"):
+        st.pmap(fn, list(range(40)), devices=row("numpy"))
+    assert len(ran) < 10
+
+
 def test_long_work_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team, "_threads", lambda: 2)
     workers = set()

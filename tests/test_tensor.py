@@ -359,3 +359,18 @@ def test_a_hundred_thousand_reductions_neither_hang_nor_grow() -> None:
     tracemalloc.stop()
     assert last.item() == 64
     assert after - before < 20_000
+
+
+def test_a_plan_serves_only_calls_like_the_one_it_was_made_for(backend: str) -> None:
+    value, x = make(backend)
+    assert_same(st.sum(x, axis=1), value.sum(axis=1))
+    with pytest.raises(TypeError, match=r"axis 1\.0 is a float"):
+        st.sum(x, axis=1.0)
+    assert st.full((2,), 1).dtype != st.full((2,), 1.0).dtype != st.full((2,), True).dtype
+    assert st.arange(3).dtype != st.arange(3.0).dtype
+    everywhere = st.ones((5, 2))
+    with st.use_mesh(mesh_of((2,), backend)) as mesh:
+        assert st.ones((5, 2)).device == mesh
+        assert st.exp(np.ones((5, 2))).device == mesh
+    assert st.ones((5, 2)).device == everywhere.device != mesh
+    assert st.exp(np.ones((5, 2))).device == everywhere.device

@@ -120,6 +120,15 @@ def test_the_heavier_operand_stays(backend: str) -> None:
     assert st.device_put(free, d[0]).committed
 
 
+def test_what_was_not_placed_yields_on_the_same_mesh(backend: str) -> None:
+    with st.use_mesh(mesh_of((4,), backend)) as mesh:
+        free = st.ones((8, 8), dtype="float64")
+    columns = st.ones((8, 8), dtype="float32", device=st.NamedSharding(mesh, st.P(None, "x")))
+    assert free.sharding.spec == st.P("x")
+    for made in (free + columns, columns + free):
+        assert made.sharding == columns.sharding
+
+
 def test_the_choice_is_the_same_on_every_backend() -> None:
     made = []
     for name in ("numpy", "checked"):
