@@ -208,7 +208,7 @@ def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[
 def _leaf_onto(leaf: Any, device: Device, who: str, donate: bool, shards: list[Any]) -> Any:
     backend = backend_of(device)
     if type(leaf) is not ShardedTensor:
-        if not isinstance(leaf, (np.ndarray, np.generic)) and owner_of(leaf) is None:
+        if not _is_data(leaf):
             return leaf
         return backend.export(_array_on(admit(leaf, who), device, backend, who))
     if donate:
@@ -250,7 +250,7 @@ def _call(fn: Callable[..., Any], arguments: list[Any], shards: Sequence[Any], d
     with backend.on(device), interpreting(interpreter):
         result = fn(*arguments)
         arguments.clear()
-        if backend.is_array(result):  # the common case
+        if backend.is_array(result) and _is_data(result):  # the common case
             result, copied = backend.adopt(backend.asarray(result), shards)
             return _on_one(result, copied, device, who)
         found: list[Any] = []
@@ -259,13 +259,19 @@ def _call(fn: Callable[..., Any], arguments: list[Any], shards: Sequence[Any], d
         for i in range(len(found)):
             # One reference alone, so that the backend can see whether somebody else has one.
             array, found[i] = found[i], None
-            if backend.is_array(array):
+            if not _is_data(array):
+                found[i] = array
+            elif backend.is_array(array):
                 array, copied = backend.adopt(backend.asarray(array), shards)
-                array = _on_one(array, copied, device, who)
-            elif isinstance(array, (np.ndarray, np.generic)) and array.dtype.kind in "biufcmM":  # on the host
-                array = _on_one(backend.from_host(np.asarray(array), device), True, device, who)
-            found[i] = array
+                found[i] = _on_one(array, copied, device, who)
+            else:  # it is on the host
+                found[i] = _on_one(backend.from_host(np.asarray(array), device), True, device, who)
     return map_leaves(found.__getitem__, tree)
+
+
+def _is_data(x: Any) -> bool:
+    """Whether a leaf is an array that tensors can have; arrays of text and of objects are like any other leaf."""
+    return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or owner_of(x) is not None
 
 
 def _on_one(array: Any, copied: bool, device: Device, who: str) -> ShardedTensor:

@@ -472,13 +472,13 @@ def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
 def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
     """Where devices share one memory: the one buffer of a tensor. Pieces that came from elsewhere are joined, once."""
     storage = x._storage
-    array = storage.array
+    pieces, array = storage.arrays, storage.array  # in this order: another thread may join them meanwhile
     if array is None:
-        array, copied = _join(storage.arrays, x._aval)
+        array, copied = _join(pieces, x._aval)
         if copied:
             device = x._aval.sharding.mesh.flat[0]
             account(who, 0, True, lambda: [Transfer(0, copied, device, device, who, True)])
-        storage.array = array  # before the pieces go: another thread may be looking
+        storage.array = array  # before the pieces go, for the same reason
         storage.arrays = None
     return array  # type: ignore[no-any-return]
 

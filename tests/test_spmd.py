@@ -98,6 +98,13 @@ def test_pytrees_shapes_dtypes_and_other_leaves(backend: str) -> None:
         assert m.a[1].dtype == np.dtype("int32" if n > 1 else "float64")
 
 
+def test_text_and_objects_are_leaves_like_any_other(backend: str) -> None:
+    names, things = np.array(["a", "b"]), np.array([None, {}], dtype=object)
+    made = st.pmap(lambda n, t: (n, t, t), [names], {"t": things}, devices=row(backend))
+    assert made[0][0] is names
+    assert made[0][1]["t"] is made[0][2]["t"] is things
+
+
 def test_functions_of_the_library_run_on_the_device(backend: str) -> None:
     seen: list[st.Device | None] = []
 

@@ -374,3 +374,26 @@ def test_a_plan_serves_only_calls_like_the_one_it_was_made_for(backend: str) -> 
         assert st.exp(np.ones((5, 2))).device == mesh
     assert st.ones((5, 2)).device == everywhere.device != mesh
     assert st.exp(np.ones((5, 2))).device == everywhere.device
+
+
+def test_pieces_are_joined_under_many_threads() -> None:
+    value = np.arange(4000.0)
+    failures: list[BaseException] = []
+    for _ in range(40):
+        x = st.unshard(st.pmap(lambda p: p + 1, st.shard(value)))
+        together = threading.Barrier(6)
+
+        def use(x: st.ShardedTensor = x, together: threading.Barrier = together) -> None:
+            try:
+                together.wait(10)
+                np.testing.assert_array_equal(np.asarray(x * 2), (value + 1) * 2)
+                assert x.addressable_shards[3].data.shape == (500,)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=use) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
