@@ -192,6 +192,11 @@ def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> Shard
     """
 
 
+@implements(reshape, "kernel")
+def _reshape_on_device(xp: Any, place: Place, x: Any, *, shape: Shape, copy: bool | None) -> Any:
+    return xp.reshape(x, _whole_size(shape, math.prod(x.shape)))
+
+
 def _whole_size(shape: Any, size: int) -> Shape:
     sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
     if sizes.count(-1) == 1:
