@@ -71,17 +71,24 @@ def shardtensor_cases() -> dict[str, Case]:
         return plan_reshard.__wrapped__(*ends, (4 * PLANNED_DEVICES, 4 * PLANNED_DEVICES))
 
     return {
+        **_expressions(x, y, m, w),
+        "pmap": lambda: st.pmap(_add_one, shards),
+        "stack": lambda: st.stack(shards),
+        "reshard": lambda: st.reshard(square, columns),
+        "reshard copied": lambda: st.reshard(square, columns, may_alias=False),
+        "plan": plan,
+    }
+
+
+def _expressions(x: Any, y: Any, m: Any, w: Any) -> dict[str, Case]:
+    """What is written alike with arrays of NumPy and of this library; neither has a compile step."""
+    return {
         "add": lambda: x + y,
         "add compiled": lambda: x + y,
         "sum": lambda: x.sum(),
         "slice": lambda: x[1:3],
         "transpose": lambda: m.T,
         "matmul": lambda: m @ w,
-        "pmap": lambda: st.pmap(_add_one, shards),
-        "stack": lambda: st.stack(shards),
-        "reshard": lambda: st.reshard(square, columns),
-        "reshard copied": lambda: st.reshard(square, columns, may_alias=False),
-        "plan": plan,
         "queue": lambda: queue(lambda: x.sum()),
     }
 
@@ -93,16 +100,10 @@ def numpy_cases() -> dict[str, Case]:
     x, y, m, w, square = _operands(np).values()
     shards = np.split(np.arange(32, dtype=np.float32), DEVICES)
     return {
-        "add": lambda: x + y,
-        "add compiled": lambda: x + y,
-        "sum": lambda: x.sum(),
-        "slice": lambda: x[1:3],
-        "transpose": lambda: m.T,
-        "matmul": lambda: m @ w,
+        **_expressions(x, y, m, w),
         "pmap": lambda: [_add_one(shard) for shard in shards],
         "stack": lambda: np.stack(shards),
         "reshard copied": lambda: square.copy(),
-        "queue": lambda: queue(lambda: x.sum()),
         "blas": harness.blas_kernel,
     }
 
