@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from shardtensor.core import innermost
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
+from shardtensor.team import usable_cores
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -325,10 +326,7 @@ def logical_device_count() -> int:
     """How many devices a backend with logical devices offers: ``SHARDTENSOR_NUM_DEVICES``, else the usable cores."""
     given = os.environ.get("SHARDTENSOR_NUM_DEVICES")
     if given is None:
-        try:
-            return len(os.sched_getaffinity(0))
-        except AttributeError:  # not on this operating system
-            return os.cpu_count() or 1
+        return usable_cores()
     if not given.isascii() or not given.isdigit() or int(given) < 1:
         raise BackendError(f"SHARDTENSOR_NUM_DEVICES is {given!r}; it must be a whole number of at least 1")
     return int(given)

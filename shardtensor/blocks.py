@@ -17,8 +17,9 @@ import numpy as np
 from shardtensor.core import Operands
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import Grid
-from shardtensor.tensor import Aval, ShardedTensor, Storage, tensor, whole_array, whole_of
+from shardtensor.tensor import ShardedTensor, tensor, whole_array
 from shardtensor.transfer import Arrival
+from shardtensor.value import Aval, Storage, whole_of
 
 _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 

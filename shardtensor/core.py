@@ -50,17 +50,15 @@ class Op:
         algorithm: for operators that know better than their rule how to run distributed: ``algorithm(params,
             *tensors)``.
         creates: whether it makes arrays anew, where its parameter ``device`` says.
-        doc: the docstring.
     """
 
     __slots__ = (
-        "algorithm", "combine", "composite", "creates", "dispatch", "doc", "kernel", "mover", "name",
+        "algorithm", "combine", "composite", "creates", "dispatch", "kernel", "mover", "name",
         "operands", "optional", "params", "rule", "variadic",
     )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None) -> None:
         self.name = function.__name__
-        self.doc = inspect.getdoc(function) or ""
         self.rule = rule
         self.combine = combine
         self.kernel: Callable[..., Any] | None = None

@@ -13,7 +13,8 @@ from shardtensor.backend import owner_of
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.planner import host_grid
 from shardtensor.sharding import Grid, Shape, as_sharding
-from shardtensor.tensor import SCALARS, ShardedTensor, Storage, aval, tensor
+from shardtensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.value import Storage, aval
 
 
 def sharded_dtype(dtype: Any) -> np.dtype[Any]:

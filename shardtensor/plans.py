@@ -23,8 +23,9 @@ from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
-from shardtensor.tensor import SCALARS, Aval, ShardedTensor, Storage, aval, tensor, whole_array, whole_of
+from shardtensor.tensor import SCALARS, ShardedTensor, tensor, whole_array
 from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of, send
+from shardtensor.value import Aval, Storage, aval, whole_of
 
 Plan = Callable[[Operands], Any]
 Kind = Aval | HostAval | type | None

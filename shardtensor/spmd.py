@@ -25,9 +25,10 @@ from shardtensor.operands import admit, host_aval
 from shardtensor.plans import result_dtype
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import NamedSharding, P, as_sharding, offsets
-from shardtensor.tensor import SCALARS, Donated, ShardedTensor, Storage, aval, tensor
+from shardtensor.tensor import SCALARS, ShardedTensor, tensor
 from shardtensor.transfer import arrival
 from shardtensor.trees import leaves, map_leaves
+from shardtensor.value import Donated, Storage, aval
 
 
 class OnDevice:

@@ -27,11 +27,12 @@ def _helpers() -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(max(_threads() - 1, 1), "shardtensor")
+            _pool = ThreadPoolExecutor(max(usable_cores() - 1, 1), "shardtensor")
         return _pool
 
 
-def _threads() -> int:
+def usable_cores() -> int:
+    """How many cores this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this operating system
@@ -92,10 +93,10 @@ def run_all(tasks: Sequence[Callable[[], Any]], *, side_by_side: bool) -> list[A
         attempt(number)
         if errors:
             break
-        if side_by_side and time.perf_counter() - started > LONG and _threads() > 1:
+        if side_by_side and time.perf_counter() - started > LONG and usable_cores() > 1:
             left = len(tasks) - number - 1
             try:
-                for _ in range(min(_threads() - 1, left - 1)):
+                for _ in range(min(usable_cores() - 1, left - 1)):
                     futures.append(_helpers().submit(contextvars.copy_context().run, work))
                 work()
             finally:

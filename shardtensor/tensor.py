@@ -4,8 +4,6 @@ tensor does, it asks of an operator through `call`.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias
@@ -13,71 +11,13 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend import Backend, Device, HostArray, backend_of_group, owner_of
+from shardtensor.backend import Device, HostArray, owner_of
 from shardtensor.core import OPS, call
-from shardtensor.errors import ArgumentError, ArgumentTypeError, DonatedError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.log import Transfer, account
 from shardtensor.mesh import Mesh
-from shardtensor.sharding import Grid, NamedSharding, Shape
-
-
-class Aval:
-    """What is known of a tensor without its elements: shape, dtype, sharding, and whether somebody chose the sharding.
-
-    Made by `aval`, which gives the same object for the same value, so that avals are compared and hashed by identity:
-    that is what keeps a look-up in the plan cache under a microsecond.
-    """
-
-    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "shape", "sharding", "size")
-
-    def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
-        sharding.check_rank(len(shape), "sharding")
-        self.shape = shape
-        self.dtype = dtype
-        self.sharding = sharding
-        self.committed = committed
-        self.ndim = len(shape)
-        self.size = math.prod(shape)
-        self.nbytes = self.size * dtype.itemsize
-        self.backend: Backend = backend_of_group(sharding.mesh.flat)
-
-    @property
-    def grid(self) -> Grid:
-        """Its shards."""
-        return self.sharding.grid(self.shape)
-
-
-@functools.lru_cache(8192)
-def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
-    """The `Aval` of that value."""
-    return Aval(shape, dtype, sharding, committed)
-
-
-class Storage:
-    """The elements of one tensor in this process.
-
-    Attributes:
-        arrays: one array of the backend per device, in mesh order; None where there is one buffer.
-        array: where devices share one memory, the one buffer; None until the pieces are joined.
-    """
-
-    __slots__ = ("array", "arrays")
-
-    def __init__(self, array: Any = None, arrays: tuple[Any, ...] | None = None) -> None:
-        self.array = array
-        self.arrays = arrays
-
-
-class Donated:
-    """In place of the storage of a tensor that was given away: every use says so."""
-
-    def __init__(self, by: str) -> None:
-        self.by = by
-
-    def __getattr__(self, name: str) -> Any:
-        raise DonatedError(
-            f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate"
-        )
+from shardtensor.sharding import NamedSharding, Shape
+from shardtensor.value import Aval, Donated, Storage, aval, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,17 +386,6 @@ def tensor(value: Aval, storage: Storage) -> ShardedTensor:
 _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
 
 
-def whole_of(array: Any, value: Aval) -> HostArray:
-    """What a kernel gave, as the buffer of a tensor: an array, of the dtype that was promised.
-
-    It stays writable, though nothing writes to it: NumPy copies read-only arrays before some reductions (argmax). What
-    leaves the library is a read-only view.
-    """
-    if type(array) is not np.ndarray or array.dtype != value.dtype:
-        array = np.asarray(array, dtype=value.dtype)
-    return array  # type: ignore[no-any-return]
-
-
 def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
     """The backend's array of each device, in mesh order."""
     storage = x._storage
@@ -474,42 +403,13 @@ def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
     storage = x._storage
     pieces, array = storage.arrays, storage.array  # in this order: another thread may join them meanwhile
     if array is None:
-        array, copied = _join(pieces, x._aval)
+        array, copied = join(pieces, x._aval)
         if copied:
             device = x._aval.sharding.mesh.flat[0]
             account(who, 0, True, lambda: [Transfer(0, copied, device, device, who, True)])
         storage.array = array  # before the pieces go, for the same reason
         storage.arrays = None
     return array  # type: ignore[no-any-return]
-
-
-def _join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
-    """One array from the pieces, and how many bytes were copied: none where they lie in one buffer as they should."""
-    grid = value.grid
-    owners = [k for k in grid.owners() if pieces[k].size]
-    if len(owners) == 1 and pieces[owners[0]].shape == value.shape:
-        return pieces[owners[0]], 0
-    first = pieces[owners[0]] if owners else None
-    if first is not None and first.base is not None and not any(begin for begin, _ in grid.box(owners[0])):
-        base, start = first.base, _address(first)
-        aligned = all(
-            pieces[k].base is base
-            and pieces[k].strides == first.strides
-            and _address(pieces[k]) - start
-            == sum(begin * stride for (begin, _), stride in zip(grid.box(k), first.strides, strict=True))
-            for k in owners
-        )
-        if aligned and isinstance(base, np.ndarray) and base.flags.c_contiguous:
-            array = np.ndarray(value.shape, value.dtype, base, start - _address(base), first.strides)
-            return array, 0
-    array = np.empty(value.shape, value.dtype)
-    for k in owners:
-        array[grid.index(k)] = pieces[k]
-    return array, array.nbytes
-
-
-def _address(array: HostArray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def _unpickle(data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool) -> ShardedTensor:

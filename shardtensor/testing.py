@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device, HostArray, logical_device_count
+from shardtensor.backend import Backend, Device, HostArray, logical_device_count, read_only
 from shardtensor.errors import ArgumentTypeError, BackendError
 
 __all__ = ["CheckedArray", "CheckedBackend"]
@@ -263,9 +263,7 @@ class CheckedBackend(Backend):
 
     def export(self, array: Any) -> Any:
         """A read-only view."""
-        view = array.view()
-        view.flags.writeable = False
-        return view
+        return read_only(array)
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """A copy, once it is sure that it is in the current device's memory."""

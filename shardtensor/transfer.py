@@ -13,9 +13,10 @@ import numpy as np
 from shardtensor.backend import HOST, Device, HostArray, backend_of
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import HostAval
-from shardtensor.planner import Copies, Piece, Region, host_grid, identity
+from shardtensor.planner import Copies, Piece, Region, host_grid, identity, plan_reshard
 from shardtensor.sharding import Grid, NamedSharding, Shape
-from shardtensor.tensor import Aval, ShardedTensor, shard_arrays, whole_array
+from shardtensor.tensor import ShardedTensor, shard_arrays, whole_array
+from shardtensor.value import Aval
 
 
 class Movement:
@@ -25,13 +26,16 @@ class Movement:
         regions: the regions; they do not overlap, and together they cover the result.
         sources: the grid of each operand, in the shapes that the regions speak of.
         result: the grid of the result, likewise.
+        copies: the plan of each region; made here where it is not given.
     """
 
-    def __init__(self, regions: Sequence[Region], sources: Sequence[Grid], result: Grid) -> None:
+    def __init__(
+        self, regions: Sequence[Region], sources: Sequence[Grid], result: Grid, copies: tuple[Copies, ...] | None = None
+    ) -> None:
         self.regions = tuple(regions)
         self.sources = tuple(sources)
         self.result = result
-        self.copies = tuple(Copies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
+        self.copies = copies or tuple(Copies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
         self.size = sum(c.size for c in self.copies)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
@@ -114,8 +118,9 @@ class Arrival:
     def movement(self) -> Movement:
         """The plan, made when it is first wanted: where devices share one memory and nobody counts, it never is."""
         if self._movement is None:
-            shape = self.source.shape
-            self._movement = Movement((identity(shape),), (self.source.grid,), self.target.grid(shape))
+            source, shape = self.source, self.source.shape
+            plan = (plan_reshard(source.sharding, self.target, shape),) if isinstance(source, Aval) else None
+            self._movement = Movement((identity(shape),), (source.grid,), self.target.grid(shape), plan)
         return self._movement
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:

@@ -29,7 +29,7 @@ def test_examples(module: ModuleType) -> None:
     for name, op in OPS.items():
         if op.dispatch.__module__ == module.__name__:
             parser = doctest.DocTestParser()
-            tests.append(parser.get_doctest(op.doc, {"st": st, "np": np}, name, None, 0))
+            tests.append(parser.get_doctest(inspect.getdoc(op.dispatch) or "", {"st": st, "np": np}, name, None, 0))
     for test in tests:
         result = runner.run(test)
         assert result.failed == 0, f"{test.name}: see the output"

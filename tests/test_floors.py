@@ -17,11 +17,11 @@ PACKAGE = ROOT / "shardtensor"
 FLOORS = {
     "errors": -1, "core": 0, "trees": 0, "team": 0,
     "backend": 1, "log": 2, "mesh": 2, "sharding": 3,
-    "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "tensor": 4,
-    "operands": 5, "transfer": 6,
-    "functions": 7,
-    "blocks": 8, "plans": 9, "eager": 10, "spmd": 11,
-    "visualize": 12, "testing": 12, "": 13, "demo": 14, "cli": 15, "__main__": 16,
+    "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "value": 4,
+    "tensor": 5, "operands": 6, "transfer": 7,
+    "functions": 8,
+    "blocks": 9, "plans": 10, "eager": 11, "spmd": 12,
+    "visualize": 13, "testing": 13, "": 14, "demo": 15, "cli": 16, "__main__": 17,
 }  # fmt: skip
 
 # Within a floor modules may look at one another, as long as they form no circle.

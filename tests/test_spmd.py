@@ -249,7 +249,7 @@ def test_errors_come_as_they_are_with_a_note(backend: str) -> None:
 
 
 def test_of_several_errors_the_first_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_threads", lambda: 3)
+    monkeypatch.setattr(team, "usable_cores", lambda: 3)
     together = threading.Barrier(2)
 
     def fn(i: int) -> int:
@@ -266,7 +266,7 @@ def test_of_several_errors_the_first_shards(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_was_not_started_when_a_shard_failed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_threads", lambda: 2)
+    monkeypatch.setattr(team, "usable_cores", lambda: 2)
     ran: list[int] = []
 
     def fn(i: int) -> None:
@@ -281,7 +281,7 @@ def test_what_was_not_started_when_a_shard_failed_is_not_run(monkeypatch: pytest
 
 
 def test_long_work_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_threads", lambda: 2)
+    monkeypatch.setattr(team, "usable_cores", lambda: 2)
     workers = set()
 
     def fn(i: int) -> int:
@@ -296,7 +296,7 @@ def test_long_work_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_helpers_see_the_callers_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_threads", lambda: 2)
+    monkeypatch.setattr(team, "usable_cores", lambda: 2)
 
     def fn(i: int) -> Any:
         time.sleep(0.005)

@@ -16,8 +16,9 @@ from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region
 from shardtensor.sharding import P, Shape
-from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
+from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
+from shardtensor.value import Aval
 
 Entry = int | tuple[int, int, int] | None
 """An index, start and count and step of a slice, or None (a new dimension)."""

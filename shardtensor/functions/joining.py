@@ -19,8 +19,9 @@ from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes, parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, offsets
-from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
+from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
+from shardtensor.value import Aval
 
 Operand = Aval | HostAval
 

@@ -15,7 +15,8 @@ from shardtensor.functions.placement import put
 from shardtensor.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import NamedSharding, P, as_sharding
-from shardtensor.tensor import ArrayLike, ShardedTensor, Storage, aval, shard_arrays, tensor
+from shardtensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
+from shardtensor.value import Storage, aval
 
 
 @operator()

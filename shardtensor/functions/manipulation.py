@@ -21,8 +21,9 @@ from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape, as_sharding
-from shardtensor.tensor import ArrayLike, Aval, ShardedTensor
+from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
+from shardtensor.value import Aval
 
 Operand = Aval | HostAval
 

@@ -16,20 +16,10 @@ from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, host_aval, sharded_dtype
 from shardtensor.planner import host_grid
 from shardtensor.sharding import NamedSharding, as_sharding
-from shardtensor.tensor import (
-    ArrayLike,
-    Aval,
-    Donated,
-    ShardedTensor,
-    Storage,
-    aval,
-    shard_arrays,
-    tensor,
-    whole_array,
-    whole_of,
-)
+from shardtensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Arrival, Movement, arrival, gather, to_host_movement
 from shardtensor.trees import map_leaves
+from shardtensor.value import Aval, Donated, Storage, aval, whole_of
 
 Where = Device | Mesh | NamedSharding
 
