@@ -127,6 +127,7 @@ from shardtensor.functions.manipulation import (
     reshape,
     roll,
     squeeze,
+    unstack,
 )
 from shardtensor.functions.placement import asarray, device_put, reshard, with_sharding_constraint
 from shardtensor.functions.searching import argmax, argmin, where
@@ -284,6 +285,7 @@ __all__ = [
     "transfers",
     "trunc",
     "unshard",
+    "unstack",
     "use_mesh",
     "var",
     "vecdot",

@@ -24,6 +24,7 @@ import abc
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -138,6 +139,10 @@ class Backend(abc.ABC):
         """``array`` in row-major order: itself if it is, else a copy on the current device."""
         return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
 
+    def is_contiguous(self, array: Any) -> bool:
+        """Whether ``array`` is in row-major order, so that in another shape it is a view."""
+        return bool(array.flags.c_contiguous)
+
     def device_of(self, array: Any) -> Device:
         """Where an array that comes from outside lives, as far as the array itself can tell."""
         return self.devices()[0]
@@ -163,8 +168,17 @@ class Backend(abc.ABC):
         """
         return self.xp.asarray(result, copy=True), True
 
-    def release(self, array: Any) -> tuple[Any, bool]:
-        """An array that its only holder may write, from a shard that was given up; and whether it is a copy."""
+    def sole(self, array: Any, holders: int) -> bool:
+        """Whether nothing reaches the memory of ``array`` but the ``holders`` references that the caller knows of (its
+        variables included, see `references`), and no two of its elements share a place. It is then made writable.
+        False is always right: what is not alone is copied before it is written.
+        """
+        return False
+
+    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
+        """An array that its only holder may write, from one that was given up; and whether it is a copy."""
+        if self.sole(array, holders + FRAME):
+            return array, False
         return self.xp.asarray(array, copy=True), True
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
@@ -183,6 +197,32 @@ def read_only(array: HostArray) -> HostArray:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def references(x: object) -> int:
+    """How many references there are to an object that a variable of the caller's holds, that one included. Without end
+    where counts mean nothing (no reference counting, no GIL).
+    """
+    return sys.getrefcount(x) - _ASKING
+
+
+def _measure() -> tuple[int, int]:
+    """What asking for a count adds to it, and what one more function that an object is handed through adds. Measured
+    rather than assumed: versions of Python differ.
+    """
+    if not hasattr(sys, "getrefcount") or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return -sys.maxsize, 0
+    probe = object()
+
+    def through(x: object) -> int:
+        return references(x)
+
+    return references(probe) - 1, through(probe) - references(probe)
+
+
+_ASKING = 0
+_ASKING, FRAME = _measure()
+"""`FRAME`: how many references a function's parameter adds to those that its caller has."""
 
 
 class _Host(Backend):

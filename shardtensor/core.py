@@ -37,6 +37,7 @@ class Op:
         optional: those of them that may be None.
         params: the names of its other arguments, in order. `bind` gets their values, defaults included.
         dispatch: the function that users call.
+        split: takes what `dispatch` takes, and gives the operands and the params of the call.
         rule: how the dimensions of operands and result correspond (see `shardtensor.rules`); None for an operator that
             lays out its result itself (`mover`) or consists of others (`composite`).
         combine: the name of the monoid (see `shardtensor.monoids`) that joins what shards computed where a dimension
@@ -49,12 +50,14 @@ class Op:
             NotImplemented for those with which the operator stands for itself.
         algorithm: for operators that know better than their rule how to run distributed: ``algorithm(params,
             *tensors)``.
+        window: for operators whose result NumPy gives as a view: ``window(window, *params)`` is what it sees of its
+            operand (see `shardtensor.windows`), or None where it is a copy after all.
         creates: whether it makes arrays anew, where its parameter ``device`` says.
     """
 
     __slots__ = (
         "algorithm", "combine", "composite", "creates", "dispatch", "kernel", "mover", "name",
-        "operands", "optional", "params", "rule", "variadic",
+        "operands", "optional", "params", "rule", "split", "variadic", "window",
     )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None) -> None:
@@ -65,6 +68,7 @@ class Op:
         self.mover: Callable[..., Any] | None = None
         self.composite: Callable[..., Any] | None = None
         self.algorithm: Callable[..., Any] | None = None
+        self.window: Callable[..., Any] | None = None
         arguments = inspect.signature(function).parameters.values()
         kinds = {a.name: str(a.annotation) for a in arguments}
         self.operands = tuple(n for n, kind in kinds.items() if "ArrayLike" in kind)
@@ -72,6 +76,7 @@ class Op:
         self.variadic = any("Sequence[ArrayLike]" in kind for kind in kinds.values())
         self.params = tuple(n for n in kinds if n not in self.operands)
         self.creates = "device" in self.params
+        self.split: Callable[..., tuple[Operands, Params]]
         self.dispatch = _dispatcher(self, function)
 
     def __repr__(self) -> str:
@@ -101,12 +106,13 @@ class Interpreter(Protocol):
 
 _innermost: ContextVar[Interpreter | None] = ContextVar("shardtensor_interpreter", default=None)
 _outermost: Interpreter
+_outermost_into: Callable[..., None]
 
 
-def set_default_interpreter(interpreter: Interpreter) -> None:
-    """Who answers when no other interpreter is entered: called once, by the eager one."""
-    global _outermost
-    _outermost = interpreter
+def set_default_interpreter(interpreter: Interpreter, into: Callable[..., None]) -> None:
+    """Who answers when no other interpreter is entered, and who writes: called once, by the eager one."""
+    global _outermost, _outermost_into
+    _outermost, _outermost_into = interpreter, into
 
 
 class interpreting:  # noqa: N801 - used like a function; a generator would cost a microsecond per mapped call
@@ -134,6 +140,13 @@ def bind(op: Op, operands: Operands, params: Params) -> Any:
     return (_innermost.get() or _outermost)(op, operands, params)
 
 
+def bind_into(out: Any, op: Op, operands: Operands, params: Params) -> None:
+    """Hands one call, whose result is to be written into the tensor ``out``, to the innermost interpreter that writes:
+    for ``x[i] = v`` (the operator `setitem`), ``x += y`` and ``out=``.
+    """
+    getattr(_innermost.get(), "into", _outermost_into)(out, op, operands, params)
+
+
 def call(name: str, *operands: Any, **params: Any) -> Any:
     """The operator of that name on these arguments: for floors below the declarations."""
     return OPS[name].dispatch(*operands, **params)
@@ -152,7 +165,7 @@ def operator(
 
 
 def implements(function: Callable[..., Any], part: str) -> Callable[[Function], Function]:
-    """Gives a declared operator its ``kernel``, ``mover``, ``composite`` or ``algorithm``."""
+    """Gives a declared operator its ``kernel``, ``mover``, ``composite``, ``algorithm`` or ``window``."""
 
     def attach(body: Function) -> Function:
         setattr(OPS[function.__name__], part, body)
@@ -183,8 +196,10 @@ def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     header = str(signature.replace(parameters=plain, return_annotation=signature.empty))
     operands = f"tuple({op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
     params = f"({''.join(n + ', ' for n in op.params)})"
-    source = f"def {op.name}{header}: return _bind(_op, {operands}, {params})"
+    source = f"def {op.name}{header}: return _bind(_op, {operands}, {params})\n"
+    source += f"def _split{header}: return {operands}, {params}"
     exec(compile(source, f"<operator {op.name}>", "exec"), scope)
+    op.split = scope["_split"]
     dispatch: Callable[..., Any] = scope[op.name]
     for attribute in ("__module__", "__qualname__", "__doc__", "__annotations__"):
         setattr(dispatch, attribute, getattr(function, attribute))

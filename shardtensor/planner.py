@@ -30,7 +30,7 @@ class Line:
 
     Attributes:
         begin, end: the region in the result's indices.
-        source: the dimension of the operand that is walked, or None (a new dimension).
+        source: the dimension of the operand that is walked, or None (a new dimension, along which it is repeated).
         start, step: result index ``begin + i`` is operand index ``start + i * step``.
     """
 
@@ -106,8 +106,8 @@ class Copies:
         numbers: dict[int, Any] = dict(parts)
         for d, (line, table) in enumerate(zip(region.lines, self._tables, strict=True)):
             to = to * (len(result.offsets[d]) - 1) + table.to_part[rows[d]]
-            sizes *= (table.end - table.begin)[rows[d]]
-            if line.source is not None:
+            if line.source is not None:  # along a new dimension the same elements are repeated where they arrive
+                sizes *= (table.end - table.begin)[rows[d]]
                 numbers[line.source] = table.from_part[rows[d]]
         for d, count in enumerate(source.counts):
             fro = fro * count + numbers[d]

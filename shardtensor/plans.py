@@ -23,7 +23,7 @@ from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
-from shardtensor.tensor import SCALARS, ShardedTensor, tensor, whole_array
+from shardtensor.tensor import SCALARS, ShardedTensor, own, tensor, whole_array
 from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of, send
 from shardtensor.value import Aval, Storage, aval, whole_of
 
@@ -394,6 +394,6 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     def plan(operands: Operands) -> ShardedTensor:
         fills = operands[1:] if prototype else operands
         values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
-        return run((None, *values) if prototype else values)  # type: ignore[no-any-return]
+        return own(run((None, *values) if prototype else values))
 
     return plan

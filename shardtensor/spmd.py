@@ -25,10 +25,10 @@ from shardtensor.operands import admit, host_aval
 from shardtensor.plans import result_dtype
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import NamedSharding, P, as_sharding, offsets
-from shardtensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor import SCALARS, ShardedTensor, give_away, tensor
 from shardtensor.transfer import arrival
 from shardtensor.trees import leaves, map_leaves
-from shardtensor.value import Donated, Storage, aval
+from shardtensor.value import Storage, aval
 
 
 class OnDevice:
@@ -223,7 +223,8 @@ def _array_on(x: Any, device: Device, backend: Backend, who: str) -> Any:
     """The array of a tensor or host array, whole, on one device."""
     if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
         storage = x._storage
-        return storage.array if storage.arrays is None else storage.arrays[0]
+        arrays = storage.arrays
+        return storage.array if arrays is None else arrays[0]
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
     move = arrival(source, as_sharding(device, x.ndim, who))
     return move.whole(x, who) if backend.one_memory else move.shards(x, who)[0]
@@ -232,7 +233,7 @@ def _array_on(x: Any, device: Device, backend: Backend, who: str) -> Any:
 def _released(x: ShardedTensor, device: Device, backend: Backend, who: str) -> Any:
     """The memory of a tensor that is given away, for writing."""
     array = _array_on(x, device, backend, who)
-    x._storage = Donated(who)  # now this call alone holds the array, unless another tensor shares its memory
+    give_away(x, who)  # now this call alone holds the array, unless another tensor shares its memory
     with backend.on(device):
         mine, copied = backend.release(array)
     if copied:

@@ -4,6 +4,7 @@ tensor does, it asks of an operator through `call`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias
@@ -12,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend import Device, HostArray, owner_of
-from shardtensor.core import OPS, call
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.core import OPS, Op, bind_into, call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.log import Transfer, account
 from shardtensor.mesh import Mesh
 from shardtensor.sharding import NamedSharding, Shape
-from shardtensor.value import Aval, Donated, Storage, aval, join
+from shardtensor.value import Aval, Donated, Ledger, Storage, Writing, aval, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,27 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
     return method, reflected
 
 
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    """The method for ``self ⊕= other``."""
+
+    def method(self: ShardedTensor, other: Any) -> Any:
+        if not _is_operand(other):
+            return NotImplemented
+        if not self._aval.ndim and is_scalar(self):
+            return call(name, self, other)
+        bind_into(self, OPS[name], (self, other), ())
+        return self
+
+    return method
+
+
 def _method(name: str) -> Callable[..., Any]:
     def method(self: ShardedTensor, *args: Any, **params: Any) -> Any:
         op = OPS[name]
-        if not args:
-            return op.dispatch(self, **params)
-        others = len(op.operands) - 1
-        return op.dispatch(self, *args[:others], **dict(zip(op.params, args[others:], strict=False)), **params)
+        if args:
+            others = len(op.operands) - 1
+            params = dict(zip(op.params, args[others:], strict=False)) | params
+        return _with_out(op, (self, *args[: len(op.operands) - 1]), params)
 
     method.__name__ = name
     method.__doc__ = f"``st.{name}`` of this tensor."
@@ -74,6 +89,23 @@ def _unary(name: str) -> Callable[[Any], Any]:
         return call(name, self)
 
     return method
+
+
+def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of an operator with NumPy's ``out=``, if it is given: a tensor, or a host array."""
+    out = kwargs.get("out")
+    kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+    out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if out is None:
+        return op.dispatch(*args, **kwargs)
+    if isinstance(out, np.ndarray):
+        np.copyto(out, np.asarray(op.dispatch(*args, **kwargs)), casting="same_kind")
+    elif isinstance(out, ShardedTensor):
+        operands, params = op.split(*args, **kwargs)
+        bind_into(out, op, operands, params)
+    else:
+        raise ArgumentTypeError(f"{op.name}: out is a {type(out).__name__}; wanted a tensor or a host array")
+    return out
 
 
 # NumPy's functions whose older names differ from the standard's.
@@ -96,10 +128,11 @@ class ShardedTensor:
     [1 2 3 4 5 6]
     """
 
-    __slots__ = ("__weakref__", "_aval", "_storage")
+    __slots__ = ("__weakref__", "_aval", "_ledger", "_storage")
 
     _aval: Aval
-    _storage: Any  # Storage, or Donated
+    _storage: Any  # Storage; or what stands in for one: a view, an element, a value being written, or Donated
+    _ledger: Ledger | None
 
     def __init__(self) -> None:
         raise ArgumentTypeError(
@@ -161,7 +194,8 @@ class ShardedTensor:
     @property
     def is_donated(self) -> bool:
         """Whether its memory was given away with ``donate=True``."""
-        return isinstance(self._storage, Donated)
+        storage = self._storage
+        return isinstance(getattr(storage, "base", self)._storage, Donated)
 
     @property
     def addressable_shards(self) -> list[Shard]:
@@ -218,13 +252,14 @@ class ShardedTensor:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         op = OPS.get(_FUNCTION_NAMES.get(ufunc.__name__, ufunc.__name__))
-        if method != "__call__" or kwargs or op is None or len(op.operands) != len(inputs):
+        others = sorted(set(kwargs) - {"out"})
+        if method != "__call__" or others or op is None or len(op.operands) != len(inputs):
             what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
-            asked = f" with {', '.join(sorted(kwargs))}" if kwargs else ""
+            asked = f" with {', '.join(others)}" if others else ""
             raise ArgumentTypeError(
                 f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
             )
-        return op.dispatch(*inputs)
+        return _with_out(op, inputs, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in (np.shape, np.ndim, np.size) and not kwargs and len(args) == 1:
@@ -234,7 +269,7 @@ class ShardedTensor:
             raise ArgumentTypeError(
                 f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
             )
-        return op.dispatch(*args, **kwargs)
+        return _with_out(op, args, kwargs)
 
     def tolist(self) -> Any:
         """The elements as nested Python lists (a scalar for 0-d)."""
@@ -287,6 +322,33 @@ class ShardedTensor:
     def __getitem__(self, index: Any) -> ShardedTensor:
         return call("getitem", self, index)  # type: ignore[no-any-return]
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        bind_into(self, OPS["setitem"], (self, value), (index,))
+
+    @property
+    def real(self) -> ShardedTensor:
+        """The real part: a view."""
+        return call("real", self)  # type: ignore[no-any-return]
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        self.real[...] = value
+
+    @property
+    def imag(self) -> ShardedTensor:
+        """The imaginary part: a view where the elements are complex."""
+        return call("imag", self)  # type: ignore[no-any-return]
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if self.dtype.kind != "c":
+            raise ArgumentTypeError(f"imag: a tensor of {self.dtype} has no imaginary part to write to")
+        self.imag[...] = value
+
+    def fill(self, value: Any) -> None:
+        """Writes a scalar to every element."""
+        self[...] = value
+
     @property
     def T(self) -> ShardedTensor:  # noqa: N802 - the standard's name
         """The transpose: all dimensions in reverse order."""
@@ -296,6 +358,28 @@ class ShardedTensor:
     def mT(self) -> ShardedTensor:  # noqa: N802 - the standard's name
         """The transpose of its last two dimensions."""
         return call("matrix_transpose", self)  # type: ignore[no-any-return]
+
+    def transpose(self, *axes: Any) -> ShardedTensor:
+        """Its dimensions in the order ``axes``, reversed without any: a view."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], SupportsIndex) else axes
+        return self.T if order is None or not len(order) else call("permute_dims", self, tuple(order))
+
+    def swapaxes(self, axis1: int, axis2: int, /) -> ShardedTensor:
+        """Two of its dimensions exchanged: a view."""
+        order = list(range(self.ndim))
+        try:
+            order[axis1], order[axis2] = order[axis2], order[axis1]
+        except IndexError:
+            raise AxisError(f"swapaxes: axes {axis1} and {axis2} of a tensor of {self.ndim} dimensions") from None
+        return call("permute_dims", self, tuple(order))  # type: ignore[no-any-return]
+
+    def ravel(self) -> ShardedTensor:
+        """Its elements in one dimension: a view where NumPy gives one."""
+        return call("reshape", self, shape=(-1,))  # type: ignore[no-any-return]
+
+    def flatten(self) -> ShardedTensor:
+        """A copy of its elements in one dimension."""
+        return call("reshape", self, shape=(-1,), copy=True)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> ShardedTensor:
         """The elements in another shape: see `st.reshape`."""
@@ -308,11 +392,18 @@ class ShardedTensor:
 
     # -- copies ------------------------------------------------------------------------------------
 
+    def copy(self) -> ShardedTensor:
+        """A tensor of its own with the same value. Memory is copied when one of the two is written."""
+        storage = self._storage
+        if type(storage) is Storage:
+            return own(tensor(self._aval, Storage(storage.array, storage.arrays)))
+        return call("reshard", self, sharding=self.sharding, may_alias=False)  # type: ignore[no-any-return]
+
     def __copy__(self) -> ShardedTensor:
-        return tensor(self._aval, self._storage)
+        return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedTensor:
-        return tensor(self._aval, self._storage)  # the value never changes, so that another handle is another copy
+        return self.copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed)
@@ -361,6 +452,12 @@ class ShardedTensor:
     def __rdivmod__(self, other: Any) -> Any:
         return (other // self, other % self)
 
+    __iadd__, __isub__, __imul__ = map(_in_place, ("add", "subtract", "multiply"))
+    __itruediv__, __ifloordiv__, __imod__ = map(_in_place, ("divide", "floor_divide", "remainder"))
+    __ipow__, __imatmul__ = map(_in_place, ("pow", "matmul"))
+    __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
+    __ilshift__, __irshift__ = map(_in_place, ("bitwise_left_shift", "bitwise_right_shift"))
+
     sum, prod, mean = map(_method, ("sum", "prod", "mean"))
     max, min, var, std = map(_method, ("max", "min", "var", "std"))
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
@@ -375,12 +472,45 @@ scalars (which stay scalars and do not widen a dtype); and the arrays of a backe
 SCALARS = frozenset((bool, int, float, complex))
 
 
-def tensor(value: Aval, storage: Storage) -> ShardedTensor:
+def tensor(value: Aval, storage: Any) -> ShardedTensor:
     """A handle on a value."""
     x = _new(ShardedTensor)
     x._aval = value
     x._storage = storage
+    x._ledger = None
     return x
+
+
+def ledger_of(x: ShardedTensor) -> Ledger:
+    """The tensor's ledger, which it gets when it first needs one."""
+    if x._ledger is None:
+        with _making_ledgers:
+            if x._ledger is None:
+                x._ledger = Ledger()
+    return x._ledger
+
+
+_making_ledgers = threading.Lock()
+
+
+def own(x: ShardedTensor) -> ShardedTensor:
+    """The same tensor, which is an array even if it has no dimensions, and not what NumPy gives as a scalar."""
+    if not x._aval.ndim:
+        ledger_of(x)
+    return x
+
+
+def is_scalar(x: ShardedTensor) -> bool:
+    """Whether a tensor without dimensions stands for what NumPy gives as a scalar, which never changes: what operators
+    and full indices make. What is created, put or looked at is an array.
+    """
+    return x._ledger is None and not hasattr(x._storage, "base")
+
+
+def give_away(x: ShardedTensor, who: str) -> None:
+    """Takes a tensor's memory from it, for ``donate=True``."""
+    with ledger_of(x).lock:
+        x._storage = Donated(who)
 
 
 _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
@@ -407,9 +537,17 @@ def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
         if copied:
             device = x._aval.sharding.mesh.flat[0]
             account(who, 0, True, lambda: [Transfer(0, copied, device, device, who, True)])
-        storage.array = array  # before the pieces go, for the same reason
-        storage.arrays = None
+        storage = settled(x)
+        if storage.arrays is pieces:
+            storage.array = array  # before the pieces go, for the same reason
+            storage.arrays = None
     return array  # type: ignore[no-any-return]
+
+
+def settled(x: ShardedTensor) -> Any:
+    """The storage of a tensor, once nobody writes to it."""
+    storage = x._storage
+    return storage.done() if type(storage) is Writing else storage
 
 
 def _unpickle(data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool) -> ShardedTensor:

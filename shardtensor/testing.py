@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device, HostArray, logical_device_count, read_only
+from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
 from shardtensor.errors import ArgumentTypeError, BackendError
 
 __all__ = ["CheckedArray", "CheckedBackend"]
@@ -269,9 +269,17 @@ class CheckedBackend(Backend):
         """A copy, once it is sure that it is in the current device's memory."""
         return _tagged(np.array(_bare(result, "result"))), True
 
-    def release(self, array: Any) -> tuple[Any, bool]:
-        """A copy that can be written."""
-        return _tagged(np.array(_bare(array, "donate"))), True
+    def sole(self, array: Any, holders: int) -> bool:
+        """Whether an array is the only one in its memory, and only the ``holders`` refer to it."""
+        memory, owner = _home(array, "sole"), _owner(array)
+        alone = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
+        return alone and bool(array.flags.forc) and owner.flags.writeable
+
+    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
+        """``array`` itself where it is alone, else a copy in row-major order."""
+        if self.sole(array, holders + FRAME):
+            return array, False
+        return _tagged(np.array(_bare(array, "release"), order="C")), True
 
     def record(self, device: Device) -> Any:
         """What ``device`` has done and knows."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from shardtensor.backend import Backend, HostArray, backend_of_group
-from shardtensor.errors import DonatedError
+from shardtensor.errors import DonatedError, ShardTensorError
 from shardtensor.sharding import Grid, NamedSharding, Shape
 
 
@@ -61,13 +62,75 @@ class Storage:
         self.arrays = arrays
 
 
+class Ledger:
+    """What a tensor that is written to, or looked at by views, keeps beside its value.
+
+    Attributes:
+        lock: held from reading the old value to binding the new one.
+        version: how often it was written.
+        caches: what forgets what it has read of the value; by identity, so that views can die.
+    """
+
+    __slots__ = ("caches", "lock", "version")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.version = 0
+        self.caches: dict[int, Any] = {}
+
+    def forget(self) -> None:
+        """Empties the caches: what they held of the value must not count as held."""
+        caches, self.caches = self.caches, {}
+        for reference in caches.values():
+            view = reference()
+            if view is not None:
+                view.forget()
+
+
+class Writing:
+    """In place of the storage of a tensor that is being written: readers wait until it has its new value."""
+
+    __slots__ = ("ledger", "storage")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.storage: Any = None
+
+    @property
+    def array(self) -> Any:
+        """See `Storage`."""
+        return self.done().array
+
+    @property
+    def arrays(self) -> Any:
+        """See `Storage`."""
+        return self.done().arrays
+
+    def done(self) -> Any:
+        with self.ledger.lock:
+            if self.storage is None:
+                raise ShardTensorError("a tensor is read by what is writing to it; read it before")
+            return self.storage
+
+
 class Donated:
     """In place of the storage of a tensor that was given away: every use says so."""
 
     def __init__(self, by: str) -> None:
         self.by = by
 
-    def __getattr__(self, name: str) -> Any:
+    @property
+    def array(self) -> Any:
+        """Refused."""
+        self.refuse()
+
+    @property
+    def arrays(self) -> Any:
+        """Refused."""
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raises DonatedError."""
         raise DonatedError(
             f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate"
         )

@@ -18,10 +18,10 @@ FLOORS = {
     "errors": -1, "core": 0, "trees": 0, "team": 0,
     "backend": 1, "log": 2, "mesh": 2, "sharding": 3,
     "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "value": 4,
-    "tensor": 5, "operands": 6, "transfer": 7,
+    "windows": 5, "tensor": 5, "operands": 6, "transfer": 7,
     "functions": 8,
-    "blocks": 9, "plans": 10, "eager": 11, "spmd": 12,
-    "visualize": 13, "testing": 13, "": 14, "demo": 15, "cli": 16, "__main__": 17,
+    "blocks": 9, "plans": 10, "running": 11, "views": 12, "selection": 13, "writes": 14, "eager": 15, "spmd": 16,
+    "visualize": 17, "testing": 17, "": 18, "demo": 19, "cli": 20, "__main__": 21,
 }  # fmt: skip
 
 # Within a floor modules may look at one another, as long as they form no circle.

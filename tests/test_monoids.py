@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor import blocks, eager, plans
+from shardtensor import blocks, plans, running
 from shardtensor.collectives import groups_along, reduce_groups
 from shardtensor.core import OPS
 from shardtensor.monoids import MONOIDS, Place
@@ -433,7 +433,7 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         return plan
 
     monkeypatch.setattr(plans, "partial_sums", spy)
-    monkeypatch.setattr(eager, "_plans", {})  # of other tests
+    monkeypatch.setattr(running, "_plans", {})  # of other tests
     mesh = mesh_of((4,), "numpy")
     x = on(mesh, st.P("x"), np.ones((13, 3)))
     st.sum(x)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.eager import _plans
+from shardtensor.running import _plans
 from tests.layouts import array, assert_same, mesh_of
 
 

@@ -19,8 +19,9 @@ Raises:
 
 from __future__ import annotations
 
-from shardtensor.core import operator
+from shardtensor.core import implements, operator
 from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.windows import Window
 
 
 @operator("... -> ...")
@@ -295,11 +296,16 @@ def hypot(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def imag(x: ArrayLike, /) -> ShardedTensor:
-    """Imaginary part of each element, as a real number; zero for real ones.
+    """Imaginary part of each element, as a real number; zero for real ones. A view, where x is complex.
 
     >>> st.imag(st.asarray([1 + 2j, 3j])).tolist()
     [2.0, 3.0]
     """
+
+
+@implements(imag, "window")
+def _imag_window(window: Window) -> Window | None:
+    return None if window.part else window.only("imag")
 
 
 @operator("... -> ...")
@@ -502,11 +508,16 @@ def pow(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def real(x: ArrayLike, /) -> ShardedTensor:
-    """Real part of each element, as a real number; real ones are unchanged.
+    """Real part of each element, as a real number; real ones are unchanged. A view.
 
     >>> st.real(st.asarray([1 + 2j, 3j])).tolist()
     [1.0, 0.0]
     """
+
+
+@implements(real, "window")
+def _real_window(window: Window) -> Window:
+    return window if window.part else window.only("real")
 
 
 @operator("... -> ...")

@@ -1,130 +1,62 @@
-"""Indexing: reading by integers, slices (any step), ellipsis and newaxis, which move elements and never compute."""
+"""Indexing: reading and writing what an index takes of an array."""
 
 from __future__ import annotations
 
-import operator as python
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.core import implements, operator
-from shardtensor.errors import IndexingError
+from shardtensor.core import OPS, bind_into, call, implements, operator
 from shardtensor.functions.manipulation import layout_of
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
-from shardtensor.planner import Line, Region
-from shardtensor.sharding import P, Shape
-from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.sharding import P
+from shardtensor.tensor import ArrayLike, ShardedTensor, tensor
 from shardtensor.transfer import Moved
-from shardtensor.value import Aval
-
-Entry = int | tuple[int, int, int] | None
-"""An index, start and count and step of a slice, or None (a new dimension)."""
-
-
-class Index(tuple[Entry, ...]):
-    """An index in canonical form, which can be hashed: an entry for each dimension that is taken or made."""
-
-    __slots__ = ()
-
-
-def canonical(index: Any, shape: Shape) -> Index:
-    """An index as the planner wants it: with nothing left out, and everything in range.
-
-    Raises:
-        IndexingError: too many indices, one out of bounds, or one that is no integer, slice, ellipsis or None.
-    """
-    entries = index if type(index) is tuple else (index,)
-    taken = sum(1 for e in entries if e is not None and e is not Ellipsis)
-    if taken > len(shape):
-        raise IndexingError(f"getitem: {taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
-    if sum(1 for e in entries if e is Ellipsis) > 1:
-        raise IndexingError("getitem: an index can have one ellipsis ('...') only")
-    out: list[int | tuple[int, int, int] | None] = []
-    d = 0
-    for entry in entries:
-        if entry is None:
-            out.append(None)
-        elif entry is Ellipsis:
-            for _ in range(len(shape) - taken):
-                out.append((0, shape[d], 1))
-                d += 1
-        else:
-            out.append(_entry(entry, shape[d], d))
-            d += 1
-    out.extend((0, n, 1) for n in shape[d:])
-    return Index(out)
-
-
-def _entry(entry: Any, size: int, dimension: int) -> int | tuple[int, int, int]:
-    if isinstance(entry, slice):
-        try:
-            run = range(*entry.indices(size))
-        except (TypeError, ValueError) as error:
-            raise IndexingError(f"getitem: {entry} in dimension {dimension}: {error}") from None
-        return (run.start if len(run) else 0, len(run), run.step)
-    if isinstance(entry, (bool, np.bool_)) or not hasattr(entry, "__index__") or np.ndim(entry):
-        raise IndexingError(
-            f"getitem: index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; "
-            "wanted integers, slices, '...' and None"
-        )
-    i = python.index(entry)
-    if not -size <= i < size:
-        raise IndexingError(f"getitem: index {i} is out of bounds for dimension {dimension} of size {size}")
-    return i % size
-
-
-def region_of(index: Index) -> Region:
-    """Where the elements that an index selects come from."""
-    lines, fixed, d = [], [], 0
-    for entry in index:
-        if entry is None:
-            lines.append(Line(0, 1, None))
-            continue
-        if isinstance(entry, int):
-            fixed.append((d, entry))
-        else:
-            start, count, step = entry
-            lines.append(Line(0, count, d, start, step))
-        d += 1
-    return Region(0, tuple(lines), tuple(fixed))
-
-
-def to_numpy(index: Index) -> tuple[int | slice | None, ...]:
-    """The index in NumPy's own form."""
-    out: list[int | slice | None] = []
-    for entry in index:
-        if isinstance(entry, tuple):
-            start, count, step = entry
-            stop = start + count * step
-            out.append(slice(start, stop if stop >= 0 else None, step))
-        else:
-            out.append(entry)
-    return tuple(out)
+from shardtensor.value import Aval, Storage
+from shardtensor.windows import Index, Window, canonical, region_of, to_numpy
 
 
 @operator()
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
-    """``x[index]``: integers, slices of any step, ``...`` and None.
+    """``x[index]``, as in NumPy: integers, slices of any step, ``...`` and None give a view; arrays of integers and
+    masks, or mixtures of them with the others, a value of its own.
 
-    A dimension that is sliced keeps its split, by the split rule for its new size, so that only elements at the
-    boundaries move; one that is indexed by an integer is gone, and the result is replicated along the mesh axes that
-    split it.
+    Index arrays may be lists, host arrays or tensors on any devices; they are read on the host. A dimension that is
+    sliced keeps its split, by the split rule for its new size, so that only elements at the boundaries move; one that
+    is indexed by an integer is gone, and the result is replicated along the mesh axes that split it. The first
+    dimension that arrays make takes the split of those that they walk.
 
     Raises:
-        IndexingError: an index is out of bounds, or of another kind.
+        IndexingError: an index is out of bounds, of another kind, or does not fit x or the others.
 
     >>> x = st.arange(8, device=st.make_mesh((4,), ("x",)))
     >>> x[::-2].tolist(), x[3].item(), x[None, 2:].shape
     ([7, 5, 3, 1], 3, (1, 6))
+    >>> x[[5, 0, 5]].tolist(), x[x > 4].tolist()
+    ([5, 0, 5], [5, 6, 7])
     """
+
+
+@implements(getitem, "window")
+def _getitem_window(window: Window, index: Any) -> Window | None:
+    if type(index) is Index:
+        return window.at(index)
+    found = canonical(index, window.shape)
+    if found is None:
+        return None
+    scalar = not any(type(e) is not int for e in found) and Ellipsis not in (index if type(index) is tuple else (index,))
+    return window.at(found, scalar)
 
 
 @implements(getitem, "composite")
 def _canonical_getitem(x: Any, index: Any) -> Any:
-    return NotImplemented if type(index) is Index else getitem(x, canonical(index, np.shape(x)))
+    if type(index) is Index:
+        return NotImplemented
+    found = canonical(index, np.shape(x))
+    return gather(x, index) if found is None else getitem(x, found)
 
 
 @implements(getitem, "kernel")
@@ -138,6 +70,61 @@ def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -
     sharding = layout_of(x, mesh)
     region = region_of(index)
     chains = sharding.spec.chains_of(x.ndim)
-    spec = P(*[None if line.source is None else chains[line.source] for line in region.lines])
+    spec = P(*[() if line.source is None else chains[line.source] for line in region.lines])
     shape = tuple(line.end for line in region.lines)
-    return Moved(shape, sharding.with_spec(spec), (region,), python.itemgetter(to_numpy(index)))
+    at = to_numpy(index)
+    return Moved(shape, sharding.with_spec(spec), (region,), lambda array: array[at])
+
+
+@operator()
+def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
+    """``x[index]`` for an index with arrays in it: see `getitem`.
+
+    >>> from shardtensor.functions.indexing import gather
+    >>> gather(st.arange(12).reshape(3, 4), ([2, 0], slice(1, 3))).tolist()
+    [[9, 10], [1, 2]]
+    """
+
+
+@implements(gather, "kernel")
+def _gather_on_device(xp: Any, place: Place, x: Any, *, index: Any) -> Any:
+    return x[index]
+
+
+@operator()
+def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
+    """x with ``value`` in the place of ``x[index]``: what ``x[index] = value`` binds x to, as a value of its own.
+
+    Args:
+        x: a tensor or a host array.
+        value: a tensor, an array, nested lists or a scalar; broadcast to the shape of ``x[index]`` and converted to
+            x's dtype.
+        index: as for `getitem`. Of an element that it names several times, the last value counts.
+
+    The result has x's shape, dtype and layout. Only devices that hold what is written get elements of ``value``.
+
+    Raises:
+        IndexingError: the index is out of bounds or of another kind.
+        ShapeError: ``value`` does not broadcast.
+        ArgumentTypeError: it cannot be converted.
+
+    >>> from shardtensor.functions.indexing import setitem
+    >>> setitem(st.zeros(4), 7, slice(1, 3)).tolist()
+    [0.0, 7.0, 7.0, 0.0]
+    """
+
+
+@implements(setitem, "algorithm")
+def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
+    x = x if isinstance(x, ShardedTensor) else call("asarray", x)
+    storage = x._storage
+    new = tensor(x._aval, Storage(storage.array, storage.arrays))  # the memory is x's, too: it is copied to be written
+    bind_into(new, OPS["setitem"], (new, value), (index,))
+    return new
+
+
+@implements(setitem, "kernel")
+def _setitem_on_device(xp: Any, place: Place, x: Any, value: Any, *, index: Any) -> Any:
+    new = xp.asarray(x, copy=True)
+    new[index] = value
+    return new

@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import implements, operator
+from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes
-from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape, as_sharding
+from shardtensor.sharding import Grid, NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
 from shardtensor.value import Aval
+from shardtensor.windows import Index, Window, reshape_groups, reshaped_chains
 
 Operand = Aval | HostAval
 
@@ -35,7 +36,7 @@ def _permute_rule(shapes: Sequence[Shape], *, axes: tuple[int, ...]) -> str:
     ndim = len(shapes[0])
     order = normalize_axes(axes, ndim)
     if len(order) != ndim:
-        raise ShapeError(f"axes={axes} names {len(order)} of x's {ndim} dimensions; name each once")
+        raise _not_all_axes(axes, ndim)
     return f"{_names(ndim)} -> {' '.join(f'd{a}' for a in order)}"
 
 
@@ -53,6 +54,18 @@ def permute_dims(x: ArrayLike, /, axes: tuple[int, ...]) -> ShardedTensor:
     """
 
 
+@implements(permute_dims, "window")
+def _permute_window(window: Window, axes: tuple[int, ...]) -> Window:
+    order = normalize_axes(axes, len(window.shape))
+    if len(order) != len(window.shape):
+        raise _not_all_axes(axes, len(window.shape))
+    return window.permuted(order)
+
+
+def _not_all_axes(axes: Any, ndim: int) -> ShapeError:
+    return ShapeError(f"axes={axes} names {len(axes)} of x's {ndim} dimensions; name each once")
+
+
 @operator("... i j -> ... j i")
 def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
     """The last two dimensions exchanged; each takes its split along, and nothing moves.
@@ -60,6 +73,12 @@ def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
     >>> st.matrix_transpose(st.asarray([[1, 2], [3, 4]])).tolist()
     [[1, 3], [2, 4]]
     """
+
+
+@implements(matrix_transpose, "window")
+def _matrix_transpose_window(window: Window) -> Window | None:
+    ndim = len(window.shape)
+    return None if ndim < 2 else window.permuted((*range(ndim - 2), ndim - 1, ndim - 2))
 
 
 @operator()
@@ -84,12 +103,18 @@ def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
     return permute_dims(x, tuple(order))
 
 
-def _squeeze_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None) -> str:
-    shape = shapes[0]
+def _squeezed(shape: Shape, axis: int | tuple[int, ...] | None) -> Sequence[int]:
+    """The dimensions that go."""
     gone = [a for a, n in enumerate(shape) if n == 1] if axis is None else normalize_axes(axis, len(shape))
     for a in gone:
         if shape[a] != 1:
             raise ShapeError(f"dimension {a} of x has size {shape[a]}, shape {shape}; only dimensions of size 1 can go")
+    return gone
+
+
+def _squeeze_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None) -> str:
+    shape = shapes[0]
+    gone = _squeezed(shape, axis)
     names = [f"d{i}" for i in range(len(shape))]
     left = [f"{name}!" if a in gone else name for a, name in enumerate(names)]
     return f"{' '.join(left)} -> {' '.join(name for a, name in enumerate(names) if a not in gone)}"
@@ -104,11 +129,16 @@ def squeeze(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> Shard
     """
 
 
+@implements(squeeze, "window")
+def _squeeze_window(window: Window, axis: int | tuple[int, ...] | None) -> Window:
+    gone = _squeezed(window.shape, axis)
+    return window.at(Index([0 if a in gone else (0, n, 1) for a, n in enumerate(window.shape)]))
+
+
 @implements(squeeze, "kernel")
 def _squeeze_kernel(xp: Any, place: Place, x: Any, *, axis: int | tuple[int, ...] | None) -> Any:
     """The whole array says which dimensions have size 1: a part of it may have more of them."""
-    shape = place.shapes[0]
-    gone = [a for a, n in enumerate(shape) if n == 1] if axis is None else normalize_axes(axis, len(shape))
+    gone = _squeezed(place.shapes[0], axis)
     return xp.reshape(x, tuple(n for a, n in enumerate(x.shape) if a not in gone))
 
 
@@ -126,6 +156,13 @@ def expand_dims(x: ArrayLike, /, *, axis: int | tuple[int, ...] = 0) -> ShardedT
     >>> st.expand_dims(st.zeros((2, 3)), axis=1).shape
     (2, 1, 3)
     """
+
+
+@implements(expand_dims, "window")
+def _expand_window(window: Window, axis: int | tuple[int, ...]) -> Window:
+    ndim = len(window.shape) + (1 if not isinstance(axis, tuple) else len(axis))
+    new, sizes = normalize_axes(axis, ndim), iter(window.shape)
+    return window.at(Index([None if d in new else (0, next(sizes), 1) for d in range(ndim)]))
 
 
 def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shape]:
@@ -170,6 +207,23 @@ def checked_shape(shape: Any) -> Shape:
     return sizes
 
 
+@operator()
+def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[ShardedTensor, ...]:
+    """The parts of x along ``axis``, one for each index, without that dimension: views, as of ``x[i]``.
+
+    >>> [row.tolist() for row in st.unstack(st.asarray([[1, 2], [3, 4]]))]
+    [[1, 2], [3, 4]]
+    """
+
+
+@implements(unstack, "composite")
+def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
+    if not np.ndim(x):
+        raise ShapeError("x has no dimensions to take apart")
+    (along,) = normalize_axes(axis, np.ndim(x))
+    return tuple([call("getitem", x, (slice(None),) * along + (i,)) for i in range(np.shape(x)[along])])
+
+
 # -- reshape ---------------------------------------------------------------------------------------
 
 
@@ -182,8 +236,7 @@ def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> Shard
 
     Raises:
         ShapeError: the sizes do not multiply to x's.
-        ArgumentError: ``copy=False`` (a tensor is a value: whether memory is shared never shows, so there is nothing
-            to forbid).
+        ShapeError: ``copy=False`` where the result is no view (``copy=True`` makes sure that it is none).
 
     >>> x = st.arange(12, device=st.make_mesh((4,), ("x",)))
     >>> with st.transfers() as log:
@@ -191,6 +244,11 @@ def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> Shard
     >>> y.shape, y.sharding.spec, log.bytes
     ((4, 3), P('x'), 0)
     """
+
+
+@implements(reshape, "window")
+def _reshape_window(window: Window, shape: Shape, copy: bool | None) -> Window | None:
+    return None if copy else window.reshaped(_whole_size(shape, window.size))
 
 
 @implements(reshape, "kernel")
@@ -211,41 +269,16 @@ def _whole_size(shape: Any, size: int) -> Shape:
     return new
 
 
-def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
-    """Which dimensions become which: runs of old and new dimensions with equal products, as short as can be.
-    Dimensions of size 1 belong to none. Where there is no element, all become all.
-    """
-    if 0 in old:
-        return [([*range(len(old))], [*range(len(new))])]
-    olds, news = ([d for d, n in enumerate(s) if n != 1] for s in (old, new))
-    groups = []
-    while olds or news:
-        left, right = [olds.pop(0)], [news.pop(0)]
-        a, b = old[left[0]], new[right[0]]
-        while a != b:
-            if a < b:
-                left.append(olds.pop(0))
-                a *= old[left[-1]]
-            else:
-                right.append(news.pop(0))
-                b *= new[right[-1]]
-        groups.append((left, right))
-    return groups
-
-
 @implements(reshape, "mover")
 def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool | None = None) -> Moved:
-    if copy is False:
-        raise ArgumentError("copy=False: a tensor is a value, and whether memory is shared never shows; leave copy out")
     (x,) = operands
+    if copy is False and x.size:
+        raise ShapeError(f"copy=False: x of shape {x.shape} has to be copied for the shape {shape}, here as in NumPy")
     old, new = x.shape, _whole_size(shape, math.prod(x.shape))
     sharding = layout_of(x, mesh)
     chains = sharding.spec.chains_of(len(old))
-    groups = _groups(old, new)
-    before: list[Chain] = [()] * len(old)
-    after: list[Chain] = [()] * len(new)
-    for left, right in groups:
-        before[left[0]] = after[right[0]] = tuple(itertools.chain.from_iterable(chains[d] for d in left))
+    groups = reshape_groups(old, new)
+    before, after = reshaped_chains(old, new, chains)
     target, result = sharding.with_spec(P(*before)), sharding.with_spec(P(*after))
     flat = _flat(target, result, old, new, groups)
     merged = tuple(math.prod(old[d] for d in left) for left, _ in groups)
@@ -284,6 +317,12 @@ def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Shard
     >>> st.flip(st.arange(4)).tolist()
     [3, 2, 1, 0]
     """
+
+
+@implements(flip, "window")
+def _flip_window(window: Window, axis: int | tuple[int, ...] | None) -> Window:
+    turned = normalize_axes(axis, len(window.shape))
+    return window.at(Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(window.shape)]))
 
 
 @implements(flip, "mover")

@@ -10,16 +10,15 @@ import numpy.typing as npt
 from shardtensor.backend import Device, HostArray, read_only
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
-from shardtensor.functions.indexing import Index, canonical, region_of, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, host_aval, sharded_dtype
-from shardtensor.planner import host_grid
 from shardtensor.sharding import NamedSharding, as_sharding
-from shardtensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, whole_array
-from shardtensor.transfer import Arrival, Movement, arrival, gather, to_host_movement
+from shardtensor.tensor import ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
+from shardtensor.transfer import Arrival, arrival, gather, to_host_movement
 from shardtensor.trees import map_leaves
-from shardtensor.value import Aval, Donated, Storage, aval, whole_of
+from shardtensor.value import Aval, Storage, aval, whole_of
+from shardtensor.windows import Index, canonical, to_numpy
 
 Where = Device | Mesh | NamedSharding
 
@@ -76,8 +75,8 @@ def put(
     move = arrival(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
     storage = (_put_shared if value.backend.one_memory else _put_apart)(x, value, move, who, may_alias)
     if donate and isinstance(x, ShardedTensor):
-        x._storage = Donated(who)
-    return tensor(value, storage)
+        give_away(x, who)
+    return own(tensor(value, storage))
 
 
 def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage:
@@ -173,17 +172,16 @@ def _to_host(x: Any, index: Any) -> HostArray:
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     value = x._aval
-    if index is None:
-        movement, at = to_host_movement(value), Index()
-    else:
-        at = canonical(index, x.shape)
-        region = region_of(at)
-        movement = Movement((region,), (value.grid,), host_grid(tuple(line.end for line in region.lines)))
+    at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
+    if hasattr(x._storage, "to_host"):
+        return x._storage.to_host(at)  # type: ignore[no-any-return]
+    movement = to_host_movement(value, at)
     shared = value.backend.one_memory
     if watched():
         account("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
     if shared:
-        array = np.asarray(whole_array(x, "to_host")[to_numpy(at)])
+        whole = whole_array(x, "to_host")
+        array = whole if at is None else np.asarray(whole[to_numpy(at)])
     else:
         array = movement.run((shard_arrays(x),), value.dtype)[0]
     return read_only(array)

@@ -1,0 +1,412 @@
+"""Indexing by arrays of integers and by masks: which elements are meant, who has them, and how they get to whom.
+
+Index arrays are read on the host: there it is decided which elements go where. The elements themselves go straight
+from the devices that have them to those that want them, and only where they are not yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import HOST, Device, HostArray, backend_of
+from shardtensor.core import call, implements
+from shardtensor.errors import IndexingError
+from shardtensor.functions.indexing import gather
+from shardtensor.log import Transfer, account, watched
+from shardtensor.operands import admit
+from shardtensor.sharding import Chain, Grid, Ints, P, Shape
+from shardtensor.tensor import ShardedTensor, tensor, whole_array
+from shardtensor.transfer import gather as gather_whole
+from shardtensor.transfer import send, to_host_movement
+from shardtensor.value import Aval, Storage, aval
+from shardtensor.views import sources
+from shardtensor.windows import Aligned, Index, aligned, canonical, is_array, whole_window
+
+
+class Selection:
+    """An index with arrays in it, in canonical form: a basic index first, then arrays that walk some dimensions.
+
+    Attributes:
+        numpy: the index as NumPy takes it, with host arrays.
+        basic: the basic index; it leaves the dimensions that arrays walk whole.
+        dims: the dimensions of what it gives that arrays walk.
+        block: the shape of what the arrays select together.
+        at: where the block's dimensions stand in the result.
+        rest: the sizes of the result's other dimensions.
+        shape: of the result.
+        is_mask: whether the index is one mask and nothing else.
+    """
+
+    def __init__(self, index: Any, shape: Shape) -> None:
+        entries = [_entry(e) for e in (index if type(index) is tuple else (index,))]
+        self.numpy = tuple(entries)
+        self.is_mask = len(entries) == 1 and _is_mask(entries[0])
+        taken = sum(_width(e) for e in entries)
+        if taken > len(shape):
+            raise IndexingError(f"getitem: {taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+        basic: list[Any] = []  # for `canonical`
+        self._walkers: list[_Walker] = []
+        d = 0
+        for entry in entries:
+            if entry is Ellipsis:
+                basic.append(entry)
+                d += len(shape) - taken
+            elif isinstance(entry, (int, np.ndarray)):
+                width = _width(entry)
+                if _is_mask(entry) and entry.shape != shape[d : d + width]:
+                    raise IndexingError(
+                        f"getitem: a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
+                        f"{shape[d : d + width]}"
+                    )
+                self._walkers.append(_Walker(len(basic), np.asarray(entry), d, shape))
+                basic += [slice(None)] * width if width else [None]  # True adds a dimension of size 1, and walks it
+                d += width
+            else:
+                basic.append(entry)
+                d += entry is not None
+        found = canonical(tuple(basic), shape)
+        assert found is not None
+        self.basic: Index = found
+        places = _places(basic, len(shape))
+        self.dims = tuple([places[w.number] + i for w in self._walkers for i in range(w.count)])
+        shapes = [w.shape for w in self._walkers]
+        try:
+            self.block: Shape = np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise IndexingError(
+                f"getitem: index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
+            ) from None
+        groups = [isinstance(e, (int, np.ndarray)) for e in entries]
+        self.at = min(self.dims) if _one_group(groups) else 0
+        sizes = [1 if e is None else e[1] for e in found]  # type: ignore[index]
+        self.rest = tuple([n for w, n in enumerate(sizes) if w not in self.dims])
+        self.shape: Shape = (*self.rest[: self.at], *self.block, *self.rest[self.at :])
+
+    @property
+    def rows(self) -> int:
+        """How many elements the arrays select together."""
+        return math.prod(self.block)
+
+    @functools.cached_property
+    def arrays(self) -> list[HostArray]:
+        """For each of the dimensions that arrays walk the indices, none negative, flattened."""
+        walks = [array for w in self._walkers for array in w.indices()]
+        return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
+
+
+class _Walker:
+    """One index array, mask or integer of an index.
+
+    Attributes:
+        number: the entry of the basic index that it walks, or the first one.
+        count: how many it walks.
+        shape: of the indices that it stands for.
+    """
+
+    def __init__(self, number: int, array: HostArray, d: int, shape: Shape) -> None:
+        self.number = number
+        self.array = array
+        self.d = d
+        mask = _is_mask(array)
+        self.count = max(array.ndim, 1) if mask else 1
+        self.shape: Shape = (int(np.count_nonzero(array)),) if mask else array.shape
+        self.size = 1 if mask else shape[d]
+
+    def indices(self) -> Sequence[HostArray]:
+        """For each dimension that it walks an array of indices.
+
+        Raises:
+            IndexingError: one is out of bounds.
+        """
+        array = self.array
+        if _is_mask(array):
+            return array.nonzero() if array.ndim else (np.zeros(int(array), np.intp),)
+        wrong = (array < -self.size) | (array >= self.size)
+        if wrong.any():
+            raise IndexingError(
+                f"getitem: index {int(array[wrong].flat[0])} is out of bounds for dimension {self.d} of size {self.size}"
+            )
+        return (np.where(array < 0, array + self.size, array).astype(np.intp),)
+
+
+def _is_mask(entry: Any) -> bool:
+    return isinstance(entry, np.ndarray) and entry.dtype.kind == "b"
+
+
+def _entry(entry: Any) -> Any:
+    """An entry with arrays on the host."""
+    if not is_array(entry):
+        if entry is None or entry is Ellipsis or isinstance(entry, slice):
+            return entry
+        if isinstance(entry, (int, np.integer)):
+            return int(entry)
+        return int(entry.__index__()) if hasattr(entry, "__index__") else canonical(entry, (1,))
+    if isinstance(entry, (list, tuple)):
+        array = np.asarray(entry)
+        array = array.astype(np.intp) if array.size == 0 else array
+    else:
+        x = admit(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
+        if isinstance(x, ShardedTensor) and watched():
+            movement, n, shared = to_host_movement(x._aval), x.dtype.itemsize, x._aval.backend.one_memory
+            account(
+                "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
+            )
+        array = gather_whole(x, "getitem")
+    if array.dtype.kind not in "biu":
+        raise IndexingError(f"getitem: an index array of dtype {array.dtype}; wanted integers or bools")
+    return array
+
+
+def _width(entry: Any) -> int:
+    """How many dimensions an entry takes."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    return entry.ndim if _is_mask(entry) else 1
+
+
+def _places(basic: Sequence[Any], ndim: int) -> list[int]:
+    """Which dimension of its result each entry of a basic index of slices and None begins."""
+    rest = ndim - sum(1 for e in basic if e is not None and e is not Ellipsis)
+    widths = [rest if e is Ellipsis else 1 for e in basic]
+    return [sum(widths[:i]) for i in range(len(basic))]
+
+
+def _one_group(groups: Sequence[bool]) -> bool:
+    """Whether arrays and integers stand side by side."""
+    first = groups.index(True)
+    last = len(groups) - 1 - groups[::-1].index(True)
+    return all(groups[first : last + 1])
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+@implements(gather, "algorithm")
+def _gather(x: Any, index: Any) -> ShardedTensor:
+    if not isinstance(x, ShardedTensor):
+        x = call("asarray", x)
+    chosen = Selection(index, x.shape)
+    value = _layout(x._aval, chosen)
+    itemsize, shared = x.dtype.itemsize, value.backend.one_memory
+    if watched() or not shared:
+        grid, arrays, box = sources(x)
+        here = aligned(grid, box.at(chosen.basic))
+        plan = Picking(here.grid, chosen.dims, [_want(value.grid, k, chosen) for k in range(len(value.grid.devices))])
+        if watched():
+            plan.announce(itemsize, not shared, "getitem")
+    if shared:
+        with indexing_errors():
+            return tensor(value, Storage(np.asarray(whole_array(x, "getitem")[chosen.numpy])))
+    columns = local_views(here, arrays)
+    return tensor(value, Storage(arrays=tuple([_placed(r, value, chosen, k) for k, r in enumerate(plan.run(columns, x.dtype))])))
+
+
+@contextlib.contextmanager
+def indexing_errors() -> Iterator[None]:
+    """NumPy's IndexError as ours."""
+    try:
+        yield
+    except IndexError as error:
+        raise error if isinstance(error, IndexingError) else IndexingError(f"getitem: {error}") from None
+
+
+def _layout(x: Aval, chosen: Selection) -> Aval:
+    """The first dimension of the block takes what splits the dimensions that arrays walk; the others keep theirs."""
+    chains = whole_window(x.shape, x.sharding.spec.chains_of(x.ndim)).at(chosen.basic).chains
+    block: list[Chain] = [()] * len(chosen.block)
+    if block:
+        block[0] = tuple(itertools.chain.from_iterable(chains[d] for d in chosen.dims))
+    rest = [c for d, c in enumerate(chains) if d not in chosen.dims]
+    spec = P(*rest[: chosen.at], *block, *rest[chosen.at :])
+    return aval(chosen.shape, x.dtype, x.sharding.with_spec(spec), x.committed)
+
+
+def _want(grid: Grid, k: int, chosen: Selection) -> Want:
+    """The rows of its block that a device of the result holds, and its part of the other dimensions."""
+    box, n = grid.box(k), len(chosen.block)
+    inner = math.prod(chosen.block[1:])
+    begin, end = (e * inner for e in box[chosen.at]) if n else (0, 1)
+    rest = (*box[: chosen.at], *box[chosen.at + n :])
+    return Want(grid.devices[k], end - begin, [a[begin:end] for a in chosen.arrays], rest)
+
+
+def _placed(rows: Any, value: Aval, chosen: Selection, k: int) -> Any:
+    """What a device got, rows first, as its part of the result."""
+    backend, device = value.backend, value.grid.devices[k]
+    shape, n = value.grid.shape(k), len(chosen.block)
+    block, rest = shape[chosen.at : chosen.at + n], (*shape[: chosen.at], *shape[chosen.at + n :])
+    axes = [*range(n, n + chosen.at), *range(n), *range(n + chosen.at, n + len(rest))]
+    with backend.on(device):
+        array = backend.xp.reshape(rows, (*block, *rest))
+        return array if not chosen.at else backend.contiguous(backend.xp.permute_dims(array, tuple(axes)))
+
+
+def local_views(here: Aligned, arrays: Sequence[Any]) -> list[Any]:
+    """The part of a box in each shard."""
+    out = []
+    for k, box, device in zip(here.positions, here.boxes, here.grid.devices, strict=True):
+        backend = backend_of(device)
+        with backend.on(device):
+            out.append(box.of(backend.xp, arrays[k]))
+    return out
+
+
+# -- who gets what from whom -----------------------------------------------------------------------
+
+
+class Want:
+    """What one device wants of an array: rows, by their index in each of the picked dimensions, and of every other
+    dimension a run.
+    """
+
+    __slots__ = ("coordinates", "device", "rest", "rows")
+
+    def __init__(
+        self, device: Device, rows: int, coordinates: Sequence[Ints], rest: Sequence[tuple[int, int]]
+    ) -> None:
+        self.device = device
+        self.rows = rows
+        self.coordinates = coordinates
+        self.rest = rest
+
+    @property
+    def shape(self) -> Shape:
+        """Of what it gets: rows first."""
+        return (self.rows, *[b - a for a, b in self.rest])
+
+
+class _Piece:
+    """Rows that one device gets from another."""
+
+    __slots__ = ("index", "j", "k", "rows", "runs", "size", "to")
+
+    def __init__(self, k: int, j: int, rows: Ints, index: list[Ints], runs: Any, to: Any, size: int) -> None:
+        self.k = k
+        self.j = j
+        self.rows = rows
+        self.index = index
+        self.runs = runs
+        self.to = to
+        self.size = size
+
+
+class Picking:
+    """The plan by which rows of an array get to those who want them.
+
+    Args:
+        source: how the array is cut, and who has which part.
+        dims: its dimensions that are picked.
+        wants: who wants what.
+    """
+
+    def __init__(self, source: Grid, dims: Sequence[int], wants: Sequence[Want]) -> None:
+        self.source = source
+        self.wants = wants
+        self.dims = tuple(dims)
+        self.others = tuple(d for d in range(len(source.offsets)) if d not in dims)
+        self.holders: dict[tuple[int, ...], list[int]] = {}
+        for j, parts in enumerate(source.parts.tolist()):
+            self.holders.setdefault(tuple(parts), []).append(j)
+        self.pieces = [piece for k, want in enumerate(wants) for piece in self._pieces(k, want)]
+
+    def _pieces(self, k: int, want: Want) -> Iterator[_Piece]:
+        if not math.prod(want.shape):
+            return
+        offsets = self.source.offsets
+        parts = [
+            np.searchsorted(offsets[d], c, "right") - 1 for d, c in zip(self.dims, want.coordinates, strict=True)
+        ]
+        keys = np.zeros(want.rows, np.int64)
+        for d, p in zip(self.dims, parts, strict=True):
+            keys = keys * (len(offsets[d]) - 1) + p
+        order = np.argsort(keys, kind="stable")
+        cuts = np.flatnonzero(np.diff(keys[order])) + 1
+        runs = [_overlaps(offsets[d], a, b) for d, (a, b) in zip(self.others, want.rest, strict=True)]
+        for rows in np.split(order, cuts):
+            mine = {d: int(p[rows[0]]) for d, p in zip(self.dims, parts, strict=True)}
+            index = [
+                c[rows] - offsets[d][mine[d]] for d, c in zip(self.dims, want.coordinates, strict=True)
+            ]
+            for combination in itertools.product(*runs):
+                for d, (part, *_) in zip(self.others, combination, strict=True):
+                    mine[d] = part
+                candidates = self.holders[tuple(mine[d] for d in range(len(offsets)))]
+                at_home = [j for j in candidates if self.source.devices[j] == want.device]
+                j = at_home[0] if at_home else candidates[k % len(candidates)]
+                runs_here = tuple([slice(a, b) for _, a, b, _ in combination])
+                to = tuple([slice(at, at + b - a) for _, a, b, at in combination])
+                size = len(rows) * math.prod(b - a for _, a, b, _ in combination)
+                yield _Piece(k, j, rows, index, runs_here, to, size)
+
+    def records(self, itemsize: int, copied: bool, operator: str) -> Iterator[Transfer]:
+        """What the log says of it."""
+        for p in self.pieces:
+            source, destination = self.source.devices[p.j], self.wants[p.k].device
+            if source != destination:
+                n = p.size * itemsize
+                yield Transfer(n, n if copied else 0, source, destination, operator, False)
+
+    def announce(self, itemsize: int, copied: bool, operator: str) -> None:
+        """Judges and counts the moves."""
+        total = sum(r.bytes for r in self.records(itemsize, copied, operator))
+        account(operator, total, False, lambda: self.records(itemsize, copied, operator))
+
+    def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
+        """What each gets: an array of `Want.shape`."""
+        pieces: list[list[_Piece]] = [[] for _ in self.wants]
+        for p in self.pieces:
+            pieces[p.k].append(p)
+        return [self._receive(want, mine, arrays, dtype) for want, mine in zip(self.wants, pieces, strict=True)]
+
+    def _receive(self, want: Want, pieces: Sequence[_Piece], arrays: Sequence[Any], dtype: Any) -> Any:
+        backend = backend_of(want.device)
+        with backend.on(want.device):
+            out = backend.xp.empty(want.shape, dtype=dtype)
+        for p in pieces:
+            part = self._fetch(p, arrays[p.j], want.device)
+            with backend.on(want.device):
+                if len(p.rows) == want.rows:
+                    # Rows of one source come in the order in which they are wanted.
+                    out[(slice(None), *p.to)] = part
+                else:
+                    out[(on_device(p.rows, want.device), *p.to)] = part
+        return out
+
+    def _fetch(self, piece: _Piece, array: Any, device: Device) -> Any:
+        source = self.source.devices[piece.j]
+        backend = backend_of(source)
+        with backend.on(source):
+            array = backend.xp.permute_dims(array, (*self.dims, *self.others))
+            part = array[(*[on_device(i, source) for i in piece.index], *piece.runs)]
+        return part if source == device else send(part, source, device)
+
+
+def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, int]]:
+    """The parts of a dimension that a run touches: (part, begin and end within it, where that is in the run)."""
+    out = []
+    for part, (a, b) in enumerate(itertools.pairwise(offsets.tolist())):
+        low, high = max(a, begin), min(b, end)
+        if low < high:
+            out.append((part, low - a, high - a, low - begin))
+    return out
+
+
+def on_device(index: Ints, device: Device) -> Any:
+    """An index array beside what it indexes; the device is current."""
+    return index if device == HOST else backend_of(device).from_host(index, device)
+
+
+def last_of_each(coordinates: Sequence[Ints], sizes: Sequence[int]) -> Ints | None:
+    """The positions of the last occurrence of each place; None where none occurs twice."""
+    key = np.zeros(len(coordinates[0]), np.int64)
+    for c, n in zip(coordinates, sizes, strict=True):
+        key = key * n + c
+    places, last = np.unique(key[::-1], return_index=True)
+    return None if len(places) == len(key) else np.sort(len(key) - 1 - last)

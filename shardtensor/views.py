@@ -1,0 +1,280 @@
+"""Views: tensors that see a window of another one's value, as it is when they are read; and single elements.
+
+A view's storage is a base tensor and a window on it (see `shardtensor.windows`). It computes and moves nothing before
+somebody asks for its elements. Where memory is shared it is then a view of the one buffer; elsewhere its pieces are
+brought into its own layout, and kept until the base is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import HOST, HostArray, backend_of, read_only
+from shardtensor.core import Op, Params, call
+from shardtensor.log import Transfer, account, watched
+from shardtensor.planner import host_grid, identity
+from shardtensor.running import value_of
+from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
+from shardtensor.tensor import ShardedTensor, ledger_of, settled, shard_arrays, tensor, whole_array
+from shardtensor.transfer import Movement
+from shardtensor.value import Aval, Donated, Storage, aval
+from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, whole_box, whole_window
+
+
+class View:
+    """In place of the storage of a tensor that is a view.
+
+    Attributes:
+        base: the tensor that is seen; never a view itself.
+        window: what is seen of it.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "base", "window")
+
+    def __init__(self, base: ShardedTensor, window: Window) -> None:
+        self.base = base
+        self.window = window
+        self._cache: tuple[int, Any] | None = None  # the base's version, and what was read of it
+
+    @property
+    def array(self) -> Any:
+        """Where memory is shared: the view of the base's buffer."""
+        if not self.base._aval.backend.one_memory:
+            return None
+        if watched():
+            self._read()  # for what separate memories would send
+        return self.window.of(np, row_major(self.base, self.window))
+
+    @property
+    def arrays(self) -> Any:
+        """Elsewhere: one array per device, in the view's layout."""
+        return None if self.base._aval.backend.one_memory else self._read()
+
+    def forget(self) -> None:
+        """Lets go of what it has read."""
+        self._cache = None
+
+    def _read(self) -> Any:
+        """The elements by the operators that the window stands for; once for each value of the base."""
+        ledger = ledger_of(self.base)
+        version = ledger.version  # before the value: it may be older than what is read, never newer
+        cache = self._cache
+        if cache is None or cache[0] != version:
+            value = evaluate(tensor(self.base._aval, settled(self.base)), self.window)
+            shared = self.base._aval.backend.one_memory
+            cache = (version, None if shared else shard_arrays(value))
+            key, caches = id(self), ledger.caches
+            caches[key] = weakref.ref(self, lambda _: caches.pop(key, None))
+            self._cache = cache
+        return cache[1]
+
+    def to_host(self, index: Any) -> HostArray:
+        """The view, or what a basic index takes of it, in host memory: straight from those that have it."""
+        window = self.window if index is None else self.window.at(index)
+        x = tensor(self.base._aval, settled(self.base))
+        *earlier, last = window.boxes
+        if earlier:
+            x = evaluate(x, Window(tuple(earlier), (), 0, ()))
+            x = value_of("reshape", x, last.over, None)
+        array = call("to_host", x, index=Index(last.entries))
+        array = _finished(np, array, last)
+        return read_only(getattr(array, window.part) if window.part else array)
+
+
+class Element:
+    """In place of the storage of a tensor that is one element of another, copied where it was; it goes to the other
+    devices when one of them asks for it.
+    """
+
+    __slots__ = ("_storage", "device", "parts", "place", "value")
+
+    def __init__(self, value: Aval, base: Aval, index: Index, parts: tuple[Any, ...]) -> None:
+        self.value = value
+        self.place = (base, index)
+        self.parts = parts
+        self._storage: Storage | None = None
+
+    @property
+    def array(self) -> Any:
+        """See `Storage`."""
+        return self.spread().array
+
+    @property
+    def arrays(self) -> Any:
+        """See `Storage`."""
+        return self.spread().arrays
+
+    def grid(self) -> Grid:
+        """The devices that have it from the start."""
+        base, index = self.place
+        return _element_of(base, index).grid
+
+    def spread(self) -> Storage:
+        """The element on every device of the base."""
+        if self._storage is None:
+            n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
+            if watched() or not shared:
+                movement = Movement((identity(()),), (self.grid(),), self.value.grid)
+                account(
+                    "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
+                )
+            if shared:
+                self._storage = Storage(self.parts[0])
+            else:
+                self._storage = Storage(arrays=movement.run((self.parts,), self.value.dtype))
+        return self._storage
+
+    def to_host(self, index: Any) -> HostArray:
+        """The element in host memory, from the first device that has it."""
+        n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
+        device = self.value.sharding.mesh.flat[0] if shared and not watched() else self.grid().devices[0]
+        account("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
+        backend = backend_of(device)
+        with backend.on(device):
+            array = backend.to_host(self.parts[0], device)
+        return read_only(array if index is None else array[tuple([None] * len(index))])
+
+
+@functools.lru_cache(4096)
+def _element_of(base: Aval, index: Index) -> Aligned:
+    return aligned(base.grid, box_of(index, base.shape))
+
+
+# -- making them -----------------------------------------------------------------------------------
+
+
+def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
+    """The view that an operator gives of a tensor, which is a value of its own where NumPy gives a scalar; None where
+    the operator copies.
+    """
+    base, window = seen(x)
+    assert op.window is not None
+    window = op.window(window, *params)
+    if window is None or 0 in window.shape:  # of nothing there is nothing to see
+        return None
+    if window.part and base._aval.dtype.kind != "c":
+        if window.part == "imag":
+            return None
+        window = window.only(None)
+    value = _aval_of(base._aval, window.chains, window.shape, window.part)
+    if window.scalar:
+        return _element(base, window, value)
+    return tensor(value, View(base, window))
+
+
+def seen(x: ShardedTensor) -> tuple[ShardedTensor, Window]:
+    """The tensor that is written when x is, and what x sees of it."""
+    storage = x._storage
+    if type(storage) is View:
+        return storage.base, storage.window
+    if type(storage) is Donated:
+        storage.refuse()
+    return x, _window_of(x._aval)
+
+
+@functools.lru_cache(8192)
+def _window_of(value: Aval) -> Window:
+    return whole_window(value.shape, value.sharding.spec.chains_of(value.ndim))
+
+
+@functools.lru_cache(8192)
+def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: str | None) -> Aval:
+    dtype = base.dtype if part is None else np.empty(0, base.dtype).real.dtype
+    sharding: NamedSharding = base.sharding.with_spec(P(*chains))
+    return aval(shape, dtype, sharding, base.committed)
+
+
+def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
+    """One element, copied on the devices that hold it."""
+    source = base._aval
+    where, rest = [], window.offset
+    for n in reversed(source.shape):
+        rest, i = divmod(rest, n)
+        where.append(i)
+    index = Index(reversed(where))
+    if source.backend.one_memory:
+        array = whole_array(base, "getitem")[index]
+        return tensor(value, Element(value, source, index, (np.array(_part(array, window)),)))
+    holders = _element_of(source, index)
+    arrays, parts = shard_arrays(base), []
+    backend = source.backend
+    for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
+        with backend.on(device):
+            parts.append(backend.xp.asarray(_part(box.of(backend.xp, arrays[k]), window), copy=True))
+    return tensor(value, Element(value, source, index, tuple(parts)))
+
+
+def _part(array: Any, window: Window) -> Any:
+    return getattr(array, window.part) if window.part else array
+
+
+# -- reading them ----------------------------------------------------------------------------------
+
+
+def row_major(base: ShardedTensor, window: Window) -> HostArray:
+    """The buffer of a base, where memory is shared: in row-major order if the window asks for its elements in another
+    shape, so that it is a view of them.
+    """
+    array = whole_array(base, "view")
+    if len(window.boxes) > 1 and not array.flags.c_contiguous:
+        ledger = ledger_of(base)
+        with ledger.lock:
+            array = whole_array(base, "view")
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+                base._storage = Storage(array)
+    return array
+
+
+def evaluate(x: ShardedTensor, window: Window) -> ShardedTensor:
+    """What a window sees of a value, as a value."""
+    for number, box in enumerate(window.boxes):
+        if number:
+            x = value_of("reshape", x, box.over, None)
+        if not box.is_whole:
+            x = _boxed(x, box)
+    return value_of(window.part, x) if window.part else x
+
+
+def _boxed(x: ShardedTensor, box: Box) -> ShardedTensor:
+    if not box.in_order:
+        x = value_of("getitem", x, Index(box.entries))
+        x = value_of("permute_dims", x, box.axes)
+        return value_of("getitem", x, box.new) if None in box.order else x
+    return value_of("getitem", x, box.index)
+
+
+def _finished(xp: Any, array: Any, box: Box) -> Any:
+    """What a box's entries took of an array, with its dimensions in the box's order."""
+    array = xp.permute_dims(array, box.axes)
+    return array[tuple([None if d is None else slice(None) for d in box.order])] if None in box.order else array
+
+
+def sources(x: Any) -> tuple[Grid, tuple[Any, ...], Box]:
+    """The arrays in which the elements of an operand are, and the box of them that it sees."""
+    if not isinstance(x, ShardedTensor):
+        array = np.asarray(x)
+        return host_grid(array.shape), (array,), whole_box(array.shape)
+    storage = x._storage
+    if type(storage) is View and len(storage.window.boxes) == 1 and not storage.window.part:
+        base = storage.base
+        return base._aval.grid, shard_arrays(base), storage.window.boxes[0]
+    if type(storage) is Element:
+        return storage.grid(), storage.parts, whole_box(())
+    return x._aval.grid, shard_arrays(x), whole_box(x.shape)
+
+
+def frozen(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:
+    """An operand as it is now: a handle of its own on the same value; ``value`` in the place of ``base``."""
+    if not isinstance(x, ShardedTensor):
+        return x
+    owner, window = seen(x)
+    if owner is base and value is not None:
+        now = value
+    else:
+        now = tensor(owner._aval, owner._storage if type(owner._storage) is Element else settled(owner))
+    return now if owner is x else tensor(x._aval, View(now, window))

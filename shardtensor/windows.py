@@ -1,0 +1,519 @@
+"""Windows: what NumPy's views see of an array, as arithmetic on indices. No arrays are touched here.
+
+A window is a chain of boxes over an array in row-major order. A box takes along each dimension one index, or a run of
+them with a step, and gives the dimensions that are left in any order; between two boxes the elements are given another
+shape. Indexing, transposition, flip, squeeze and their like compose into one box. The strides that the window would
+have in NumPy (in elements) are kept along, because they decide whether a reshape is a view or a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator as python
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import IndexingError
+from shardtensor.planner import Line, Region
+from shardtensor.sharding import Chain, Grid, Shape
+
+Span = tuple[int, int, int]
+"""Start, count and step."""
+
+Entry = int | Span | None
+"""An index, the start and count and step of a slice, or None (a new dimension)."""
+
+
+class Index(tuple[Entry, ...]):
+    """A basic index in canonical form: an entry for each dimension that is taken or made."""
+
+    __slots__ = ()
+
+
+def canonical(index: Any, shape: Shape) -> Index | None:
+    """A basic index with nothing left out and everything in range; None for one with arrays in it.
+
+    Raises:
+        IndexingError: too many indices, one out of bounds, or one that cannot index.
+    """
+    entries = index if type(index) is tuple else (index,)
+    out: list[Entry] = []
+    d, ellipses = 0, 0
+    for entry in entries:
+        if type(entry) is int:
+            if d < len(shape):
+                size = shape[d]
+                if not -size <= entry < size:
+                    raise _out_of_bounds(entry, d, size)
+                out.append(entry + size if entry < 0 else entry)
+            d += 1
+        elif type(entry) is slice:
+            if d < len(shape):
+                out.append(_span(entry, shape[d], d))
+            d += 1
+        elif entry is None:
+            out.append(None)
+        elif entry is Ellipsis:
+            ellipses += 1
+            rest = len(shape) - sum(1 for e in entries if e is not None and e is not Ellipsis)
+            for size in shape[d : d + max(rest, 0)]:
+                out.append((0, size, 1))
+                d += 1
+        elif is_array(entry):
+            return None
+        else:
+            if d < len(shape):
+                i, size = _integer(entry, d), shape[d]
+                if not -size <= i < size:
+                    raise _out_of_bounds(i, d, size)
+                out.append(i % size)
+            d += 1
+    if d > len(shape):
+        raise IndexingError(f"getitem: {d} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+    if ellipses > 1:
+        raise IndexingError("getitem: an index can have one ellipsis ('...') only")
+    out.extend([(0, n, 1) for n in shape[d:]])
+    return Index(out)
+
+
+def is_array(entry: Any) -> bool:
+    """Whether an index entry is an array of indices or a mask. NumPy's integer scalars are not; its bools, and arrays
+    of no dimensions, are.
+    """
+    if isinstance(entry, (list, tuple, bool, np.bool_, np.ndarray)):
+        return True
+    return hasattr(entry, "ndim") and (entry.ndim > 0 or entry.dtype.kind == "b")
+
+
+def _span(entry: slice, size: int, dimension: int) -> Span:
+    try:
+        start, stop, step = entry.indices(size)
+    except (TypeError, ValueError) as error:
+        raise IndexingError(f"getitem: {entry} in dimension {dimension}: {error}") from None
+    count = len(range(start, stop, step))
+    return (start if count else 0, count, step)
+
+
+def _integer(entry: Any, dimension: int) -> int:
+    try:
+        return python.index(entry)
+    except TypeError:
+        raise IndexingError(
+            f"getitem: index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; wanted integers, "
+            "slices, '...', None, and arrays of integers or bools"
+        ) from None
+
+
+def _out_of_bounds(index: int, dimension: int, size: int) -> IndexingError:
+    return IndexingError(f"getitem: index {index} is out of bounds for dimension {dimension} of size {size}")
+
+
+def to_numpy(index: Sequence[Entry]) -> tuple[int | slice | None, ...]:
+    """Entries as NumPy indexes with them."""
+    out: list[int | slice | None] = []
+    for entry in index:
+        if type(entry) is tuple:
+            start, count, step = entry
+            stop = start + count * step
+            out.append(slice(start, stop if stop >= 0 else None, step))
+        else:
+            out.append(entry)  # type: ignore[arg-type]
+    return tuple(out)
+
+
+def region_of(index: Index) -> Region:
+    """Where the elements that an index selects come from."""
+    lines, fixed, d = [], [], 0
+    for entry in index:
+        if entry is None:
+            lines.append(Line(0, 1, None))
+            continue
+        if isinstance(entry, int):
+            fixed.append((d, entry))
+        else:
+            start, count, step = entry
+            lines.append(Line(0, count, d, start, step))
+        d += 1
+    return Region(0, tuple(lines), tuple(fixed))
+
+
+# -- boxes -----------------------------------------------------------------------------------------
+
+
+class Box:
+    """One index or run of each dimension of an array; the runs, in some order, are the dimensions of the result.
+
+    Attributes:
+        over: the shape of the array.
+        entries: one for each of its dimensions: an index, or a run.
+        order: for each dimension of the result the dimension that it walks; None for a new one, of size 1.
+        shape: of the result.
+    """
+
+    __slots__ = ("entries", "order", "over", "shape")
+
+    def __init__(
+        self, over: Shape, entries: tuple[int | Span, ...], order: tuple[int | None, ...], shape: Shape
+    ) -> None:
+        self.over = over
+        self.entries = entries
+        self.order = order
+        self.shape = shape
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and (self.over, self.entries, self.order) == (
+            other.over, other.entries, other.order
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self.over, self.entries, self.order))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the array as it stands."""
+        return self.shape == self.over and self.order == tuple(range(len(self.over))) and self._unmoved
+
+    @property
+    def _unmoved(self) -> bool:
+        return all(e == (0, n, 1) for e, n in zip(self.entries, self.over, strict=True))
+
+    def at(self, index: Index) -> Box:
+        """What an index takes of this box."""
+        entries, order, shape = list(self.entries), [], []
+        walked = iter(self.order)
+        for entry in index:
+            if entry is None:
+                order.append(None)
+                shape.append(1)
+                continue
+            d = next(walked)
+            if type(entry) is int:
+                if d is not None:
+                    start, _, step = entries[d]  # type: ignore[misc]
+                    entries[d] = start + entry * step
+                continue
+            first, count, by = entry  # type: ignore[misc]
+            if d is not None:
+                start, _, step = entries[d]  # type: ignore[misc]
+                entries[d] = (start + first * step, count, step * by)
+            order.append(d)
+            shape.append(count)
+        return Box(self.over, tuple(entries), tuple(order), tuple(shape))
+
+    def permuted(self, axes: tuple[int, ...]) -> Box:
+        """With its dimensions in the order ``axes``."""
+        return Box(
+            self.over, self.entries, tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes])
+        )
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the result's dimensions walk the array's in their own order."""
+        walked = [d for d in self.order if d is not None]
+        return walked == sorted(walked)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """How the dimensions that the entries leave must be permuted."""
+        walked = [d for d in self.order if d is not None]
+        left = sorted(walked)
+        return tuple([left.index(d) for d in walked])
+
+    @property
+    def new(self) -> Index:
+        """The index that then adds the new dimensions."""
+        sizes = zip(self.order, self.shape, strict=True)
+        return Index([None if d is None else (0, n, 1) for d, n in sizes])
+
+    @property
+    def index(self) -> Index:
+        """Entries and new dimensions as one index, if they are in order."""
+        out: list[Entry] = []
+        at = 0
+        for d in self.order:
+            if d is None:
+                out.append(None)
+                continue
+            out.extend(self.entries[at : d + 1])
+            at = d + 1
+        return Index((*out, *self.entries[at:]))
+
+    def of(self, xp: Any, array: Any) -> Any:
+        """The box of an array: a view, of no dimensions where only one element is left."""
+        if self.is_whole:
+            return array
+        if self.in_order:
+            return array[(*to_numpy(self.index), Ellipsis)]
+        part = xp.permute_dims(array[(*to_numpy(self.entries), Ellipsis)], self.axes)
+        return part[to_numpy(self.new)] if None in self.order else part
+
+
+@functools.lru_cache(4096)
+def whole_box(shape: Shape) -> Box:
+    """The box that takes all."""
+    return Box(shape, tuple([(0, n, 1) for n in shape]), tuple(range(len(shape))), shape)
+
+
+def box_of(index: Index, shape: Shape) -> Box:
+    """What an index takes of an array of that shape."""
+    return whole_box(shape).at(index)
+
+
+# -- windows ---------------------------------------------------------------------------------------
+
+
+class Window:
+    """What a view sees of an array in row-major order.
+
+    Attributes:
+        boxes: the chain, from the array to the view.
+        shape: of the view.
+        strides, offset: the view's place in the array, in elements, as NumPy counts them.
+        chains: the mesh axes that split each dimension.
+        part: ``"real"`` or ``"imag"`` where it sees a part of complex numbers.
+        scalar: whether it is one element that NumPy would give as a scalar: a copy.
+    """
+
+    __slots__ = ("boxes", "chains", "offset", "part", "scalar", "shape", "strides")
+
+    def __init__(
+        self, boxes: tuple[Box, ...], strides: tuple[int, ...], offset: int, chains: tuple[Chain, ...],
+        part: str | None = None, scalar: bool = False,
+    ) -> None:  # fmt: skip
+        self.boxes = boxes
+        self.shape = boxes[-1].shape
+        self.strides = strides
+        self.offset = offset
+        self.chains = chains
+        self.part = part
+        self.scalar = scalar
+
+    @property
+    def size(self) -> int:
+        """How many elements it sees."""
+        return math.prod(self.shape)
+
+    def at(self, index: Index, scalar: bool = False) -> Window:
+        """What an index takes of it."""
+        strides, chains, offset, w = [], [], self.offset, 0
+        for entry in index:
+            if entry is None:
+                strides.append(0)
+                chains.append(())
+                continue
+            stride = self.strides[w]
+            if type(entry) is int:
+                offset += entry * stride
+            else:
+                start, _, step = entry  # type: ignore[misc]
+                offset += start * stride
+                strides.append(stride * step)
+                chains.append(self.chains[w])
+            w += 1
+        boxes = (*self.boxes[:-1], self.boxes[-1].at(index))
+        return Window(boxes, tuple(strides), offset, tuple(chains), self.part, scalar)
+
+    def permuted(self, axes: tuple[int, ...]) -> Window:
+        """With its dimensions in the order ``axes``."""
+        boxes = (*self.boxes[:-1], self.boxes[-1].permuted(axes))
+        strides, chains = tuple([self.strides[a] for a in axes]), tuple([self.chains[a] for a in axes])
+        return Window(boxes, strides, self.offset, chains, self.part)
+
+    def reshaped(self, shape: Shape) -> Window | None:
+        """In another shape; None where NumPy would have to copy."""
+        strides = reshaped_strides(self.shape, self.strides, shape)
+        if strides is None:
+            return None
+        boxes, chains = (*self.boxes, whole_box(shape)), reshaped_chains(self.shape, shape, self.chains)[1]
+        return Window(boxes, strides, self.offset, chains, self.part)
+
+    def only(self, part: str | None) -> Window:
+        """The real or imaginary part of what it would see."""
+        return Window(self.boxes, self.strides, self.offset, self.chains, part)
+
+    def of(self, xp: Any, array: Any) -> Any:
+        """The window on an array: a view of it, if the array is in row-major order or the chain has one box."""
+        array = self.boxes[0].of(xp, array)
+        for box in self.boxes[1:]:
+            array = box.of(xp, xp.reshape(array, box.over))
+        return getattr(array, self.part) if self.part else array
+
+    def same(self, other: Window) -> bool:
+        """Whether both see the same elements in the same order."""
+        mine = (self.shape, self.offset, self.part, _walked(self))
+        return mine == (other.shape, other.offset, other.part, _walked(other))
+
+
+def _walked(window: Window) -> list[int]:
+    return [s for s, n in zip(window.strides, window.shape, strict=True) if n > 1]
+
+
+@functools.lru_cache(4096)
+def whole_window(shape: Shape, chains: tuple[Chain, ...]) -> Window:
+    """The window that sees all of an array of that shape, split along those mesh axes."""
+    strides = tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
+    return Window((whole_box(shape),), strides, 0, chains)
+
+
+def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+    """Which dimensions become which: runs of old and new dimensions with equal products, as short as can be.
+    Dimensions of size 1 belong to none. Where there is no element, all become all.
+    """
+    if 0 in old:
+        return [([*range(len(old))], [*range(len(new))])]
+    olds, news = ([d for d, n in enumerate(s) if n != 1] for s in (old, new))
+    groups = []
+    while olds or news:
+        left, right = [olds.pop(0)], [news.pop(0)]
+        a, b = old[left[0]], new[right[0]]
+        while a != b:
+            if a < b:
+                left.append(olds.pop(0))
+                a *= old[left[-1]]
+            else:
+                right.append(news.pop(0))
+                b *= new[right[-1]]
+        groups.append((left, right))
+    return groups
+
+
+def reshaped_strides(old: Shape, strides: Sequence[int], new: Shape) -> tuple[int, ...] | None:
+    """The strides of an array in another shape; None where its elements do not lie so that there are any."""
+    out = [0] * len(new)
+    for left, right in reshape_groups(old, new):
+        for a, b in itertools.pairwise(left):
+            if strides[a] != old[b] * strides[b]:
+                return None
+        stride = strides[left[-1]] if left else 0
+        for d in reversed(right):
+            out[d] = stride
+            stride *= new[d]
+    return tuple(out)
+
+
+def reshaped_chains(
+    old: Shape, new: Shape, chains: Sequence[Chain]
+) -> tuple[tuple[Chain, ...], tuple[Chain, ...]]:
+    """What splits the dimensions before and after a reshape: those that merge or part have their split at the first."""
+    before: list[Chain] = [()] * len(old)
+    after: list[Chain] = [()] * len(new)
+    for left, right in reshape_groups(old, new):
+        chain = tuple(itertools.chain.from_iterable(chains[d] for d in left))
+        if left:
+            before[left[0]] = chain
+        if right:
+            after[right[0]] = chain
+    return tuple(before), tuple(after)
+
+
+# -- windows on shards -----------------------------------------------------------------------------
+
+
+class Aligned:
+    """A box of a sharded array, each device with the part of it that it has already.
+
+    Attributes:
+        grid: the box's shape, cut where the array is, on those devices that have a part of it (or an empty one).
+        positions: where these devices stand in the array's own grid.
+        boxes: for each of them, the box within its shard.
+    """
+
+    __slots__ = ("boxes", "grid", "positions")
+
+    def __init__(self, grid: Grid, positions: list[int], boxes: list[Box]) -> None:
+        self.grid = grid
+        self.positions = positions
+        self.boxes = boxes
+
+
+def aligned(grid: Grid, box: Box) -> Aligned:
+    """The part of a box that lies in each shard."""
+    here = np.ones(len(grid.devices), bool)
+    for d, entry in enumerate(box.entries):
+        if isinstance(entry, int):
+            here &= grid.parts[:, d] == np.searchsorted(grid.offsets[d], entry, "right") - 1
+    positions = np.flatnonzero(here).tolist()
+    bounds, columns = [], []
+    for d in box.order:
+        if d is None:
+            bounds.append(np.array([0, 1], np.int64))
+            columns.append(np.zeros(len(positions), np.int64))
+            continue
+        start, count, step = box.entries[d]  # type: ignore[misc]
+        offsets, parts = grid.offsets[d], grid.parts[positions, d]
+        if step > 0:
+            cuts = -((start - offsets) // step)
+        else:  # the walk goes down: it meets the parts in reverse order
+            cuts = ((start - offsets) // -step + 1)[::-1]
+            parts = len(offsets) - 2 - parts
+        cuts = np.clip(cuts, 0, count)
+        bounds.append(cuts)
+        columns.append(parts)
+    parts = np.stack(columns, axis=1) if columns else np.zeros((len(positions), 0), np.int64)
+    devices = tuple([grid.devices[k] for k in positions])
+    mine = Grid(devices, tuple(bounds), parts)
+    return Aligned(mine, positions, [_local(grid, box, mine, n, k) for n, k in enumerate(positions)])
+
+
+def _local(grid: Grid, box: Box, mine: Grid, n: int, k: int) -> Box:
+    """The box within the shard of the device at position ``k``, which is the aligned grid's holder ``n``."""
+    entries: list[int | Span] = []
+    ends = dict(zip(box.order, mine.box(n), strict=True))
+    for d, (entry, (begin, _)) in enumerate(zip(box.entries, grid.box(k), strict=True)):
+        if isinstance(entry, int):
+            entries.append(entry - begin)
+        else:
+            (start, _, step), (low, high) = entry, ends[d]
+            entries.append((start + low * step - begin if high > low else 0, high - low, step))
+    return Box(grid.shape(k), tuple(entries), box.order, mine.shape(n))
+
+
+def carried(grid: Grid, old: Shape, new: Shape) -> Grid | None:
+    """The same shards of the same elements in another shape; None where a shard is no box of that shape."""
+    bounds: list[Any] = [np.array([0, n], np.int64) for n in new]
+    parts = np.zeros((len(grid.devices), len(new)), np.int64)
+    for left, right in reshape_groups(old, new):
+        if any(len(grid.offsets[d]) > 2 for d in left[1:]):
+            return None
+        if not left or len(grid.offsets[left[0]]) == 2:
+            continue
+        rest = math.prod(new[d] for d in right[1:])
+        flat = grid.offsets[left[0]] * math.prod(old[d] for d in left[1:])
+        if not right or (flat % rest if rest else flat).any():
+            return None
+        bounds[right[0]] = flat // rest if rest else flat
+        parts[:, right[0]] = grid.parts[:, left[0]]
+    split = {d for left, _ in reshape_groups(old, new) for d in left}
+    if any(len(grid.offsets[d]) > 2 for d in range(len(old)) if d not in split):
+        return None  # a dimension of size 1 whose parts are empty but one
+    return Grid(grid.devices, tuple(bounds), parts)
+
+
+def region_onto(box: Box, shape: Shape) -> tuple[Region, tuple[int, ...]]:
+    """The region that brings a box, broadcast to ``shape``, to a result of that shape; and the order in which the
+    dimensions of the array that the box is over must be read for it.
+    """
+    walked = [d for d in box.order if d is not None]
+    axes = (*walked, *[d for d in range(len(box.over)) if d not in walked])
+    fixed = {axes.index(d): e for d, e in enumerate(box.entries) if isinstance(e, int)}
+    lines = [Line(0, n, None) for n in shape]
+    lead = len(shape) - len(box.shape)
+    for w, d in enumerate(box.order):
+        if d is None:
+            continue
+        start, count, step = box.entries[d]  # type: ignore[misc]
+        n = shape[lead + w] if lead + w >= 0 else 1
+        if lead + w >= 0 and count == n:
+            lines[lead + w] = Line(0, n, axes.index(d), start, step)
+        else:
+            fixed[axes.index(d)] = start
+    return Region(0, tuple(lines), tuple(sorted(fixed.items()))), axes
+
+
+def permuted_grid(grid: Grid, axes: tuple[int, ...]) -> Grid:
+    """The same shards with their dimensions in another order."""
+    return Grid(grid.devices, tuple([grid.offsets[a] for a in axes]), grid.parts[:, list(axes)])

@@ -1,0 +1,653 @@
+"""Writes: ``x[i] = v``, ``x += y`` and ``out=``. The handle is bound to a new value, which takes the old one's memory
+where nobody else holds it.
+
+A write takes the value out of its handle, so that no reader can get hold of it meanwhile, and sees then whether anybody
+has it already: if so, what is to be written is copied first. Everything that can fail comes before the first element
+changes: shapes, dtypes and indices are checked, what must move has arrived, and copies are made. Each device then
+writes its own part, from elements that lie beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import Backend, Device, backend_of, references
+from shardtensor.core import Op, Operands, Params
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.log import Transfer, account, watched
+from shardtensor.operands import admit, host_aval
+from shardtensor.plans import result_dtype
+from shardtensor.running import value_of
+from shardtensor.selection import Picking, Selection, Want, indexing_errors, last_of_each, local_views, on_device
+from shardtensor.sharding import Grid, Shape
+from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, shard_arrays, tensor
+from shardtensor.transfer import Movement, gather
+from shardtensor.value import Aval, Donated, Storage, Writing, join
+from shardtensor.views import Element, evaluate, frozen, seen, sources
+from shardtensor.windows import (
+    Aligned,
+    Box,
+    Index,
+    Window,
+    aligned,
+    box_of,
+    canonical,
+    carried,
+    permuted_grid,
+    region_onto,
+    whole_window,
+)
+
+_ELEMENTWISE = ("... -> ...", "..., ... -> ...")
+
+Apply = Callable[[Op, Operands, Params], Any]
+
+
+def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply: Apply) -> None:
+    """Writes the result of ``op`` into a tensor. ``apply`` computes those that are not computed in place.
+
+    Raises:
+        ShapeError, ArgumentTypeError, IndexingError: what NumPy would not write either; nothing is written then.
+    """
+    base, window = seen(out)
+    if op.name == "setitem":
+        _assign_at(base, window, operands[1], params[0])
+    elif isinstance(getattr(np, op.name, None), np.ufunc) and op.rule in _ELEMENTWISE and not op.kernel:
+        _update(out, base, window, op, operands)
+    else:
+        result = apply(op, operands, params)
+        if result.shape != window.shape:
+            raise ShapeError(f"out has shape {window.shape} and the result {result.shape}; wanted equal shapes")
+        _check_cast(op.name, result.dtype, out.dtype)
+        if result.size:
+            _write(base, window, _Elementwise(op.name, None, (result,), out.dtype))
+
+
+def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> None:
+    """``view[index] = value``."""
+    dtype = _dtype_of(base._aval, window)
+    at = canonical(index, window.shape)
+    if at is None:
+        if _is_mask(index, window.shape) and type(value) in SCALARS:
+            if window.size:
+                _write(base, window, _Masked(admit(index, "setitem"), _scalar(value, dtype)))
+            return
+        chosen = Selection(index, window.shape)
+        value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask)
+        if math.prod(chosen.shape):
+            _write(base, window, _Scattered(chosen, value, dtype))
+        return
+    target = window.at(at)
+    value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not _dots(index))
+    if target.size and not _is_window(value, base, target):  # x[i] += v ends with x[i] = x[i]
+        _write(base, target, _Elementwise("setitem", None, (value,), dtype))
+
+
+def _dots(index: Any) -> bool:
+    return any(e is Ellipsis for e in (index if type(index) is tuple else (index,)))
+
+
+def _is_mask(index: Any, shape: Shape) -> bool:
+    """Whether an index is a mask for every element."""
+    return isinstance(index, (ShardedTensor, np.ndarray)) and index.dtype.kind == "b" and index.shape == shape
+
+
+def _dtype_of(value: Aval, window: Window) -> np.dtype[Any]:
+    return value.dtype if window.part is None else np.empty(0, value.dtype).real.dtype
+
+
+def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A Python scalar as NumPy converts it for an element, and with its errors."""
+    held = np.empty((), dtype)
+    try:
+        held[()] = value
+    except TypeError as error:
+        raise ArgumentTypeError(f"value {value!r} for elements of {dtype}: {error}") from None
+    except ValueError as error:
+        raise ArgumentError(f"value {value!r} for elements of {dtype}: {error}") from None
+    return held[()]
+
+
+def _checked_value(
+    value: Any, dtype: np.dtype[Any], shape: Shape, *, one_element: bool = False, one_mask: bool = False
+) -> Any:
+    """A value that can be written to elements of that shape: a tensor, a host array, or a scalar of ``dtype``.
+
+    Raises:
+        ShapeError: it does not broadcast.
+        ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert it.
+    """
+    if type(value) in SCALARS:
+        return _scalar(value, dtype)
+    if isinstance(value, (list, tuple)):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise ShapeError(f"value: nested lists of different lengths ({error})") from None
+    value = admit(value, "setitem")
+    if value is None or value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
+        what = "None" if value is None else f"an array of {value.dtype}"
+        raise ArgumentTypeError(f"value is {what}, of which elements of {dtype} cannot be made")
+    if one_element and value.ndim:
+        raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
+    if one_mask and value.ndim > 1 and value.ndim > len(shape):
+        raise ArgumentTypeError(f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension")
+    lead = max(value.ndim - len(shape), 0)
+    inner = value.shape[lead:]
+    fits = all(n in (1, m) for n, m in zip(inner, shape[len(shape) - len(inner) :], strict=True))
+    if not fits or any(n != 1 for n in value.shape[:lead]):
+        raise ShapeError(f"a value of shape {value.shape} does not broadcast to the {shape} that is written")
+    return value
+
+
+def _update(out: ShardedTensor, base: ShardedTensor, window: Window, op: Op, operands: Operands) -> None:
+    """``out = op(*operands)``, element by element."""
+    operands = tuple([x if type(x) in SCALARS else admit(x, op.name) for x in operands])
+    kinds = [
+        type(x) if type(x) in SCALARS else x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
+        for x in operands
+    ]
+    shapes = [k.shape for k in kinds if not isinstance(k, type)]
+    try:
+        together = np.broadcast_shapes(window.shape, *shapes)
+    except ValueError:
+        together = None
+    if together != window.shape:
+        raise ShapeError(
+            f"operands of shapes {', '.join(map(str, shapes))} do not broadcast to the {window.shape} that is written"
+        )
+    _check_cast(op.name, result_dtype(op, kinds, {}), out.dtype)
+    if window.size:
+        _write(base, window, _Elementwise(op.name, op.name, operands, out.dtype))
+
+
+def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
+    if not np.can_cast(dtype, wanted, "same_kind"):
+        raise ArgumentTypeError(
+            f"{name}: the result has dtype {dtype}, which is not of a kind with the {wanted} that is written; "
+            "convert it with astype"
+        )
+
+
+# -- what is written: edits -------------------------------------------------------------------------
+
+
+class _Itself:
+    """In place of an operand: what is written, as it was before."""
+
+
+_ITSELF = _Itself()
+
+Commit = Callable[[int, Any, Any, Any], None]
+"""``commit(n, xp, out, old)``: writes on the n-th device of a grid into ``out``; ``old`` is what was there before."""
+
+
+class _Edit:
+    """What a write puts in the place of a window's elements.
+
+    Attributes:
+        name: the operator's.
+        operands: what it reads.
+        overwrites: whether every element of the window is written.
+    """
+
+    overwrites = True
+
+    def __init__(self, name: str, operands: Sequence[Any]) -> None:
+        self.name = name
+        self.operands = operands
+
+    def settle(self, base: ShardedTensor) -> None:
+        """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
+        self.operands = [x if _owner(x) is base else frozen(x) for x in self.operands]
+
+    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
+        """Takes those that see ``base`` from its ``value``, which is taken out of it; the window itself stands for
+        itself.
+        """
+        self.operands = [
+            _ITSELF if _is_window(x, base, window) else frozen(x, base, value) if _owner(x) is base else x
+            for x in self.operands
+        ]
+
+    def shared(self, out: Any, old: Any) -> None:
+        """Writes into a view of the one buffer."""
+        raise NotImplementedError
+
+    def announce(self, grid: Grid) -> None:
+        """Counts what separate memories would send for it, where one is shared."""
+        raise NotImplementedError
+
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """Brings everything to the devices of a grid that cuts the window; what then writes it."""
+        raise NotImplementedError
+
+
+def _owner(x: Any) -> ShardedTensor | None:
+    """The tensor whose value an operand sees."""
+    return seen(x)[0] if isinstance(x, ShardedTensor) else None
+
+
+def _is_window(x: Any, base: ShardedTensor, window: Window) -> bool:
+    """Whether an operand is just the elements that are written."""
+    if not isinstance(x, ShardedTensor):
+        return False
+    owner, mine = seen(x)
+    return owner is base and mine.same(window)
+
+
+class _Delivery:
+    """How an operand gets to the devices of a grid: each gets its part, broadcast, if it has not got it."""
+
+    def __init__(self, x: Any, grid: Grid) -> None:
+        source, self.arrays, box = sources(x)
+        region, self.axes = region_onto(box, tuple([int(o[-1]) for o in grid.offsets]))
+        self.itemsize = x.dtype.itemsize
+        self.movement = Movement((region,), (permuted_grid(source, self.axes),), grid)
+
+    def announce(self, who: str, copied: bool) -> None:
+        """Judges and counts the move."""
+        movement, n = self.movement, self.itemsize
+        account(who, movement.size * n, False, lambda: movement.records(n, copied, who, False))
+
+    def run(self, dtype: Any) -> tuple[Any, ...]:
+        """The parts."""
+        arrays, devices = self.arrays, self.movement.sources[0].devices
+        if self.axes != tuple(range(len(self.axes))):
+            permuted = []
+            for array, device in zip(arrays, devices, strict=True):
+                backend = backend_of(device)
+                with backend.on(device):
+                    permuted.append(backend.xp.permute_dims(array, self.axes))
+            arrays = tuple(permuted)
+        return self.movement.run((arrays,), dtype)
+
+
+class _Elementwise(_Edit):
+    """A ufunc of operands that broadcast to the window, or (``ufunc`` None) the only operand itself."""
+
+    def __init__(self, name: str, ufunc: str | None, operands: Sequence[Any], dtype: Any) -> None:
+        super().__init__(name, operands)
+        self.ufunc = ufunc
+        self.dtype = dtype
+
+    def shared(self, out: Any, old: Any) -> None:
+        """See `_Edit`."""
+        arrays = [
+            old if x is _ITSELF else gather(x, self.name) if isinstance(x, ShardedTensor) else x
+            for x in self.operands
+        ]
+        self._run(np, out, arrays)
+
+    def announce(self, grid: Grid) -> None:
+        """See `_Edit`."""
+        for x in self.operands:
+            if _is_array(x):
+                _Delivery(x, grid).announce(self.name, copied=False)
+
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """See `_Edit`."""
+        columns = []
+        for x in self.operands:
+            if not _is_array(x):
+                columns.append([x] * len(grid.devices))
+                continue
+            delivery = _Delivery(x, grid)
+            if watched():
+                delivery.announce(self.name, copied=True)
+            parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
+            if _owner(x) is value:  # what is read must not change while it is read
+                parts = tuple([_copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
+            columns.append(list(parts))
+
+        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
+            self._run(xp, out, [old if c[n] is _ITSELF else c[n] for c in columns])
+
+        return commit
+
+    def _run(self, xp: Any, out: Any, arrays: Sequence[Any]) -> None:
+        if self.ufunc is None:
+            out[...] = arrays[0]
+        else:
+            getattr(xp, self.ufunc)(*arrays, out=out)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (ShardedTensor, np.ndarray))
+
+
+def _copied(array: Any, device: Device) -> Any:
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.xp.asarray(array, copy=True)
+
+
+class _Masked(_Edit):
+    """One scalar for every element where a mask of the window's shape is true."""
+
+    overwrites = False
+
+    def __init__(self, mask: Any, scalar: Any) -> None:
+        super().__init__("setitem", [mask])
+        self.scalar = scalar
+
+    def shared(self, out: Any, old: Any) -> None:
+        """See `_Edit`."""
+        (mask,) = self.operands
+        mask = old if mask is _ITSELF else gather(mask, self.name) if isinstance(mask, ShardedTensor) else mask
+        out[mask] = self.scalar
+
+    def announce(self, grid: Grid) -> None:
+        """See `_Edit`."""
+        if _is_array(self.operands[0]):
+            _Delivery(self.operands[0], grid).announce(self.name, copied=False)
+
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """See `_Edit`."""
+        (mask,) = self.operands
+        if mask is _ITSELF:
+            return lambda n, xp, out, old: out.__setitem__(old, self.scalar)
+        delivery = _Delivery(mask, grid)
+        if watched():
+            delivery.announce(self.name, copied=True)
+        parts = [_copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
+
+        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
+            out[xp.broadcast_to(parts[n], out.shape)] = self.scalar
+
+        return commit
+
+
+class _Scattered(_Edit):
+    """Elements that index arrays select; of one that is selected several times, the last value counts."""
+
+    overwrites = False
+
+    def __init__(self, chosen: Selection, value: Any, dtype: Any) -> None:
+        super().__init__("setitem", [value])
+        self.chosen = chosen
+        self.dtype = dtype
+
+    def shared(self, out: Any, old: Any) -> None:
+        """See `_Edit`."""
+        (x,) = self.operands
+        with indexing_errors():
+            out[self.chosen.numpy] = old if x is _ITSELF else gather(x) if isinstance(x, ShardedTensor) else x
+
+    def announce(self, grid: Grid) -> None:
+        """See `_Edit`."""
+        if _is_array(self.operands[0]):
+            plan, _, _ = self._plan(self._taken_of(grid).grid)
+            plan.announce(self.operands[0].dtype.itemsize, False, self.name)
+
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """See `_Edit`."""
+        (x,), chosen, here = self.operands, self.chosen, self._taken_of(grid)
+        parts = None
+        if _is_array(x):
+            plan, arrays, places = self._plan(here.grid)
+            if watched():
+                plan.announce(x.dtype.itemsize, True, self.name)
+            parts = plan.run(arrays, self.dtype)
+        else:
+            places = [self._place(here.grid, n) for n in range(len(here.grid.devices))]
+        axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
+        indices = []
+        for (_, coordinates), device in zip(places, grid.devices, strict=True):
+            with backend_of(device).on(device):
+                indices.append(tuple([on_device(c, device) for c in coordinates]))
+
+        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
+            chosen_out = xp.permute_dims(here.boxes[n].of(xp, out), axes)
+            chosen_out[indices[n]] = x if parts is None else parts[n]
+
+        return commit
+
+    def _taken_of(self, grid: Grid) -> Aligned:
+        """What the basic part of the index takes of each device's part of the window: something of every one."""
+        shape = tuple([int(o[-1]) for o in grid.offsets])
+        return aligned(grid, box_of(self.chosen.basic, shape))
+
+    def _place(self, grid: Grid, n: int) -> tuple[Any, list[Any]]:
+        """Which of the selected elements a device holds, and where."""
+        chosen, box = self.chosen, grid.box(n)
+        ends = [box[d] for d in chosen.dims]
+        here = np.ones(chosen.rows, bool)
+        for array, (begin, end) in zip(chosen.arrays, ends, strict=True):
+            here &= (array >= begin) & (array < end)
+        rows = np.flatnonzero(here)
+        coordinates = [a[rows] - begin for a, (begin, _) in zip(chosen.arrays, ends, strict=True)]
+        last = last_of_each(coordinates, [end - begin for begin, end in ends])
+        return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
+
+    def _plan(self, grid: Grid) -> tuple[Picking, Sequence[Any], list[tuple[Any, list[Any]]]]:
+        """How the value's elements get to the devices that write them."""
+        (x,) = self.operands
+        chosen = self.chosen
+        source, arrays, box = sources(x)
+        block = chosen.block or (1,)
+        ndim = len(chosen.rest) + len(block)
+        sizes = (*chosen.rest[: chosen.at], *block, *chosen.rest[chosen.at :])
+        index: list[Any] = [(0, n, 1) for n in box.shape]
+        if not chosen.block and len(index) >= len(chosen.rest) - chosen.at:
+            index.insert(len(index) - (len(chosen.rest) - chosen.at), None)
+        extra = len(index) - ndim
+        index = [0] * extra + index[extra:] if extra > 0 else [None] * -extra + index
+        box = box.at(Index(index))
+        here = aligned(source, box)
+        blocks = range(chosen.at, chosen.at + len(block))
+        places, wants = [], []
+        for n, device in enumerate(grid.devices):
+            rows, coordinates = self._place(grid, n)
+            places.append((rows, coordinates))
+            at = np.unravel_index(rows, block)
+            picked = [i if box.shape[d] > 1 else np.zeros_like(i) for d, i in zip(blocks, at, strict=True)]
+            mine = [ends for d, ends in enumerate(grid.box(n)) if d not in chosen.dims]
+            others = [d for d in range(ndim) if d not in blocks]
+            rest = [ends if box.shape[d] == sizes[d] else (0, 1) for d, ends in zip(others, mine, strict=True)]
+            wants.append(Want(device, len(rows), picked, rest))
+        return Picking(here.grid, blocks, wants), local_views(here, arrays), places
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _write(base: ShardedTensor, window: Window, edit: _Edit) -> None:
+    """Binds ``base`` to a value in which the window shows what the edit puts there. All or nothing; and whoever reads
+    meanwhile sees the old value or the new one.
+    """
+    edit.settle(base)
+    ledger = ledger_of(base)
+    with ledger.lock:
+        storage = settled(base)
+        if type(storage) is Element:
+            storage = storage.spread()
+        elif type(storage) is Donated:
+            storage.refuse()
+        new = None
+        base._storage = writing = Writing(ledger)
+        try:
+            ledger.forget()
+            free = references(storage) == 1  # nobody has got hold of it before
+            taken = _Taken(base, window, storage, free)
+            new = (taken.shared if base._aval.backend.one_memory else taken.apart)(edit)
+            error = taken.error
+            del taken
+        finally:
+            writing.storage = new or storage
+            ledger.version += 1
+            base._storage = writing.storage
+        if error is not None:
+            raise error
+
+
+class _Taken:
+    """A value that was taken out of its handle.
+
+    Attributes:
+        base: the handle.
+        window: what is to be written of it.
+        storage: the value's.
+        free: whether nobody else refers to the storage.
+        error: what was raised after elements were written: a warning or floating-point error, as NumPy raises it.
+    """
+
+    def __init__(self, base: ShardedTensor, window: Window, storage: Storage, free: bool) -> None:
+        self.base = base
+        self.value = base._aval
+        self.backend: Backend = self.value.backend
+        self.window = window
+        self.storage = storage
+        self.free = free
+        self.error: BaseException | None = None
+
+    def shared(self, edit: _Edit) -> Storage:
+        """Writes into the one buffer, or into a copy of it."""
+        storage, value, window = self.storage, self.value, self.window
+        array = storage.array
+        if array is None:
+            array, copied = join(storage.arrays or (), value)
+            self._note(edit.name, copied)
+            storage = Storage(array)
+        alone = self.free and self.backend.sole(array, 2)
+        edit.enter(self.base, window, tensor(value, Storage(array)))
+        if watched():
+            self._announce(edit)
+        fresh = array
+        if not alone or (len(window.boxes) > 1 and not array.flags.c_contiguous):
+            if self._is_all(edit):
+                fresh = np.empty(value.shape, value.dtype)
+            else:
+                fresh = np.array(array, order="C")
+                self._note(edit.name, fresh.nbytes)
+        out = window.of(np, fresh)
+        old = out if fresh is array else window.of(np, array)
+        try:
+            edit.shared(out, old)
+        except (FloatingPointError, Warning) as error:  # NumPy raises them when everything is written
+            self.error = error
+        return storage if fresh is array else Storage(fresh)
+
+    def apart(self, edit: _Edit) -> Storage:
+        """Writes into the shards that hold elements of the window, or into copies of them."""
+        storage, backend = self.storage, self.backend
+        arrays = storage.arrays
+        assert arrays is not None
+        free = self.free and references(arrays) == 2
+        spot = _spot(self.value, self.window.boxes)
+        if spot is None:
+            return self._through(edit)
+        alone = []
+        for k in spot.positions:
+            array = arrays[k]
+            straight = len(self.window.boxes) == 1 or backend.is_contiguous(array)
+            alone.append(free and straight and backend.sole(array, 2))
+        del array
+        taken = tensor(self.value, Storage(arrays=arrays))
+        edit.enter(self.base, self.window, taken)
+        commit = edit.stage(spot.grid, taken)
+        new = list(arrays)
+        devices = self.value.grid.devices
+        for k, mine in zip(spot.positions, alone, strict=True):
+            if not mine:
+                with backend.on(devices[k]):
+                    if self._is_all(edit):
+                        new[k] = backend.xp.empty(tuple(arrays[k].shape), dtype=self.value.dtype)
+                    else:
+                        new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
+                        self._note(edit.name, int(arrays[k].nbytes), devices[k])
+        for n, k in enumerate(spot.positions):
+            try:
+                with backend.on(devices[k]):
+                    out = self._local(spot, n, new[k])
+                    old = out if alone[n] else self._local(spot, n, arrays[k])
+                    commit(n, backend.xp, out, old)
+            except BaseException as error:  # the other devices write all the same: half a value is worse
+                self.error = self.error or error
+        return storage if all(alone) else Storage(arrays=tuple(new))
+
+    def _local(self, spot: _Spot, n: int, array: Any) -> Any:
+        """What a device holds of the window: a view of its shard."""
+        xp, box = self.backend.xp, spot.boxes[n]
+        if len(self.window.boxes) > 1:
+            array = xp.reshape(array, box.over)
+        array = box.of(xp, array)
+        return getattr(array, self.window.part) if self.window.part else array
+
+    def _through(self, edit: _Edit) -> Storage:
+        """By pure operators, where a shard's elements are no box of the window's last shape: what the window sees is
+        read, written, and put back.
+        """
+        value, boxes, part = self.value, self.window.boxes, self.window.part
+        taken = tensor(value, Storage(arrays=self.storage.arrays))
+        edit.enter(self.base, self.window, taken)
+        inner = evaluate(taken, Window(boxes, (), 0, ()))
+        whole = whole_window(inner.shape, inner.sharding.spec.chains_of(inner.ndim))
+        _write(inner, whole.only(part) if part else whole, edit)
+        result = value_of("reshard", _put_back(taken, boxes, inner), value.sharding, False, True)
+        return Storage(arrays=shard_arrays(result))
+
+    def _is_all(self, edit: _Edit) -> bool:
+        """Whether no old element is left."""
+        boxes = self.window.boxes
+        return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None
+
+    def _announce(self, edit: _Edit) -> None:
+        spot = _spot(self.value, self.window.boxes)
+        if spot is not None:
+            edit.announce(spot.grid)
+
+    def _note(self, who: str, nbytes: int, device: Device | None = None) -> None:
+        """Counts a copy within a device."""
+        if nbytes:
+            here = device or self.value.grid.devices[0]
+            account(who, 0, True, lambda: [Transfer(0, nbytes, here, here, who, True)])
+
+
+def _put_back(x: ShardedTensor, boxes: tuple[Box, ...], inner: ShardedTensor) -> ShardedTensor:
+    """A value in which the window of these boxes shows ``inner``."""
+    first, *rest = boxes
+    if rest:
+        seen_first = value_of("reshape", evaluate(x, Window((first,), (), 0, ())), rest[0].over, None)
+        inner = value_of("reshape", _put_back(seen_first, tuple(rest), inner), first.shape, None)
+    if first.is_whole:
+        return inner
+    new = tensor(x._aval, Storage(arrays=shard_arrays(x)))
+    _write(new, Window((first,), (0,) * len(first.shape), 0, ()), _Elementwise("setitem", None, (inner,), x.dtype))
+    return new
+
+
+class _Spot:
+    """Where the elements of a window are: like `Aligned`, through a chain of boxes."""
+
+    __slots__ = ("boxes", "grid", "positions")
+
+    def __init__(self, grid: Grid, positions: list[int], boxes: list[Box]) -> None:
+        self.grid = grid
+        self.positions = positions
+        self.boxes = boxes
+
+
+@functools.lru_cache(1024)
+def _spot(value: Aval, boxes: tuple[Box, ...]) -> _Spot | None:
+    """The part of a window in each shard; None where a shard's elements are no box of the window's last shape."""
+    grid: Grid | None = value.grid
+    shape = value.shape
+    for box in boxes[:-1]:
+        if not box.is_whole:
+            return None
+    if len(boxes) > 1:
+        for box in boxes[1:]:
+            assert grid is not None
+            grid = carried(grid, shape, box.over)
+            if grid is None:
+                return None
+            shape = box.over
+    assert grid is not None
+    here = aligned(grid, boxes[-1])
+    return _Spot(here.grid, here.positions, here.boxes)
