@@ -98,7 +98,7 @@ def transfers() -> Iterator[TransferLog]:
 
     >>> x = st.zeros((8, 2), dtype="float32", device=st.make_mesh((4,), ("x",)))
     >>> with st.transfers() as log:
-    ...     y = x[1:]  # one row crosses each boundary
+    ...     y = x[1:] + 1  # one row crosses each boundary
     >>> log.bytes
     24
     """

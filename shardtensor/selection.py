@@ -60,7 +60,7 @@ class Selection:
                 d += len(shape) - taken
             elif isinstance(entry, (int, np.ndarray)):
                 width = _width(entry)
-                if _is_mask(entry) and entry.shape != shape[d : d + width]:
+                if isinstance(entry, np.ndarray) and entry.dtype.kind == "b" and entry.shape != shape[d : d + width]:
                     raise IndexingError(
                         f"getitem: a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
                         f"{shape[d : d + width]}"
@@ -131,7 +131,8 @@ class _Walker:
         wrong = (array < -self.size) | (array >= self.size)
         if wrong.any():
             raise IndexingError(
-                f"getitem: index {int(array[wrong].flat[0])} is out of bounds for dimension {self.d} of size {self.size}"
+                f"getitem: index {int(array[wrong].flat[0])} is out of bounds for dimension {self.d} of "
+                f"size {self.size}"
             )
         return (np.where(array < 0, array + self.size, array).astype(np.intp),)
 
@@ -155,9 +156,7 @@ def _entry(entry: Any) -> Any:
         x = admit(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
         if isinstance(x, ShardedTensor) and watched():
             movement, n, shared = to_host_movement(x._aval), x.dtype.itemsize, x._aval.backend.one_memory
-            account(
-                "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
-            )
+            account("getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False))
         array = gather_whole(x, "getitem")
     if array.dtype.kind not in "biu":
         raise IndexingError(f"getitem: an index array of dtype {array.dtype}; wanted integers or bools")
@@ -205,7 +204,9 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
         with indexing_errors():
             return tensor(value, Storage(np.asarray(whole_array(x, "getitem")[chosen.numpy])))
     columns = local_views(here, arrays)
-    return tensor(value, Storage(arrays=tuple([_placed(r, value, chosen, k) for k, r in enumerate(plan.run(columns, x.dtype))])))
+    return tensor(
+        value, Storage(arrays=tuple([_placed(r, value, chosen, k) for k, r in enumerate(plan.run(columns, x.dtype))]))
+    )
 
 
 @contextlib.contextmanager
@@ -268,9 +269,7 @@ class Want:
 
     __slots__ = ("coordinates", "device", "rest", "rows")
 
-    def __init__(
-        self, device: Device, rows: int, coordinates: Sequence[Ints], rest: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, device: Device, rows: int, coordinates: Sequence[Ints], rest: Sequence[tuple[int, int]]) -> None:
         self.device = device
         self.rows = rows
         self.coordinates = coordinates
@@ -320,9 +319,7 @@ class Picking:
         if not math.prod(want.shape):
             return
         offsets = self.source.offsets
-        parts = [
-            np.searchsorted(offsets[d], c, "right") - 1 for d, c in zip(self.dims, want.coordinates, strict=True)
-        ]
+        parts = [np.searchsorted(offsets[d], c, "right") - 1 for d, c in zip(self.dims, want.coordinates, strict=True)]
         keys = np.zeros(want.rows, np.int64)
         for d, p in zip(self.dims, parts, strict=True):
             keys = keys * (len(offsets[d]) - 1) + p
@@ -331,9 +328,7 @@ class Picking:
         runs = [_overlaps(offsets[d], a, b) for d, (a, b) in zip(self.others, want.rest, strict=True)]
         for rows in np.split(order, cuts):
             mine = {d: int(p[rows[0]]) for d, p in zip(self.dims, parts, strict=True)}
-            index = [
-                c[rows] - offsets[d][mine[d]] for d, c in zip(self.dims, want.coordinates, strict=True)
-            ]
+            index = [c[rows] - offsets[d][mine[d]] for d, c in zip(self.dims, want.coordinates, strict=True)]
             for combination in itertools.product(*runs):
                 for d, (part, *_) in zip(self.others, combination, strict=True):
                     mine[d] = part

@@ -17,7 +17,7 @@ from shardtensor.planner import Copies, Piece, Region, host_grid, identity, plan
 from shardtensor.sharding import Grid, NamedSharding, Shape
 from shardtensor.tensor import ShardedTensor, shard_arrays, whole_array
 from shardtensor.value import Aval
-from shardtensor.windows import Index, box_of, region_onto, whole_box
+from shardtensor.windows import Index, region_of
 
 
 class Movement:
@@ -165,9 +165,8 @@ def gather(x: Any, who: str = "gather") -> HostArray:
 @functools.lru_cache(1024)
 def to_host_movement(value: Aval, index: Index | None = None) -> Movement:
     """How a tensor, or what a basic index takes of it, gets to the host."""
-    box = whole_box(value.shape) if index is None else box_of(index, value.shape)
-    region, _ = region_onto(box, box.shape)
-    return Movement((region,), (value.grid,), host_grid(box.shape))
+    region = identity(value.shape) if index is None else region_of(index)
+    return Movement((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
 def pieces_of(x: Any) -> Sequence[Any]:

@@ -107,6 +107,7 @@ class Writing:
         return self.done().arrays
 
     def done(self) -> Any:
+        """The new value's storage, once it is there."""
         with self.ledger.lock:
             if self.storage is None:
                 raise ShardTensorError("a tensor is read by what is writing to it; read it before")

@@ -47,6 +47,9 @@ class View:
             return None
         if watched():
             self._read()  # for what separate memories would send
+        else:
+            ledger = self.base._ledger
+            self._cache = (ledger.version if ledger else 0, None)
         return self.window.of(np, row_major(self.base, self.window))
 
     @property
@@ -119,9 +122,7 @@ class Element:
             n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
             if watched() or not shared:
                 movement = Movement((identity(()),), (self.grid(),), self.value.grid)
-                account(
-                    "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
-                )
+                account("getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False))
             if shared:
                 self._storage = Storage(self.parts[0])
             else:

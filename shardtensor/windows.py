@@ -183,7 +183,8 @@ class Box:
 
     def at(self, index: Index) -> Box:
         """What an index takes of this box."""
-        entries, order, shape = list(self.entries), [], []
+        entries, shape = list(self.entries), []
+        order: list[int | None] = []
         walked = iter(self.order)
         for entry in index:
             if entry is None:
@@ -206,9 +207,7 @@ class Box:
 
     def permuted(self, axes: tuple[int, ...]) -> Box:
         """With its dimensions in the order ``axes``."""
-        return Box(
-            self.over, self.entries, tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes])
-        )
+        return Box(self.over, self.entries, tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes]))
 
     @property
     def in_order(self) -> bool:
@@ -299,7 +298,8 @@ class Window:
 
     def at(self, index: Index, scalar: bool = False) -> Window:
         """What an index takes of it."""
-        strides, chains, offset, w = [], [], self.offset, 0
+        strides, offset, w = [], self.offset, 0
+        chains: list[Chain] = []
         for entry in index:
             if entry is None:
                 strides.append(0)
@@ -381,7 +381,8 @@ def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
-def reshaped_strides(old: Shape, strides: Sequence[int], new: Shape) -> tuple[int, ...] | None:
+@functools.lru_cache(4096)
+def reshaped_strides(old: Shape, strides: tuple[int, ...], new: Shape) -> tuple[int, ...] | None:
     """The strides of an array in another shape; None where its elements do not lie so that there are any."""
     out = [0] * len(new)
     for left, right in reshape_groups(old, new):
@@ -395,9 +396,8 @@ def reshaped_strides(old: Shape, strides: Sequence[int], new: Shape) -> tuple[in
     return tuple(out)
 
 
-def reshaped_chains(
-    old: Shape, new: Shape, chains: Sequence[Chain]
-) -> tuple[tuple[Chain, ...], tuple[Chain, ...]]:
+@functools.lru_cache(4096)
+def reshaped_chains(old: Shape, new: Shape, chains: tuple[Chain, ...]) -> tuple[tuple[Chain, ...], tuple[Chain, ...]]:
     """What splits the dimensions before and after a reshape: those that merge or part have their split at the first."""
     before: list[Chain] = [()] * len(old)
     after: list[Chain] = [()] * len(new)
@@ -438,13 +438,13 @@ def aligned(grid: Grid, box: Box) -> Aligned:
             here &= grid.parts[:, d] == np.searchsorted(grid.offsets[d], entry, "right") - 1
     positions = np.flatnonzero(here).tolist()
     bounds, columns = [], []
-    for d in box.order:
-        if d is None:
+    for walked in box.order:
+        if walked is None:
             bounds.append(np.array([0, 1], np.int64))
             columns.append(np.zeros(len(positions), np.int64))
             continue
-        start, count, step = box.entries[d]  # type: ignore[misc]
-        offsets, parts = grid.offsets[d], grid.parts[positions, d]
+        start, count, step = box.entries[walked]  # type: ignore[misc]
+        offsets, parts = grid.offsets[walked], grid.parts[positions, walked]
         if step > 0:
             cuts = -((start - offsets) // step)
         else:  # the walk goes down: it meets the parts in reverse order

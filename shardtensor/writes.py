@@ -11,37 +11,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device, backend_of, references
+from shardtensor.backend import Backend, Device, references
 from shardtensor.core import Op, Operands, Params
+from shardtensor.edits import Edit, Elementwise, Masked, Scattered, is_window
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import admit, host_aval
-from shardtensor.plans import result_dtype
+from shardtensor.plans import Kind, result_dtype
 from shardtensor.running import value_of
-from shardtensor.selection import Picking, Selection, Want, indexing_errors, last_of_each, local_views, on_device
+from shardtensor.selection import Selection
 from shardtensor.sharding import Grid, Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, shard_arrays, tensor
-from shardtensor.transfer import Movement, gather
 from shardtensor.value import Aval, Donated, Storage, Writing, join
-from shardtensor.views import Element, evaluate, frozen, seen, sources
-from shardtensor.windows import (
-    Aligned,
-    Box,
-    Index,
-    Window,
-    aligned,
-    box_of,
-    canonical,
-    carried,
-    permuted_grid,
-    region_onto,
-    whole_window,
-)
+from shardtensor.views import Element, evaluate, seen
+from shardtensor.windows import Box, Window, aligned, canonical, carried, whole_window
 
 _ELEMENTWISE = ("... -> ...", "..., ... -> ...")
 
@@ -65,7 +53,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
             raise ShapeError(f"out has shape {window.shape} and the result {result.shape}; wanted equal shapes")
         _check_cast(op.name, result.dtype, out.dtype)
         if result.size:
-            _write(base, window, _Elementwise(op.name, None, (result,), out.dtype))
+            _write(base, window, Elementwise(op.name, None, (result,), out.dtype))
 
 
 def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> None:
@@ -75,17 +63,17 @@ def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> N
     if at is None:
         if _is_mask(index, window.shape) and type(value) in SCALARS:
             if window.size:
-                _write(base, window, _Masked(admit(index, "setitem"), _scalar(value, dtype)))
+                _write(base, window, Masked(admit(index, "setitem"), _scalar(value, dtype)))
             return
         chosen = Selection(index, window.shape)
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask)
         if math.prod(chosen.shape):
-            _write(base, window, _Scattered(chosen, value, dtype))
+            _write(base, window, Scattered(chosen, value, dtype))
         return
     target = window.at(at)
     value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not _dots(index))
-    if target.size and not _is_window(value, base, target):  # x[i] += v ends with x[i] = x[i]
-        _write(base, target, _Elementwise("setitem", None, (value,), dtype))
+    if target.size and not is_window(value, base, target):  # x[i] += v ends with x[i] = x[i]
+        _write(base, target, Elementwise("setitem", None, (value,), dtype))
 
 
 def _dots(index: Any) -> bool:
@@ -136,7 +124,9 @@ def _checked_value(
     if one_element and value.ndim:
         raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
     if one_mask and value.ndim > 1 and value.ndim > len(shape):
-        raise ArgumentTypeError(f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension")
+        raise ArgumentTypeError(
+            f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension"
+        )
     lead = max(value.ndim - len(shape), 0)
     inner = value.shape[lead:]
     fits = all(n in (1, m) for n, m in zip(inner, shape[len(shape) - len(inner) :], strict=True))
@@ -148,22 +138,30 @@ def _checked_value(
 def _update(out: ShardedTensor, base: ShardedTensor, window: Window, op: Op, operands: Operands) -> None:
     """``out = op(*operands)``, element by element."""
     operands = tuple([x if type(x) in SCALARS else admit(x, op.name) for x in operands])
-    kinds = [
-        type(x) if type(x) in SCALARS else x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
-        for x in operands
-    ]
-    shapes = [k.shape for k in kinds if not isinstance(k, type)]
+    kinds = tuple(
+        [
+            type(x) if type(x) in SCALARS else x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
+            for x in operands
+        ]
+    )
+    _check_update(op, kinds, out._aval)
+    if out.size:
+        _write(base, window, Elementwise(op.name, op.name, operands, out.dtype))
+
+
+@functools.lru_cache(1024)
+def _check_update(op: Op, kinds: tuple[Kind, ...], out: Aval) -> None:
+    """That operands of these kinds give what fits into ``out``."""
+    shapes = [k.shape for k in kinds if k is not None and not isinstance(k, type)]
     try:
-        together = np.broadcast_shapes(window.shape, *shapes)
+        together = np.broadcast_shapes(out.shape, *shapes)
     except ValueError:
         together = None
-    if together != window.shape:
+    if together != out.shape:
         raise ShapeError(
-            f"operands of shapes {', '.join(map(str, shapes))} do not broadcast to the {window.shape} that is written"
+            f"operands of shapes {', '.join(map(str, shapes))} do not broadcast to the {out.shape} that is written"
         )
     _check_cast(op.name, result_dtype(op, kinds, {}), out.dtype)
-    if window.size:
-        _write(base, window, _Elementwise(op.name, op.name, operands, out.dtype))
 
 
 def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
@@ -174,290 +172,10 @@ def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
         )
 
 
-# -- what is written: edits -------------------------------------------------------------------------
-
-
-class _Itself:
-    """In place of an operand: what is written, as it was before."""
-
-
-_ITSELF = _Itself()
-
-Commit = Callable[[int, Any, Any, Any], None]
-"""``commit(n, xp, out, old)``: writes on the n-th device of a grid into ``out``; ``old`` is what was there before."""
-
-
-class _Edit:
-    """What a write puts in the place of a window's elements.
-
-    Attributes:
-        name: the operator's.
-        operands: what it reads.
-        overwrites: whether every element of the window is written.
-    """
-
-    overwrites = True
-
-    def __init__(self, name: str, operands: Sequence[Any]) -> None:
-        self.name = name
-        self.operands = operands
-
-    def settle(self, base: ShardedTensor) -> None:
-        """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
-        self.operands = [x if _owner(x) is base else frozen(x) for x in self.operands]
-
-    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
-        """Takes those that see ``base`` from its ``value``, which is taken out of it; the window itself stands for
-        itself.
-        """
-        self.operands = [
-            _ITSELF if _is_window(x, base, window) else frozen(x, base, value) if _owner(x) is base else x
-            for x in self.operands
-        ]
-
-    def shared(self, out: Any, old: Any) -> None:
-        """Writes into a view of the one buffer."""
-        raise NotImplementedError
-
-    def announce(self, grid: Grid) -> None:
-        """Counts what separate memories would send for it, where one is shared."""
-        raise NotImplementedError
-
-    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """Brings everything to the devices of a grid that cuts the window; what then writes it."""
-        raise NotImplementedError
-
-
-def _owner(x: Any) -> ShardedTensor | None:
-    """The tensor whose value an operand sees."""
-    return seen(x)[0] if isinstance(x, ShardedTensor) else None
-
-
-def _is_window(x: Any, base: ShardedTensor, window: Window) -> bool:
-    """Whether an operand is just the elements that are written."""
-    if not isinstance(x, ShardedTensor):
-        return False
-    owner, mine = seen(x)
-    return owner is base and mine.same(window)
-
-
-class _Delivery:
-    """How an operand gets to the devices of a grid: each gets its part, broadcast, if it has not got it."""
-
-    def __init__(self, x: Any, grid: Grid) -> None:
-        source, self.arrays, box = sources(x)
-        region, self.axes = region_onto(box, tuple([int(o[-1]) for o in grid.offsets]))
-        self.itemsize = x.dtype.itemsize
-        self.movement = Movement((region,), (permuted_grid(source, self.axes),), grid)
-
-    def announce(self, who: str, copied: bool) -> None:
-        """Judges and counts the move."""
-        movement, n = self.movement, self.itemsize
-        account(who, movement.size * n, False, lambda: movement.records(n, copied, who, False))
-
-    def run(self, dtype: Any) -> tuple[Any, ...]:
-        """The parts."""
-        arrays, devices = self.arrays, self.movement.sources[0].devices
-        if self.axes != tuple(range(len(self.axes))):
-            permuted = []
-            for array, device in zip(arrays, devices, strict=True):
-                backend = backend_of(device)
-                with backend.on(device):
-                    permuted.append(backend.xp.permute_dims(array, self.axes))
-            arrays = tuple(permuted)
-        return self.movement.run((arrays,), dtype)
-
-
-class _Elementwise(_Edit):
-    """A ufunc of operands that broadcast to the window, or (``ufunc`` None) the only operand itself."""
-
-    def __init__(self, name: str, ufunc: str | None, operands: Sequence[Any], dtype: Any) -> None:
-        super().__init__(name, operands)
-        self.ufunc = ufunc
-        self.dtype = dtype
-
-    def shared(self, out: Any, old: Any) -> None:
-        """See `_Edit`."""
-        arrays = [
-            old if x is _ITSELF else gather(x, self.name) if isinstance(x, ShardedTensor) else x
-            for x in self.operands
-        ]
-        self._run(np, out, arrays)
-
-    def announce(self, grid: Grid) -> None:
-        """See `_Edit`."""
-        for x in self.operands:
-            if _is_array(x):
-                _Delivery(x, grid).announce(self.name, copied=False)
-
-    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """See `_Edit`."""
-        columns = []
-        for x in self.operands:
-            if not _is_array(x):
-                columns.append([x] * len(grid.devices))
-                continue
-            delivery = _Delivery(x, grid)
-            if watched():
-                delivery.announce(self.name, copied=True)
-            parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
-            if _owner(x) is value:  # what is read must not change while it is read
-                parts = tuple([_copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
-            columns.append(list(parts))
-
-        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            self._run(xp, out, [old if c[n] is _ITSELF else c[n] for c in columns])
-
-        return commit
-
-    def _run(self, xp: Any, out: Any, arrays: Sequence[Any]) -> None:
-        if self.ufunc is None:
-            out[...] = arrays[0]
-        else:
-            getattr(xp, self.ufunc)(*arrays, out=out)
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, (ShardedTensor, np.ndarray))
-
-
-def _copied(array: Any, device: Device) -> Any:
-    backend = backend_of(device)
-    with backend.on(device):
-        return backend.xp.asarray(array, copy=True)
-
-
-class _Masked(_Edit):
-    """One scalar for every element where a mask of the window's shape is true."""
-
-    overwrites = False
-
-    def __init__(self, mask: Any, scalar: Any) -> None:
-        super().__init__("setitem", [mask])
-        self.scalar = scalar
-
-    def shared(self, out: Any, old: Any) -> None:
-        """See `_Edit`."""
-        (mask,) = self.operands
-        mask = old if mask is _ITSELF else gather(mask, self.name) if isinstance(mask, ShardedTensor) else mask
-        out[mask] = self.scalar
-
-    def announce(self, grid: Grid) -> None:
-        """See `_Edit`."""
-        if _is_array(self.operands[0]):
-            _Delivery(self.operands[0], grid).announce(self.name, copied=False)
-
-    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """See `_Edit`."""
-        (mask,) = self.operands
-        if mask is _ITSELF:
-            return lambda n, xp, out, old: out.__setitem__(old, self.scalar)
-        delivery = _Delivery(mask, grid)
-        if watched():
-            delivery.announce(self.name, copied=True)
-        parts = [_copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
-
-        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            out[xp.broadcast_to(parts[n], out.shape)] = self.scalar
-
-        return commit
-
-
-class _Scattered(_Edit):
-    """Elements that index arrays select; of one that is selected several times, the last value counts."""
-
-    overwrites = False
-
-    def __init__(self, chosen: Selection, value: Any, dtype: Any) -> None:
-        super().__init__("setitem", [value])
-        self.chosen = chosen
-        self.dtype = dtype
-
-    def shared(self, out: Any, old: Any) -> None:
-        """See `_Edit`."""
-        (x,) = self.operands
-        with indexing_errors():
-            out[self.chosen.numpy] = old if x is _ITSELF else gather(x) if isinstance(x, ShardedTensor) else x
-
-    def announce(self, grid: Grid) -> None:
-        """See `_Edit`."""
-        if _is_array(self.operands[0]):
-            plan, _, _ = self._plan(self._taken_of(grid).grid)
-            plan.announce(self.operands[0].dtype.itemsize, False, self.name)
-
-    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """See `_Edit`."""
-        (x,), chosen, here = self.operands, self.chosen, self._taken_of(grid)
-        parts = None
-        if _is_array(x):
-            plan, arrays, places = self._plan(here.grid)
-            if watched():
-                plan.announce(x.dtype.itemsize, True, self.name)
-            parts = plan.run(arrays, self.dtype)
-        else:
-            places = [self._place(here.grid, n) for n in range(len(here.grid.devices))]
-        axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
-        indices = []
-        for (_, coordinates), device in zip(places, grid.devices, strict=True):
-            with backend_of(device).on(device):
-                indices.append(tuple([on_device(c, device) for c in coordinates]))
-
-        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            chosen_out = xp.permute_dims(here.boxes[n].of(xp, out), axes)
-            chosen_out[indices[n]] = x if parts is None else parts[n]
-
-        return commit
-
-    def _taken_of(self, grid: Grid) -> Aligned:
-        """What the basic part of the index takes of each device's part of the window: something of every one."""
-        shape = tuple([int(o[-1]) for o in grid.offsets])
-        return aligned(grid, box_of(self.chosen.basic, shape))
-
-    def _place(self, grid: Grid, n: int) -> tuple[Any, list[Any]]:
-        """Which of the selected elements a device holds, and where."""
-        chosen, box = self.chosen, grid.box(n)
-        ends = [box[d] for d in chosen.dims]
-        here = np.ones(chosen.rows, bool)
-        for array, (begin, end) in zip(chosen.arrays, ends, strict=True):
-            here &= (array >= begin) & (array < end)
-        rows = np.flatnonzero(here)
-        coordinates = [a[rows] - begin for a, (begin, _) in zip(chosen.arrays, ends, strict=True)]
-        last = last_of_each(coordinates, [end - begin for begin, end in ends])
-        return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
-
-    def _plan(self, grid: Grid) -> tuple[Picking, Sequence[Any], list[tuple[Any, list[Any]]]]:
-        """How the value's elements get to the devices that write them."""
-        (x,) = self.operands
-        chosen = self.chosen
-        source, arrays, box = sources(x)
-        block = chosen.block or (1,)
-        ndim = len(chosen.rest) + len(block)
-        sizes = (*chosen.rest[: chosen.at], *block, *chosen.rest[chosen.at :])
-        index: list[Any] = [(0, n, 1) for n in box.shape]
-        if not chosen.block and len(index) >= len(chosen.rest) - chosen.at:
-            index.insert(len(index) - (len(chosen.rest) - chosen.at), None)
-        extra = len(index) - ndim
-        index = [0] * extra + index[extra:] if extra > 0 else [None] * -extra + index
-        box = box.at(Index(index))
-        here = aligned(source, box)
-        blocks = range(chosen.at, chosen.at + len(block))
-        places, wants = [], []
-        for n, device in enumerate(grid.devices):
-            rows, coordinates = self._place(grid, n)
-            places.append((rows, coordinates))
-            at = np.unravel_index(rows, block)
-            picked = [i if box.shape[d] > 1 else np.zeros_like(i) for d, i in zip(blocks, at, strict=True)]
-            mine = [ends for d, ends in enumerate(grid.box(n)) if d not in chosen.dims]
-            others = [d for d in range(ndim) if d not in blocks]
-            rest = [ends if box.shape[d] == sizes[d] else (0, 1) for d, ends in zip(others, mine, strict=True)]
-            wants.append(Want(device, len(rows), picked, rest))
-        return Picking(here.grid, blocks, wants), local_views(here, arrays), places
-
-
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _write(base: ShardedTensor, window: Window, edit: _Edit) -> None:
+def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
     """Binds ``base`` to a value in which the window shows what the edit puts there. All or nothing; and whoever reads
     meanwhile sees the old value or the new one.
     """
@@ -469,9 +187,10 @@ def _write(base: ShardedTensor, window: Window, edit: _Edit) -> None:
             storage = storage.spread()
         elif type(storage) is Donated:
             storage.refuse()
-        new = None
-        base._storage = writing = Writing(ledger)
+        new: Storage | None = None
+        writing = Writing(ledger)
         try:
+            base._storage = writing
             ledger.forget()
             free = references(storage) == 1  # nobody has got hold of it before
             taken = _Taken(base, window, storage, free)
@@ -479,7 +198,7 @@ def _write(base: ShardedTensor, window: Window, edit: _Edit) -> None:
             error = taken.error
             del taken
         finally:
-            writing.storage = new or storage
+            writing.storage = storage if new is None else new
             ledger.version += 1
             base._storage = writing.storage
         if error is not None:
@@ -506,7 +225,7 @@ class _Taken:
         self.free = free
         self.error: BaseException | None = None
 
-    def shared(self, edit: _Edit) -> Storage:
+    def shared(self, edit: Edit) -> Storage:
         """Writes into the one buffer, or into a copy of it."""
         storage, value, window = self.storage, self.value, self.window
         array = storage.array
@@ -533,7 +252,7 @@ class _Taken:
             self.error = error
         return storage if fresh is array else Storage(fresh)
 
-    def apart(self, edit: _Edit) -> Storage:
+    def apart(self, edit: Edit) -> Storage:
         """Writes into the shards that hold elements of the window, or into copies of them."""
         storage, backend = self.storage, self.backend
         arrays = storage.arrays
@@ -579,7 +298,7 @@ class _Taken:
         array = box.of(xp, array)
         return getattr(array, self.window.part) if self.window.part else array
 
-    def _through(self, edit: _Edit) -> Storage:
+    def _through(self, edit: Edit) -> Storage:
         """By pure operators, where a shard's elements are no box of the window's last shape: what the window sees is
         read, written, and put back.
         """
@@ -592,12 +311,12 @@ class _Taken:
         result = value_of("reshard", _put_back(taken, boxes, inner), value.sharding, False, True)
         return Storage(arrays=shard_arrays(result))
 
-    def _is_all(self, edit: _Edit) -> bool:
+    def _is_all(self, edit: Edit) -> bool:
         """Whether no old element is left."""
         boxes = self.window.boxes
         return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None
 
-    def _announce(self, edit: _Edit) -> None:
+    def _announce(self, edit: Edit) -> None:
         spot = _spot(self.value, self.window.boxes)
         if spot is not None:
             edit.announce(spot.grid)
@@ -618,7 +337,7 @@ def _put_back(x: ShardedTensor, boxes: tuple[Box, ...], inner: ShardedTensor) ->
     if first.is_whole:
         return inner
     new = tensor(x._aval, Storage(arrays=shard_arrays(x)))
-    _write(new, Window((first,), (0,) * len(first.shape), 0, ()), _Elementwise("setitem", None, (inner,), x.dtype))
+    _write(new, Window((first,), (0,) * len(first.shape), 0, ()), Elementwise("setitem", None, (inner,), x.dtype))
     return new
 
 

@@ -20,8 +20,8 @@ FLOORS = {
     "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "value": 4,
     "windows": 5, "tensor": 5, "operands": 6, "transfer": 7,
     "functions": 8,
-    "blocks": 9, "plans": 10, "running": 11, "views": 12, "selection": 13, "writes": 14, "eager": 15, "spmd": 16,
-    "visualize": 17, "testing": 17, "": 18, "demo": 19, "cli": 20, "__main__": 21,
+    "blocks": 9, "plans": 10, "running": 11, "views": 12, "selection": 13, "edits": 14, "writes": 15,
+    "eager": 16, "spmd": 17, "visualize": 18, "testing": 18, "": 19, "demo": 20, "cli": 21, "__main__": 22,
 }  # fmt: skip
 
 # Within a floor modules may look at one another, as long as they form no circle.

@@ -168,8 +168,8 @@ def test_numpy_functions_run_here_or_say_so(backend: str) -> None:
     assert (np.shape(x), np.ndim(x), np.size(x)) == ((10, 3), 2, 30)
     with pytest.raises(TypeError, match=r"numpy\.median: has no sharded form"):
         np.median(x)
-    with pytest.raises(TypeError, match=r"numpy\.add: has no sharded form here with out"):
-        np.add(x, x, out=np.zeros((10, 3)))
+    with pytest.raises(TypeError, match=r"numpy\.add: has no sharded form here with where"):
+        np.add(x, x, where=value > 0)
     with pytest.raises(TypeError, match=r"numpy\.add\.accumulate"):
         np.add.accumulate(x)
 
@@ -238,14 +238,12 @@ def test_donation_of_device_put(backend: str) -> None:
     assert (x.shape, x.is_donated) == ((10, 3), True)
 
 
-def test_values_never_change_under_a_handle() -> None:
+def test_what_leaves_cannot_be_written() -> None:
     value, x = make("numpy")
     views = [x, x.T, x[1:], x.reshape(-1), st.reshard(x, x.sharding.with_spec(st.P())), *st.shard(x)]
     for v in views:
         with pytest.raises(ValueError, match="read-only"):
             np.asarray(v)[...] = 0
-    with pytest.raises(TypeError):
-        x[0] = 1
     assert_same(x, value, exact=True)
 
 
@@ -269,7 +267,7 @@ def test_values_never_change_under_a_handle() -> None:
     (lambda x: x.reshape(-1, -1), ValueError, "reshape: shape (-1, -1) has a negative size"),
     (lambda x: x.reshape(7, -1), ValueError, "reshape: x has 30 elements, which leaves no whole size for -1"),
     (lambda x: x.reshape("a"), TypeError, "reshape: shape is"),
-    (lambda x: st.reshape(x, (30,), copy=False), ValueError, "reshape: copy=False"),
+    (lambda x: st.reshape(x.T, (30,), copy=False), ValueError, "reshape: copy=False"),
     (lambda x: st.permute_dims(x, (0,)), ValueError, "permute_dims: axes=(0,) names 1 of x's 2 dimensions"),
     (lambda x: st.permute_dims(x, (0, 0)), ValueError, "permute_dims: axis 0 occurs twice"),
     (lambda x: st.matrix_transpose(x[0]), ValueError, "matrix_transpose: x has 1 dimensions"),

@@ -63,21 +63,16 @@ class NumPyBackend(Backend):
         """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
         if any(_owner(result) is _owner(s) for s in shards) and not result.flags.writeable:
             return result, False
-        if self.sole(result, 1 + FRAME):
+        if _alone(result, 1 + FRAME):
             return result, False
         return np.array(result, order="K", subok=False), True
 
     def sole(self, array: Any, holders: int) -> bool:
-        """Whether references to an array are the ``holders`` and no more, and none but the array's own to the one whose
-        memory it is a view of. What is not NumPy's own memory (a mapped file, a foreign buffer) is never alone.
-        """
-        owner = array.base
-        if type(array) is not np.ndarray or not array.flags.forc or references(array) > holders + FRAME:
+        """Whether nobody else holds its memory, and its elements fill it without gaps, so that no two share a place."""
+        if not array.flags.forc or not _alone(array, holders + FRAME):
             return False
-        if owner is not None:
-            if type(owner) is not np.ndarray or owner.base is not None or references(owner) > 2:
-                return False
-            owner.flags.writeable = True
+        if array.base is not None:
+            array.base.flags.writeable = True
         array.flags.writeable = True
         return True
 
@@ -89,3 +84,13 @@ class NumPyBackend(Backend):
 def _owner(array: HostArray) -> object:
     """What holds the memory of an array."""
     return array if array.base is None else array.base
+
+
+def _alone(array: HostArray, holders: int) -> bool:
+    """Whether references to an array are the ``holders`` and no more, and none but its own to the array whose memory
+    it is a view of. What is not NumPy's own memory (a mapped file, a foreign buffer) is never alone.
+    """
+    owner = array.base
+    if type(array) is not np.ndarray or references(array) > holders + FRAME:
+        return False
+    return owner is None or (type(owner) is np.ndarray and owner.base is None and references(owner) <= 2)

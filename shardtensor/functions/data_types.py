@@ -10,6 +10,7 @@ import numpy.typing as npt
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.monoids import Place
+from shardtensor.operands import sharded_dtype
 from shardtensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -18,7 +19,7 @@ def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> Shard
     """x in another dtype, as NumPy casts (floats are cut towards zero, complex lose their imaginary part). The layout
     stays.
 
-    ``copy`` changes nothing that can be seen: a tensor is a value.
+    With ``copy=False`` a tensor that has the dtype already is given back itself; else the result is one of its own.
 
     Raises:
         TypeError: dtype is none, or one that cannot be sharded.
@@ -26,6 +27,11 @@ def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> Shard
     >>> st.astype(st.asarray([1.7, -1.7]), "int32").tolist()
     [1, -1]
     """
+
+
+@implements(astype, "composite")
+def _astype_itself(x: Any, dtype: Any, copy: bool) -> Any:
+    return x if not copy and isinstance(x, ShardedTensor) and x.dtype == sharded_dtype(dtype) else NotImplemented
 
 
 @implements(astype, "kernel")

@@ -47,7 +47,9 @@ def _getitem_window(window: Window, index: Any) -> Window | None:
     found = canonical(index, window.shape)
     if found is None:
         return None
-    scalar = not any(type(e) is not int for e in found) and Ellipsis not in (index if type(index) is tuple else (index,))
+    scalar = not any(type(e) is not int for e in found) and Ellipsis not in (
+        index if type(index) is tuple else (index,)
+    )
     return window.at(found, scalar)
 
 

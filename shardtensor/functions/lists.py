@@ -121,12 +121,18 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
     )
     rows = x.shape[0]
     full = rows // batch_size * batch_size
-    batches = [x[i : i + batch_size] for i in range(0, full, batch_size)]
+    batches = [_rows(x, i, i + batch_size) for i in range(0, full, batch_size)]
     rest = rows - full
     if not rest or leftover == "discard":
         return batches
     if leftover == "keep":
-        return [*batches, x[full:]]
+        return [*batches, _rows(x, full, rows)]
     missing = batch_size - rest
     again = [x] * (missing // rows) + [x[: missing % rows]] * (missing % rows > 0)
     return [*batches, concat([x[full:], *again])]
+
+
+def _rows(x: ShardedTensor, begin: int, end: int) -> ShardedTensor:
+    """Some rows as a tensor of their own."""
+    rows = x[begin:end]
+    return put(rows, rows.sharding, "to_batched_list", committed=rows.committed)

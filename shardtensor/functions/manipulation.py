@@ -272,7 +272,7 @@ def _whole_size(shape: Any, size: int) -> Shape:
 @implements(reshape, "mover")
 def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool | None = None) -> Moved:
     (x,) = operands
-    if copy is False and x.size:
+    if copy is False and 0 not in x.shape:
         raise ShapeError(f"copy=False: x of shape {x.shape} has to be copied for the shape {shape}, here as in NumPy")
     old, new = x.shape, _whole_size(shape, math.prod(x.shape))
     sharding = layout_of(x, mesh)

@@ -199,8 +199,8 @@ def asarray(
         device: where to put it (see `shardtensor.functions.creation`); without it, a tensor stays where it is, and
             the rest goes to the default mesh and yields to operands that were placed.
         copy: False shares the memory of a host array (its later changes show, so make none) and raises where that
-            cannot be; None and True copy host arrays. A tensor never changes, so that a copy of one shares its
-            memory.
+            cannot be; None and True copy host arrays. A tensor that stays where it is is given back itself, unless
+            ``copy=True`` asks for another one.
 
     Raises:
         ArgumentTypeError: obj is no array and no nesting of scalars.
@@ -219,7 +219,9 @@ def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> S
             raise ShapeError(f"asarray: copy=False, and dtype {wanted} of an array of {x.dtype} needs a copy")
         x = x.astype(wanted)
     if isinstance(x, ShardedTensor):
-        return x if device is None else put(x, as_sharding(device, x.ndim, "asarray"), "asarray")
+        if device is None:
+            return x.copy() if copy and x is obj else x
+        return put(x, as_sharding(device, x.ndim, "asarray"), "asarray")
     target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
     if copy is False and not aval(x.shape, x.dtype, target, True).backend.one_memory:
         raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")

@@ -1,0 +1,296 @@
+"""What a write puts in the place of a window's elements: an edit. It knows its operands, how it is written into a view
+of one buffer, and, where memories are separate, what each device needs beside it before it can write its own part.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import Device, backend_of
+from shardtensor.log import account, watched
+from shardtensor.selection import Picking, Selection, Want, indexing_errors, last_of_each, local_views, on_device
+from shardtensor.sharding import Grid
+from shardtensor.tensor import ShardedTensor
+from shardtensor.transfer import Movement, gather
+from shardtensor.views import frozen, seen, sources
+from shardtensor.windows import Aligned, Index, Window, aligned, box_of, permuted_grid, region_onto
+
+
+class _Itself:
+    """In place of an operand: what is written, as it was before."""
+
+
+ITSELF = _Itself()
+
+Commit = Callable[[int, Any, Any, Any], None]
+"""``commit(n, xp, out, old)``: writes on the n-th device of a grid into ``out``; ``old`` is what was there before."""
+
+
+class Edit(abc.ABC):
+    """What a write puts in the place of a window's elements.
+
+    Attributes:
+        name: the operator's.
+        operands: what it reads.
+        overwrites: whether every element of the window is written.
+    """
+
+    overwrites = True
+
+    def __init__(self, name: str, operands: Sequence[Any]) -> None:
+        self.name = name
+        self.operands = operands
+
+    def settle(self, base: ShardedTensor) -> None:
+        """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
+        self.operands = [x if _owner(x) is base else frozen(x) for x in self.operands]
+
+    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
+        """Takes those that see ``base`` from its ``value``, which is taken out of it; the window itself stands for
+        itself.
+        """
+        self.operands = [
+            ITSELF if is_window(x, base, window) else frozen(x, base, value) if _owner(x) is base else x
+            for x in self.operands
+        ]
+
+    @abc.abstractmethod
+    def shared(self, out: Any, old: Any) -> None:
+        """Writes into a view of the one buffer."""
+
+    @abc.abstractmethod
+    def announce(self, grid: Grid) -> None:
+        """Counts what separate memories would send for it, where one is shared."""
+
+    @abc.abstractmethod
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """Brings everything to the devices of a grid that cuts the window; what then writes it."""
+
+
+def _owner(x: Any) -> ShardedTensor | None:
+    """The tensor whose value an operand sees."""
+    return seen(x)[0] if isinstance(x, ShardedTensor) else None
+
+
+def is_window(x: Any, base: ShardedTensor, window: Window) -> bool:
+    """Whether an operand is just the elements that are written."""
+    if not isinstance(x, ShardedTensor):
+        return False
+    owner, mine = seen(x)
+    return owner is base and mine.same(window)
+
+
+class _Delivery:
+    """How an operand gets to the devices of a grid: each gets its part, broadcast, if it has not got it."""
+
+    def __init__(self, x: Any, grid: Grid) -> None:
+        source, self.arrays, box = sources(x)
+        region, self.axes = region_onto(box, tuple([int(o[-1]) for o in grid.offsets]))
+        self.itemsize = x.dtype.itemsize
+        self.movement = Movement((region,), (permuted_grid(source, self.axes),), grid)
+
+    def announce(self, who: str, copied: bool) -> None:
+        """Judges and counts the move."""
+        movement, n = self.movement, self.itemsize
+        account(who, movement.size * n, False, lambda: movement.records(n, copied, who, False))
+
+    def run(self, dtype: Any) -> tuple[Any, ...]:
+        """The parts."""
+        arrays, devices = self.arrays, self.movement.sources[0].devices
+        if self.axes != tuple(range(len(self.axes))):
+            permuted = []
+            for array, device in zip(arrays, devices, strict=True):
+                backend = backend_of(device)
+                with backend.on(device):
+                    permuted.append(backend.xp.permute_dims(array, self.axes))
+            arrays = tuple(permuted)
+        return self.movement.run((arrays,), dtype)
+
+
+class Elementwise(Edit):
+    """A ufunc of operands that broadcast to the window, or (``ufunc`` None) the only operand itself."""
+
+    def __init__(self, name: str, ufunc: str | None, operands: Sequence[Any], dtype: Any) -> None:
+        super().__init__(name, operands)
+        self.ufunc = ufunc
+        self.dtype = dtype
+
+    def shared(self, out: Any, old: Any) -> None:
+        """See `Edit`."""
+        arrays = [
+            old if x is ITSELF else gather(x, self.name) if isinstance(x, ShardedTensor) else x for x in self.operands
+        ]
+        self._run(np, out, arrays)
+
+    def announce(self, grid: Grid) -> None:
+        """See `Edit`."""
+        for x in self.operands:
+            if _is_array(x):
+                _Delivery(x, grid).announce(self.name, copied=False)
+
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """See `Edit`."""
+        columns = []
+        for x in self.operands:
+            if not _is_array(x):
+                columns.append([x] * len(grid.devices))
+                continue
+            delivery = _Delivery(x, grid)
+            if watched():
+                delivery.announce(self.name, copied=True)
+            parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
+            if _owner(x) is value:  # what is read must not change while it is read
+                parts = tuple([_copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
+            columns.append(list(parts))
+
+        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
+            self._run(xp, out, [old if c[n] is ITSELF else c[n] for c in columns])
+
+        return commit
+
+    def _run(self, xp: Any, out: Any, arrays: Sequence[Any]) -> None:
+        if self.ufunc is None:
+            out[...] = arrays[0]
+        else:
+            getattr(xp, self.ufunc)(*arrays, out=out)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (ShardedTensor, np.ndarray))
+
+
+def _copied(array: Any, device: Device) -> Any:
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.xp.asarray(array, copy=True)
+
+
+class Masked(Edit):
+    """One scalar for every element where a mask of the window's shape is true."""
+
+    overwrites = False
+
+    def __init__(self, mask: Any, scalar: Any) -> None:
+        super().__init__("setitem", [mask])
+        self.scalar = scalar
+
+    def shared(self, out: Any, old: Any) -> None:
+        """See `Edit`."""
+        (mask,) = self.operands
+        mask = old if mask is ITSELF else gather(mask, self.name) if isinstance(mask, ShardedTensor) else mask
+        out[mask] = self.scalar
+
+    def announce(self, grid: Grid) -> None:
+        """See `Edit`."""
+        if _is_array(self.operands[0]):
+            _Delivery(self.operands[0], grid).announce(self.name, copied=False)
+
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """See `Edit`."""
+        (mask,) = self.operands
+        if mask is ITSELF:
+            return lambda n, xp, out, old: out.__setitem__(old, self.scalar)
+        delivery = _Delivery(mask, grid)
+        if watched():
+            delivery.announce(self.name, copied=True)
+        parts = [_copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
+
+        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
+            out[xp.broadcast_to(parts[n], out.shape)] = self.scalar
+
+        return commit
+
+
+class Scattered(Edit):
+    """Elements that index arrays select; of one that is selected several times, the last value counts."""
+
+    overwrites = False
+
+    def __init__(self, chosen: Selection, value: Any, dtype: Any) -> None:
+        super().__init__("setitem", [value])
+        self.chosen = chosen
+        self.dtype = dtype
+
+    def shared(self, out: Any, old: Any) -> None:
+        """See `Edit`."""
+        (x,) = self.operands
+        with indexing_errors():
+            out[self.chosen.numpy] = old if x is ITSELF else gather(x) if isinstance(x, ShardedTensor) else x
+
+    def announce(self, grid: Grid) -> None:
+        """See `Edit`."""
+        if _is_array(self.operands[0]):
+            plan, _, _ = self._plan(self._taken_of(grid).grid)
+            plan.announce(self.operands[0].dtype.itemsize, False, self.name)
+
+    def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
+        """See `Edit`."""
+        (x,), chosen, here = self.operands, self.chosen, self._taken_of(grid)
+        parts = None
+        if _is_array(x):
+            plan, arrays, places = self._plan(here.grid)
+            if watched():
+                plan.announce(x.dtype.itemsize, True, self.name)
+            parts = plan.run(arrays, self.dtype)
+        else:
+            places = [self._place(here.grid, n) for n in range(len(here.grid.devices))]
+        axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
+        indices = []
+        for (_, coordinates), device in zip(places, grid.devices, strict=True):
+            with backend_of(device).on(device):
+                indices.append(tuple([on_device(c, device) for c in coordinates]))
+
+        def commit(n: int, xp: Any, out: Any, old: Any) -> None:
+            chosen_out = xp.permute_dims(here.boxes[n].of(xp, out), axes)
+            chosen_out[indices[n]] = x if parts is None else parts[n]
+
+        return commit
+
+    def _taken_of(self, grid: Grid) -> Aligned:
+        """What the basic part of the index takes of each device's part of the window: something of every one."""
+        shape = tuple([int(o[-1]) for o in grid.offsets])
+        return aligned(grid, box_of(self.chosen.basic, shape))
+
+    def _place(self, grid: Grid, n: int) -> tuple[Any, list[Any]]:
+        """Which of the selected elements a device holds, and where."""
+        chosen, box = self.chosen, grid.box(n)
+        ends = [box[d] for d in chosen.dims]
+        here = np.ones(chosen.rows, bool)
+        for array, (begin, end) in zip(chosen.arrays, ends, strict=True):
+            here &= (array >= begin) & (array < end)
+        rows = np.flatnonzero(here)
+        coordinates = [a[rows] - begin for a, (begin, _) in zip(chosen.arrays, ends, strict=True)]
+        last = last_of_each(coordinates, [end - begin for begin, end in ends])
+        return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
+
+    def _plan(self, grid: Grid) -> tuple[Picking, Sequence[Any], list[tuple[Any, list[Any]]]]:
+        """How the value's elements get to the devices that write them."""
+        (x,) = self.operands
+        chosen = self.chosen
+        source, arrays, box = sources(x)
+        block = chosen.block or (1,)
+        ndim = len(chosen.rest) + len(block)
+        sizes = (*chosen.rest[: chosen.at], *block, *chosen.rest[chosen.at :])
+        index: list[Any] = [(0, n, 1) for n in box.shape]
+        if not chosen.block and len(index) >= len(chosen.rest) - chosen.at:
+            index.insert(len(index) - (len(chosen.rest) - chosen.at), None)
+        extra = len(index) - ndim
+        index = [0] * extra + index[extra:] if extra > 0 else [None] * -extra + index
+        box = box.at(Index(index))
+        here = aligned(source, box)
+        blocks = range(chosen.at, chosen.at + len(block))
+        places, wants = [], []
+        for n, device in enumerate(grid.devices):
+            rows, coordinates = self._place(grid, n)
+            places.append((rows, coordinates))
+            at = np.unravel_index(rows, block)
+            picked = [i if box.shape[d] > 1 else np.zeros_like(i) for d, i in zip(blocks, at, strict=True)]
+            mine = [ends for d, ends in enumerate(grid.box(n)) if d not in chosen.dims]
+            others = [d for d in range(ndim) if d not in blocks]
+            rest = [ends if box.shape[d] == sizes[d] else (0, 1) for d, ends in zip(others, mine, strict=True)]
+            wants.append(Want(device, len(rows), picked, rest))
+        return Picking(here.grid, blocks, wants), local_views(here, arrays), places
