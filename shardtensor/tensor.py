@@ -12,11 +12,12 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend import Device, HostArray, owner_of
-from shardtensor.core import OPS, Op, bind_into, call
+from shardtensor.backend import Device, HostArray
+from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.log import Transfer, account
 from shardtensor.mesh import Mesh
+from shardtensor.protocols import Operators
 from shardtensor.sharding import NamedSharding, Shape
 from shardtensor.value import Aval, Donated, Ledger, Storage, Writing, aval, join
 
@@ -38,89 +39,13 @@ class Shard:
     data: Any
 
 
-# -- the ways in: a method or operator of Python's is a call of the operator of that name ----------
-
-
-def _is_operand(x: object) -> bool:
-    return isinstance(x, (ShardedTensor, np.ndarray, np.generic, bool, int, float, complex)) or owner_of(x) is not None
-
-
-def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
-    """The method for ``self ⊕ other`` and the one for ``other ⊕ self``."""
-
-    def method(self: ShardedTensor, other: Any) -> Any:
-        return call(name, self, other) if _is_operand(other) else NotImplemented
-
-    def reflected(self: ShardedTensor, other: Any) -> Any:
-        return call(name, other, self) if _is_operand(other) else NotImplemented
-
-    return method, reflected
-
-
-def _in_place(name: str) -> Callable[[Any, Any], Any]:
-    """The method for ``self ⊕= other``."""
-
-    def method(self: ShardedTensor, other: Any) -> Any:
-        if not _is_operand(other):
-            return NotImplemented
-        if not self._aval.ndim and is_scalar(self):
-            return call(name, self, other)
-        bind_into(self, OPS[name], (self, other), ())
-        return self
-
-    return method
-
-
-def _method(name: str) -> Callable[..., Any]:
-    def method(self: ShardedTensor, *args: Any, **params: Any) -> Any:
-        op = OPS[name]
-        if args:
-            others = len(op.operands) - 1
-            params = dict(zip(op.params, args[others:], strict=False)) | params
-        return _with_out(op, (self, *args[: len(op.operands) - 1]), params)
-
-    method.__name__ = name
-    method.__doc__ = f"``st.{name}`` of this tensor."
-    return method
-
-
-def _unary(name: str) -> Callable[[Any], Any]:
-    def method(self: ShardedTensor) -> Any:
-        return call(name, self)
-
-    return method
-
-
-def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A call of an operator with NumPy's ``out=``, if it is given: a tensor, or a host array."""
-    out = kwargs.get("out")
-    kwargs = {name: value for name, value in kwargs.items() if name != "out"}
-    out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
-    if out is None:
-        return op.dispatch(*args, **kwargs)
-    if isinstance(out, np.ndarray):
-        np.copyto(out, np.asarray(op.dispatch(*args, **kwargs)), casting="same_kind")
-    elif isinstance(out, ShardedTensor):
-        operands, params = op.split(*args, **kwargs)
-        bind_into(out, op, operands, params)
-    else:
-        raise ArgumentTypeError(f"{op.name}: out is a {type(out).__name__}; wanted a tensor or a host array")
-    return out
-
-
-# NumPy's functions whose older names differ from the standard's.
-_FUNCTION_NAMES = {
-    "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
-    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert",
-    "left_shift": "bitwise_left_shift", "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
-}  # fmt: skip
-
-
-class ShardedTensor:
+class ShardedTensor(Operators):
     """One NumPy-like array over many devices.
 
     Made by `st.asarray`, `st.zeros`, `st.device_put` and their like, and by every operator; not by calling the class.
-    Its value never changes; operators give new tensors whose sharding follows from their operands'.
+    Operators give new tensors, whose sharding follows from their operands'. Indexing, ``T``, ``reshape`` and whatever
+    else is a view in NumPy are views: they write through, and see what is written later. Writing (``x[i] = v``,
+    ``x += y``, ``out=x``) keeps sharding and dtype, and shows in views of the tensor and nowhere else.
 
     >>> x = st.arange(6, device=st.make_mesh((3,), ("x",)))
     >>> x + 1
@@ -249,27 +174,6 @@ class ShardedTensor:
                 )
             return array.astype(dtype)
         return array.copy() if copy else array
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        op = OPS.get(_FUNCTION_NAMES.get(ufunc.__name__, ufunc.__name__))
-        others = sorted(set(kwargs) - {"out"})
-        if method != "__call__" or others or op is None or len(op.operands) != len(inputs):
-            what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
-            asked = f" with {', '.join(others)}" if others else ""
-            raise ArgumentTypeError(
-                f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
-            )
-        return _with_out(op, inputs, kwargs)
-
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in (np.shape, np.ndim, np.size) and not kwargs and len(args) == 1:
-            return getattr(self, func.__name__)
-        op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
-        if op is None:
-            raise ArgumentTypeError(
-                f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
-            )
-        return _with_out(op, args, kwargs)
 
     def tolist(self) -> Any:
         """The elements as nested Python lists (a scalar for 0-d)."""
@@ -424,45 +328,6 @@ class ShardedTensor:
 
         return html(self)
 
-    __hash__ = None  # type: ignore[assignment]  # equality is element by element
-
-    # -- Python's operators ------------------------------------------------------------------------
-
-    __abs__, __neg__, __pos__, __invert__ = map(_unary, ("abs", "negative", "positive", "bitwise_invert"))
-    __add__, __radd__ = _binary("add")
-    __sub__, __rsub__ = _binary("subtract")
-    __mul__, __rmul__ = _binary("multiply")
-    __truediv__, __rtruediv__ = _binary("divide")
-    __floordiv__, __rfloordiv__ = _binary("floor_divide")
-    __mod__, __rmod__ = _binary("remainder")
-    __pow__, __rpow__ = _binary("pow")
-    __matmul__, __rmatmul__ = _binary("matmul")
-    __and__, __rand__ = _binary("bitwise_and")
-    __or__, __ror__ = _binary("bitwise_or")
-    __xor__, __rxor__ = _binary("bitwise_xor")
-    __lshift__, __rlshift__ = _binary("bitwise_left_shift")
-    __rshift__, __rrshift__ = _binary("bitwise_right_shift")
-    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]
-    __lt__, __le__ = _binary("less")[0], _binary("less_equal")[0]
-    __gt__, __ge__ = _binary("greater")[0], _binary("greater_equal")[0]
-
-    def __divmod__(self, other: Any) -> Any:
-        return (self // other, self % other)
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return (other // self, other % self)
-
-    __iadd__, __isub__, __imul__ = map(_in_place, ("add", "subtract", "multiply"))
-    __itruediv__, __ifloordiv__, __imod__ = map(_in_place, ("divide", "floor_divide", "remainder"))
-    __ipow__, __imatmul__ = map(_in_place, ("pow", "matmul"))
-    __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
-    __ilshift__, __irshift__ = map(_in_place, ("bitwise_left_shift", "bitwise_right_shift"))
-
-    sum, prod, mean = map(_method, ("sum", "prod", "mean"))
-    max, min, var, std = map(_method, ("max", "min", "var", "std"))
-    any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
-    clip, squeeze, round, conj = map(_method, ("clip", "squeeze", "round", "conj"))
-
 
 ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
 """What operators take: tensors, host arrays and NumPy scalars (which go into the layout that is wanted), Python
@@ -498,13 +363,6 @@ def own(x: ShardedTensor) -> ShardedTensor:
     if not x._aval.ndim:
         ledger_of(x)
     return x
-
-
-def is_scalar(x: ShardedTensor) -> bool:
-    """Whether a tensor without dimensions stands for what NumPy gives as a scalar, which never changes: what operators
-    and full indices make. What is created, put or looked at is an array.
-    """
-    return x._ledger is None and not hasattr(x._storage, "base")
 
 
 def give_away(x: ShardedTensor, who: str) -> None:

@@ -296,6 +296,12 @@ class Window:
         """How many elements it sees."""
         return math.prod(self.shape)
 
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """From where to where in the array its elements are."""
+        ends = [s * (n - 1) for s, n in zip(self.strides, self.shape, strict=True)]
+        return self.offset + sum(min(e, 0) for e in ends), self.offset + sum(max(e, 0) for e in ends) + 1
+
     def at(self, index: Index, scalar: bool = False) -> Window:
         """What an index takes of it."""
         strides, offset, w = [], self.offset, 0

@@ -18,7 +18,7 @@ FLOORS = {
     "errors": -1, "core": 0, "trees": 0, "team": 0,
     "backend": 1, "log": 2, "mesh": 2, "sharding": 3,
     "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "value": 4,
-    "windows": 5, "tensor": 5, "operands": 6, "transfer": 7,
+    "windows": 5, "protocols": 4, "tensor": 5, "operands": 6, "transfer": 7,
     "functions": 8,
     "blocks": 9, "plans": 10, "running": 11, "views": 12, "selection": 13, "edits": 14, "writes": 15,
     "eager": 16, "spmd": 17, "visualize": 18, "testing": 18, "": 19, "demo": 20, "cli": 21, "__main__": 22,

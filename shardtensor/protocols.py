@@ -1,0 +1,203 @@
+"""The ways in from Python and NumPy: an operator of Python's, a method or a function of NumPy's on a tensor is a call
+of the operator of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import owner_of
+from shardtensor.core import OPS, Op, bind_into, call
+from shardtensor.errors import ArgumentTypeError
+
+
+def _is_operand(x: object) -> bool:
+    return isinstance(x, (Operators, np.ndarray, np.generic, bool, int, float, complex)) or owner_of(x) is not None
+
+
+def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """The method for ``self ⊕ other`` and the one for ``other ⊕ self``."""
+
+    def method(self: Any, other: Any) -> Any:
+        return call(name, self, other) if _is_operand(other) else NotImplemented
+
+    def reflected(self: Any, other: Any) -> Any:
+        return call(name, other, self) if _is_operand(other) else NotImplemented
+
+    return method, reflected
+
+
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    """The method for ``self ⊕= other``."""
+
+    def method(self: Any, other: Any) -> Any:
+        if not _is_operand(other):
+            return NotImplemented
+        if not self._aval.ndim and is_scalar(self):
+            return call(name, self, other)
+        bind_into(self, OPS[name], (self, other), ())
+        return self
+
+    return method
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **params: Any) -> Any:
+        return _with_out(OPS[name], (self, *args), params)
+
+    method.__name__ = name
+    method.__doc__ = f"``st.{name}`` of this tensor."
+    return method
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        return call(name, self)
+
+    return method
+
+
+def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of an operator as NumPy's functions and methods are called: with the first parameter by position, if
+    somebody likes, and with ``out=``, a tensor or a host array.
+    """
+    count = len(op.operands)
+    if len(args) > count:
+        if len(args) > count + 1 or op.params[0] in kwargs:
+            raise ArgumentTypeError(
+                f"{op.name}: {len(args)} arguments by position; give all after {op.params[0]} by name"
+            )
+        args, kwargs = args[:count], {op.params[0]: args[count]} | kwargs
+    out = kwargs.get("out")
+    kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+    out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if out is None:
+        return op.dispatch(*args, **kwargs)
+    if isinstance(out, np.ndarray):
+        np.copyto(out, np.asarray(op.dispatch(*args, **kwargs)), casting="same_kind")
+    elif isinstance(out, Operators):
+        operands, params = op.split(*args, **kwargs)
+        bind_into(out, op, operands, params)
+    else:
+        raise ArgumentTypeError(f"{op.name}: out is a {type(out).__name__}; wanted a tensor or a host array")
+    return out
+
+
+def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
+    """`numpy.copyto`, into or from a tensor."""
+    if isinstance(dst, np.ndarray):
+        np.copyto(dst, np.asarray(src), casting=casting, where=np.asarray(where))
+        return
+    dtype = src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
+    if not isinstance(src, (bool, int, float, complex)) and not np.can_cast(dtype, dst.dtype, casting):
+        raise ArgumentTypeError(f"copyto: {dtype} to {dst.dtype} is not allowed by casting={casting!r}")
+    dst[...] = src if where is True else call("where", where, src, dst)
+
+
+def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """`numpy.may_share_memory`: whether the stretches overlap that two tensors take of one base. A write to one shows
+    in the other only if they do.
+    """
+    if not (isinstance(a, Operators) and isinstance(b, Operators)):
+        return False
+    (base, low, high), (other, start, end) = _stretch(a), _stretch(b)
+    return base is other and low < end and start < high
+
+
+def _stretch(x: Any) -> tuple[Any, int, int]:
+    """The base of a tensor, and from where to where its elements are in it."""
+    window = getattr(x._storage, "window", None)
+    return (x, 0, x.size) if window is None else (x._storage.base, *window.stretch)
+
+
+_NUMPY_ALONE: dict[str, Callable[..., Any]] = {"copyto": _copyto, "may_share_memory": _may_share_memory}
+"""Functions of NumPy's that are no operators: they compute nothing."""
+
+_METHODS = ("copy", "ravel", "swapaxes", "transpose")
+"""Functions of NumPy's that are methods here."""
+
+
+# NumPy's functions whose older names differ from the standard's.
+_FUNCTION_NAMES = {
+    "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
+    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert",
+    "left_shift": "bitwise_left_shift", "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
+}  # fmt: skip
+
+
+class Operators:
+    """What a tensor answers to Python's operators and NumPy's protocols."""
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        op = OPS.get(_FUNCTION_NAMES.get(ufunc.__name__, ufunc.__name__))
+        others = sorted(set(kwargs) - {"out"})
+        if method != "__call__" or others or op is None or len(op.operands) != len(inputs):
+            what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
+            asked = f" with {', '.join(others)}" if others else ""
+            raise ArgumentTypeError(
+                f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
+            )
+        return _with_out(op, inputs, kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in (np.shape, np.ndim, np.size) and not kwargs and len(args) == 1:
+            return getattr(self, func.__name__)
+        if function := _NUMPY_ALONE.get(func.__name__):
+            return function(*args, **kwargs)
+        if func.__name__ in _METHODS and isinstance(args[0], Operators):
+            return getattr(args[0], func.__name__)(*args[1:], **kwargs)
+        op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
+        if op is None:
+            raise ArgumentTypeError(
+                f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
+            )
+        return _with_out(op, args, kwargs)
+
+    __hash__ = None  # type: ignore[assignment]  # equality is element by element
+
+    __abs__, __neg__, __pos__, __invert__ = map(_unary, ("abs", "negative", "positive", "bitwise_invert"))
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("subtract")
+    __mul__, __rmul__ = _binary("multiply")
+    __truediv__, __rtruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__ = _binary("remainder")
+    __pow__, __rpow__ = _binary("pow")
+    __matmul__, __rmatmul__ = _binary("matmul")
+    __and__, __rand__ = _binary("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("bitwise_left_shift")
+    __rshift__, __rrshift__ = _binary("bitwise_right_shift")
+    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]
+    __lt__, __le__ = _binary("less")[0], _binary("less_equal")[0]
+    __gt__, __ge__ = _binary("greater")[0], _binary("greater_equal")[0]
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self)
+
+    __iadd__, __isub__, __imul__ = map(_in_place, ("add", "subtract", "multiply"))
+    __itruediv__, __ifloordiv__, __imod__ = map(_in_place, ("divide", "floor_divide", "remainder"))
+    __ipow__, __imatmul__ = map(_in_place, ("pow", "matmul"))
+    __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
+    __ilshift__, __irshift__ = map(_in_place, ("bitwise_left_shift", "bitwise_right_shift"))
+
+    sum, prod, mean = map(_method, ("sum", "prod", "mean"))
+    max, min, var, std = map(_method, ("max", "min", "var", "std"))
+    any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
+    clip, squeeze, round, conj = map(_method, ("clip", "squeeze", "round", "conj"))
+
+
+def is_scalar(x: Any) -> bool:
+    """Whether a tensor without dimensions stands for what NumPy gives as a scalar, which never changes: what operators
+    and full indices make. What is created, put or looked at is an array.
+    """
+    return x._ledger is None and not hasattr(x._storage, "base")
