@@ -15,8 +15,8 @@ from shardtensor.log import account, watched
 from shardtensor.selection import Picking, Selection, Want, indexing_errors, last_of_each, local_views, on_device
 from shardtensor.sharding import Grid
 from shardtensor.tensor import ShardedTensor
-from shardtensor.transfer import Movement, gather
-from shardtensor.views import frozen, seen, sources
+from shardtensor.transfer import Movement
+from shardtensor.views import frozen, seen, sources, uncounted
 from shardtensor.windows import Aligned, Index, Window, aligned, box_of, permuted_grid, region_onto
 
 
@@ -121,9 +121,7 @@ class Elementwise(Edit):
 
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
-        arrays = [
-            old if x is ITSELF else gather(x, self.name) if isinstance(x, ShardedTensor) else x for x in self.operands
-        ]
+        arrays = [old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x for x in self.operands]
         self._run(np, out, arrays)
 
     def announce(self, grid: Grid) -> None:
@@ -181,7 +179,7 @@ class Masked(Edit):
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
         (mask,) = self.operands
-        mask = old if mask is ITSELF else gather(mask, self.name) if isinstance(mask, ShardedTensor) else mask
+        mask = old if mask is ITSELF else uncounted(mask, self.name)
         out[mask] = self.scalar
 
     def announce(self, grid: Grid) -> None:
@@ -219,7 +217,7 @@ class Scattered(Edit):
         """See `Edit`."""
         (x,) = self.operands
         with indexing_errors():
-            out[self.chosen.numpy] = old if x is ITSELF else gather(x) if isinstance(x, ShardedTensor) else x
+            out[self.chosen.numpy] = old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x
 
     def announce(self, grid: Grid) -> None:
         """See `Edit`."""

@@ -22,11 +22,11 @@ from shardtensor.functions.indexing import gather
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import admit
 from shardtensor.sharding import Chain, Grid, Ints, P, Shape
-from shardtensor.tensor import ShardedTensor, tensor, whole_array
+from shardtensor.tensor import ShardedTensor, tensor
 from shardtensor.transfer import gather as gather_whole
 from shardtensor.transfer import send, to_host_movement
 from shardtensor.value import Aval, Storage, aval
-from shardtensor.views import sources
+from shardtensor.views import sources, uncounted
 from shardtensor.windows import Aligned, Index, aligned, canonical, is_array, whole_window
 
 
@@ -202,7 +202,7 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
             plan.announce(itemsize, not shared, "getitem")
     if shared:
         with indexing_errors():
-            return tensor(value, Storage(np.asarray(whole_array(x, "getitem")[chosen.numpy])))
+            return tensor(value, Storage(np.asarray(uncounted(x, "getitem")[chosen.numpy])))
     columns = local_views(here, arrays)
     return tensor(
         value, Storage(arrays=tuple([_placed(r, value, chosen, k) for k, r in enumerate(plan.run(columns, x.dtype))]))

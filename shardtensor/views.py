@@ -20,7 +20,7 @@ from shardtensor.planner import host_grid, identity
 from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
 from shardtensor.tensor import ShardedTensor, ledger_of, settled, shard_arrays, tensor, whole_array
-from shardtensor.transfer import Movement
+from shardtensor.transfer import Movement, gather
 from shardtensor.value import Aval, Donated, Storage, aval
 from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, whole_box, whole_window
 
@@ -50,7 +50,11 @@ class View:
         else:
             ledger = self.base._ledger
             self._cache = (ledger.version if ledger else 0, None)
-        return self.window.of(np, row_major(self.base, self.window))
+        return self.now()
+
+    def now(self) -> HostArray:
+        """Where memory is shared: the view of the base's buffer, and nothing counted."""
+        return self.window.of(np, row_major(self.base, self.window))  # type: ignore[no-any-return]
 
     @property
     def arrays(self) -> Any:
@@ -267,6 +271,16 @@ def sources(x: Any) -> tuple[Grid, tuple[Any, ...], Box]:
     if type(storage) is Element:
         return storage.grid(), storage.parts, whole_box(())
     return x._aval.grid, shard_arrays(x), whole_box(x.shape)
+
+
+def uncounted(x: Any, who: str) -> Any:
+    """The whole of an operand in host memory, for those who count themselves what moves."""
+    if isinstance(x, ShardedTensor) and x._aval.backend.one_memory:
+        if type(x._storage) is View:
+            return x._storage.now()
+        if type(x._storage) is Element:
+            return x._storage.parts[0]
+    return gather(x, who)
 
 
 def frozen(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:
