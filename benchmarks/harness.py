@@ -1,5 +1,7 @@
 """What the benchmarks share: processes that measure, rounds that interleave them, and tables of what came out.
 
+The columns of every table are the same four (`workers`); what its rows measure is the business of its own script.
+
 Each library is measured in a process of its own (`Worker`), because environment variables and the number of JAX's
 devices are fixed when a process starts. The workers of all libraries are alive together, and `interleave` asks them in
 turn, so that a busy moment of the machine falls on all alike.
@@ -9,6 +11,7 @@ Run as a program, this file is a worker: ``python harness.py MODULE:FUNCTION``.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import importlib
@@ -25,8 +28,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import timeit
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -43,6 +47,10 @@ Case = Callable[[], Any]
 Sampler = Callable[[], float]
 """Measures once. May raise `NoFigure`."""
 Key = TypeVar("Key", bound=Hashable)
+Effort = TypeVar("Effort")
+
+PROJECT, NUMPY, JAX_8, JAX_2 = "shardtensor", "NumPy", "JAX (8)", "JAX (2)"
+DEVICES = 8
 
 NOT_APPLICABLE = "–"
 
@@ -159,6 +167,25 @@ class Worker:
         return "failed"
 
 
+@contextlib.contextmanager
+def workers(module: str) -> Iterator[dict[str, Worker]]:
+    """By column, a worker for the cases of each library: the functions ``shardtensor_cases``, ``numpy_cases`` and
+    ``jax_cases`` of a module of this folder.
+    """
+    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
+    with contextlib.ExitStack() as stack:
+        yield {
+            PROJECT: stack.enter_context(Worker("shardtensor", f"{module}:shardtensor_cases", ours)),
+            NUMPY: stack.enter_context(Worker("numpy", f"{module}:numpy_cases")),
+            JAX_8: stack.enter_context(Worker("jax", f"{module}:jax_cases", _virtual(8))),
+            JAX_2: stack.enter_context(Worker("jax", f"{module}:jax_cases", _virtual(2))),
+        }
+
+
+def _virtual(devices: int) -> dict[str, str]:
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+
+
 def serve(cases: str) -> None:
     """The life of a worker: reads a request per line, writes an answer per line, both JSON."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints must not be taken for an answer
@@ -213,6 +240,23 @@ def resident_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def repeated(call: Case, times: int, wait: Callable[[Any], Any]) -> tuple[float, float | None]:
+    """Calls many times, keeping only the last result, for which it then waits: seconds, and by how many MiB the process
+    grew at most meanwhile, where the operating system says so.
+    """
+    wait(call())
+    before = resident_bytes()
+    most = before
+    started = time.perf_counter()
+    for i in range(times):
+        last = call()
+        if most is not None and not i % 1000:
+            most = max(most, resident_bytes())
+    wait(last)
+    seconds = time.perf_counter() - started
+    return seconds, None if most is None else (most - before) / 2**20
+
+
 # -- rounds ----------------------------------------------------------------------------------------
 
 
@@ -264,6 +308,15 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, what: str) -> dict[
             except NoFigure as reason:
                 problems[key] = str(reason)
     return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(taken)) for k, taken in samples.items()}
+
+
+def call_once(worker: Worker, column: str, case: str, rows: Iterable[str], limit: float = ANSWER_LIMIT) -> Cells:
+    """The cells of some rows from one call of a case, which gives their figures by name."""
+    try:
+        found = worker.call(case, limit)
+    except NoFigure as reason:
+        return {(row, column): Cell(problem=str(reason)) for row in rows}
+    return {(row, column): Cell(() if found[row] is None else (found[row],)) for row in rows}
 
 
 # -- the machine -----------------------------------------------------------------------------------
@@ -332,10 +385,13 @@ def blas_kernel() -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """What shardtensor's figure should not exceed: ``at_most``, or that many times the figure of the column ``of``."""
+    """What shardtensor's figure should not exceed: ``at_most``, or that many times the figure of the column ``of`` and
+    ``more`` seconds.
+    """
 
     at_most: float
     of: str | None = None
+    more: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -377,7 +433,7 @@ class Table:
         """Whether shardtensor does; None where a figure is missing that decides it."""
         figure = self.cell(row, self.columns[0]).median
         measure = 1.0 if target.of is None else self.cell(row, target.of).median
-        return None if figure is None or measure is None else figure <= target.at_most * measure
+        return None if figure is None or measure is None else figure <= target.at_most * measure + target.more
 
     def verdicts(self) -> list[bool | None]:
         """`meets` of all targets."""
@@ -424,7 +480,7 @@ class Table:
             figures = [self._figure(row, column) for column in self.columns]
             promises = "\n".join(_promise(target, row.unit) for target in row.targets)
             marks = Text("\n").join(_mark(self.meets(row, target)) for target in row.targets)
-            grid.add_row(row.title, *figures, promises, marks)
+            grid.add_row(Text(row.title), *figures, promises, marks)
         facts = "\n".join(f"{name}: {value}" for name, value in self.environment.items())
         notes = [f"n×: this figure over {self.columns[0]}'s. –: does not apply."]
         if (spread := self.spread()) is not None:
@@ -457,8 +513,10 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def _promise(target: Target, unit: str) -> str:
-    number, unit = (target.at_most, f"× {target.of}") if target.of else _scaled(target.at_most, unit)
-    return f"≤ {number:g} {unit}"
+    if not target.of:
+        return "≤ {:g} {}".format(*_scaled(target.at_most, unit))
+    more = " + {:g} {}".format(*_scaled(target.more, unit)) if target.more else ""
+    return f"≤ {target.at_most:g} × {target.of}{more}"
 
 
 def _quantity(value: float, unit: str) -> str:
@@ -492,6 +550,17 @@ def report(table: Table, directory: Path, name: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.txt").write_text(f"{text}\n", "utf-8")
     (directory / f"{name}.json").write_text(json.dumps(table.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def run(name: str, what: str, measure: Callable[[Effort], Table], full: Effort, quick: Effort) -> None:
+    """The program of a table: reads the command line, measures, prints and saves."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the results go")
+    parser.add_argument("--label", metavar="LABEL", help=f"saved as {name}-LABEL: what kind of machine, not which one")
+    options = parser.parse_args()
+    table = measure(quick if options.quick else full)
+    report(table, options.out, f"{name}-{options.label}" if options.label else name)
 
 
 if __name__ == "__main__":

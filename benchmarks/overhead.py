@@ -5,22 +5,15 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
 import itertools
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import harness
-from harness import Case, Cell, Cells, NoFigure, Row, Table, Target, Worker
+from harness import DEVICES, JAX_8, NUMPY, PROJECT, Case, Row, Table, Target
 
-PROJECT, NUMPY, JAX_8, JAX_2 = "shardtensor", "NumPy", "JAX (8)", "JAX (2)"
-DEVICES = 8
 TITLE = f"Overhead: tiny float32 arrays over {DEVICES} logical devices of one host; JAX (n): n virtual CPU devices"
 QUEUED = 100_000
 PLANNED_DEVICES = 1024
@@ -154,38 +147,13 @@ def _add_one(x: Any) -> Any:
     return x + 1
 
 
-def queue(reduce: Callable[[], Any]) -> dict[str, float | None]:
-    """Reduces many times without waiting, keeping only the last result: seconds, and how much memory grew at most."""
-    float(reduce())
-    before = harness.resident_bytes()
-    most = before
-    started = time.perf_counter()
-    for i in range(QUEUED):
-        last = reduce()
-        if most is not None and not i % 1000:
-            most = max(most, harness.resident_bytes())
-    float(last)  # waits for all of them
-    seconds = time.perf_counter() - started
-    return {"queue": seconds, "growth": None if most is None else (most - before) / 2**20}
+def queue(reduce: Case) -> dict[str, float | None]:
+    """Reduces many times without waiting."""
+    seconds, growth = harness.repeated(reduce, QUEUED, float)
+    return {QUEUE.name: seconds, GROWTH.name: growth}
 
 
 # -- the run ---------------------------------------------------------------------------------------
-
-
-def _on(devices: int) -> dict[str, str]:
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-
-
-WORKERS = {
-    PROJECT: (
-        "shardtensor",
-        "overhead:shardtensor_cases",
-        {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"},
-    ),
-    NUMPY: ("numpy", "overhead:numpy_cases", {}),
-    JAX_8: ("jax", "overhead:jax_cases", _on(8)),
-    JAX_2: ("jax", "overhead:jax_cases", _on(2)),
-}
 
 
 @dataclass(frozen=True)
@@ -203,8 +171,7 @@ QUICK = Effort(calls=20, plans=3, imports=7, patience=15.0)
 
 def measure(effort: Effort) -> Table:
     """Measures everything once through."""
-    with contextlib.ExitStack() as stack:
-        workers = {column: stack.enter_context(Worker(*how)) for column, how in WORKERS.items()}
+    with harness.workers("overhead") as workers, tempfile.TemporaryDirectory() as bytecode:
         environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
             "BLAS": workers[NUMPY].call("blas"),
             "rounds": f"calls {effort.calls}, planning {effort.plans}, imports {effort.imports}, queue 1",
@@ -214,34 +181,15 @@ def measure(effort: Effort) -> Table:
         plan = {(PLAN.name, PROJECT): functools.partial(workers[PROJECT].sample, PLAN.name)}
         cells |= harness.interleave(plan, effort.plans, "planning")
         packages = {PROJECT: "shardtensor", NUMPY: "numpy", JAX_8: "jax"}
-        load = functools.partial(harness.import_seconds, bytecode=stack.enter_context(tempfile.TemporaryDirectory()))
+        load = functools.partial(harness.import_seconds, bytecode=bytecode)
         imports = {(IMPORT.name, column): functools.partial(load, package) for column, package in packages.items()}
         harness.interleave(imports, 1, "compiling")
         cells |= harness.interleave(imports, effort.imports, "imports")
         # Last, because JAX's virtual devices may deadlock here, and then their process is gone.
         for column, worker in workers.items():
-            cells |= _queue_cells(worker, column, effort.patience)
+            cells |= harness.call_once(worker, column, QUEUE.name, (QUEUE.name, GROWTH.name), effort.patience)
     return Table(TITLE, environment, tuple(workers), (*CALLS, PLAN, IMPORT, QUEUE, GROWTH), cells)
 
 
-def _queue_cells(worker: Worker, column: str, limit: float) -> Cells:
-    try:
-        found = worker.call(QUEUE.name, limit)
-    except NoFigure as reason:
-        return {(row.name, column): Cell(problem=str(reason)) for row in (QUEUE, GROWTH)}
-    return {(name, column): Cell(() if figure is None else (figure,)) for name, figure in found.items()}
-
-
-def main() -> None:
-    """Measures, prints and saves."""
-    parser = argparse.ArgumentParser(description="What a call costs before any work is done.")
-    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS, metavar="DIR", help="where the results go")
-    parser.add_argument("--label", metavar="LABEL", help="saved as overhead-LABEL: what kind of machine, not which one")
-    options = parser.parse_args()
-    name = f"overhead-{options.label}" if options.label else "overhead"
-    harness.report(measure(QUICK if options.quick else Effort()), options.out, name)
-
-
 if __name__ == "__main__":
-    main()
+    harness.run("overhead", "What a call costs before any work is done.", measure, Effort(), QUICK)

@@ -37,9 +37,11 @@ class Edit(abc.ABC):
         name: the operator's.
         operands: what it reads.
         overwrites: whether every element of the window is written.
+        computes: whether it is a ufunc, which raises floating-point errors when everything is written.
     """
 
     overwrites = True
+    computes = False
 
     def __init__(self, name: str, operands: Sequence[Any]) -> None:
         self.name = name
@@ -118,6 +120,7 @@ class Elementwise(Edit):
         super().__init__(name, operands)
         self.ufunc = ufunc
         self.dtype = dtype
+        self.computes = ufunc is not None
 
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""

@@ -26,7 +26,7 @@ from shardtensor.plans import Kind, result_dtype
 from shardtensor.running import value_of
 from shardtensor.selection import Selection
 from shardtensor.sharding import Grid, Shape
-from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, shard_arrays, tensor
+from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
 from shardtensor.value import Aval, Donated, Storage, Writing, join
 from shardtensor.views import Element, evaluate, seen
 from shardtensor.windows import Box, Window, aligned, canonical, carried, whole_window
@@ -228,6 +228,8 @@ class _Taken:
     def shared(self, edit: Edit) -> Storage:
         """Writes into the one buffer, or into a copy of it."""
         storage, value, window = self.storage, self.value, self.window
+        if watched() and _spot(value, window.boxes) is None:
+            return self._through(edit)  # as separate memories would, which is what is counted
         array = storage.array
         if array is None:
             array, copied = join(storage.arrays or (), value)
@@ -235,8 +237,8 @@ class _Taken:
             storage = Storage(array)
         alone = self.free and self.backend.sole(array, 2)
         edit.enter(self.base, window, tensor(value, Storage(array)))
-        if watched():
-            self._announce(edit)
+        if watched() and (spot := _spot(value, window.boxes)):
+            edit.announce(spot.grid)
         fresh = array
         if not alone or (len(window.boxes) > 1 and not array.flags.c_contiguous):
             if self._is_all(edit):
@@ -248,8 +250,10 @@ class _Taken:
         old = out if fresh is array else window.of(np, array)
         try:
             edit.shared(out, old)
-        except (FloatingPointError, Warning) as error:  # NumPy raises them when everything is written
-            self.error = error
+        except (FloatingPointError, Warning) as error:
+            if not edit.computes:
+                raise
+            self.error = error  # which ufuncs raise when everything is written
         return storage if fresh is array else Storage(fresh)
 
     def apart(self, edit: Edit) -> Storage:
@@ -261,7 +265,7 @@ class _Taken:
         spot = _spot(self.value, self.window.boxes)
         if spot is None:
             return self._through(edit)
-        alone = []
+        alone, array = [], None
         for k in spot.positions:
             array = arrays[k]
             straight = len(self.window.boxes) == 1 or backend.is_contiguous(array)
@@ -281,14 +285,26 @@ class _Taken:
                         new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
                         self._note(edit.name, int(arrays[k].nbytes), devices[k])
         for n, k in enumerate(spot.positions):
-            try:
-                with backend.on(devices[k]):
-                    out = self._local(spot, n, new[k])
-                    old = out if alone[n] else self._local(spot, n, arrays[k])
-                    commit(n, backend.xp, out, old)
-            except BaseException as error:  # the other devices write all the same: half a value is worse
-                self.error = self.error or error
+            with backend.on(devices[k]):
+                out = self._local(spot, n, new[k])
+                old = out if alone[n] else self._local(spot, n, arrays[k])
+                self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == 0)
         return storage if all(alone) else Storage(arrays=tuple(new))
+
+    def _commit(self, commit: Callable[[], None], edit: Edit, first: bool) -> None:
+        """Writes on one device. What fails on the first one has written nothing; after that, the others write all the
+        same, since half a value is worse than an error that comes late.
+        """
+        try:
+            commit()
+        except Exception as error:
+            written = edit.computes and isinstance(error, (FloatingPointError, Warning))
+            if first and not written:
+                raise
+            self.error = self.error or error
+        except BaseException as interrupt:  # Ctrl-C, between two instructions
+            commit()
+            self.error = interrupt
 
     def _local(self, spot: _Spot, n: int, array: Any) -> Any:
         """What a device holds of the window: a view of its shard."""
@@ -303,23 +319,18 @@ class _Taken:
         read, written, and put back.
         """
         value, boxes, part = self.value, self.window.boxes, self.window.part
-        taken = tensor(value, Storage(arrays=self.storage.arrays))
+        taken = tensor(value, Storage(self.storage.array, self.storage.arrays))
         edit.enter(self.base, self.window, taken)
         inner = evaluate(taken, Window(boxes, (), 0, ()))
         whole = whole_window(inner.shape, inner.sharding.spec.chains_of(inner.ndim))
         _write(inner, whole.only(part) if part else whole, edit)
         result = value_of("reshard", _put_back(taken, boxes, inner), value.sharding, False, True)
-        return Storage(arrays=shard_arrays(result))
+        return Storage(result._storage.array, result._storage.arrays)
 
     def _is_all(self, edit: Edit) -> bool:
         """Whether no old element is left."""
         boxes = self.window.boxes
         return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None
-
-    def _announce(self, edit: Edit) -> None:
-        spot = _spot(self.value, self.window.boxes)
-        if spot is not None:
-            edit.announce(spot.grid)
 
     def _note(self, who: str, nbytes: int, device: Device | None = None) -> None:
         """Counts a copy within a device."""
@@ -336,7 +347,7 @@ def _put_back(x: ShardedTensor, boxes: tuple[Box, ...], inner: ShardedTensor) ->
         inner = value_of("reshape", _put_back(seen_first, tuple(rest), inner), first.shape, None)
     if first.is_whole:
         return inner
-    new = tensor(x._aval, Storage(arrays=shard_arrays(x)))
+    new = tensor(x._aval, Storage(x._storage.array, x._storage.arrays))
     _write(new, Window((first,), (0,) * len(first.shape), 0, ()), Elementwise("setitem", None, (inner,), x.dtype))
     return new
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS
+from shardtensor.windows import is_array
 from tests.layouts import DTYPES, FLOATS, array, broadcastable, shapes
 
 
@@ -335,6 +336,90 @@ def _getitem(data: Any) -> Case:
     return Case([x], (index,), answer=x[index])
 
 
+def _run(draw_: Any, sizes: tuple[int, ...], block: tuple[int, ...]) -> list[Any]:
+    """Entries for dimensions of those sizes: arrays of shapes that broadcast to ``block``, masks, integers, slices."""
+    out: list[Any] = []
+    while sizes:
+        n = sizes[0]
+        kind = draw_(some.sampled_from(["array", "array", "mask", "mask", "integer", "slice", "slice"]))
+        width = 1
+        if kind == "mask":
+            width = draw_(some.integers(1, min(2, len(sizes))))
+            count = block[-1] if block else draw_(some.integers(0, 3))
+            mask = np.zeros(sizes[:width], bool)
+            mask.flat[np.random.default_rng(draw_(some.integers(0, 99))).permutation(mask.size)[:count]] = True
+            out.append(mask)
+        elif kind == "array":
+            shape = tuple(1 if draw_(some.integers(0, 4)) == 0 else m for m in block)
+            shape = shape[draw_(some.integers(0, len(shape))) :]
+            if n or 0 in shape:
+                bound = max(n, 1)
+                out.append(np.random.default_rng(draw_(some.integers(0, 99))).integers(-bound, bound, shape))
+            else:
+                out.append(slice(None))
+        elif kind == "integer" and n:
+            i = draw_(some.integers(-n, n - 1))
+            out.append(draw_(some.sampled_from([i, np.int64(i), np.int16(i)])))
+        else:
+            bounds = some.one_of(some.none(), some.integers(-n - 2, n + 2))
+            out.append(slice(draw_(bounds), draw_(bounds), draw_(some.sampled_from([None, 1, 2, -1, -3]))))
+        sizes = sizes[width:]
+    return out
+
+
+@some.composite
+def array_indices(draw_: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """An index with arrays of integers and masks, most of the time; NumPy does not take every one of them."""
+    block = draw_(some.lists(some.sampled_from([0, 1, 2, 2, 3, 5]), max_size=2))
+    left = draw_(some.integers(0, len(shape)))
+    right = draw_(some.integers(0, len(shape) - left))
+    out = _run(draw_, shape[:left], tuple(block))
+    if right or draw_(some.booleans()):
+        out.append(Ellipsis)
+    out += _run(draw_, shape[len(shape) - right :], tuple(block))
+    for extra in draw_(some.lists(some.sampled_from([None, None, None, True, np.array(True), False]), max_size=2)):
+        out.insert(draw_(some.integers(0, len(out))), extra)
+    return tuple(out)
+
+
+def _valid_index(data: Any, x: np.ndarray) -> Any:
+    index = draw(data, array_indices(x.shape))
+    try:
+        x[index]
+    except IndexError:  # masks and arrays that do not broadcast together
+        return np.array(True)
+    return index if any(is_array(e) for e in index) else (*index, True)
+
+
+@case("gather")
+def _gather(data: Any) -> Case:
+    x = _some_array(data)
+    index = _valid_index(data, x)
+    return Case([x], (index,), answer=x[index])
+
+
+@case("setitem")
+def _setitem(data: Any) -> Case:
+    x = _some_array(data)
+    index = _valid_index(data, x) if draw(data, some.booleans()) else draw(data, indices(x.shape))
+    answer = x.copy()
+    value = array(np.shape(x[index]), "int32", seed(data))
+    if value.size:
+        value = value[(slice(0, 1),) * draw(data, some.integers(0, value.ndim))]
+    return Case([x, value], (index,), answer=assigned(answer, index, value))
+
+
+def assigned(x: np.ndarray, index: Any, value: Any) -> np.ndarray:
+    """What ``x[index] = value`` makes of x: of an element that is named several times, the last value counts."""
+    places = np.arange(x.size).reshape(x.shape)[index]
+    values = np.asarray(value)
+    values = values.reshape(values.shape[max(values.ndim - places.ndim, 0) :]).astype(x.dtype)
+    new = x.flatten()
+    for place, v in zip(places.ravel(), np.broadcast_to(values, places.shape).ravel(), strict=True):
+        new[place] = v
+    return new.reshape(x.shape)
+
+
 @case("reshard")
 def _reshard(data: Any) -> Case:
     x = _some_array(data)
@@ -344,5 +429,5 @@ def _reshard(data: Any) -> Case:
 #: Operators that create, or whose result is no single tensor: they have tests of their own.
 ELSEWHERE = {
     "arange", "asarray", "assemble", "empty", "empty_like", "eye", "full", "full_like", "ones", "ones_like", "shard", "to_batched_list",
-    "to_host", "zeros", "zeros_like",
+    "to_host", "unstack", "zeros", "zeros_like",
 }  # fmt: skip
