@@ -36,6 +36,7 @@ class Op:
         operands: the names of its array arguments, in order; one name if it takes a sequence of arrays (`variadic`).
         optional: those of them that may be None.
         params: the names of its other arguments, in order. `bind` gets their values, defaults included.
+        positional: how many of its arguments can be given by position.
         dispatch: the function that users call.
         split: takes what `dispatch` takes, and gives the operands and the params of the call.
         rule: how the dimensions of operands and result correspond (see `shardtensor.rules`); None for an operator that
@@ -57,7 +58,7 @@ class Op:
 
     __slots__ = (
         "algorithm", "combine", "composite", "creates", "dispatch", "kernel", "mover", "name",
-        "operands", "optional", "params", "rule", "split", "variadic", "window",
+        "operands", "optional", "params", "positional", "rule", "split", "variadic", "window",
     )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None) -> None:
@@ -75,6 +76,7 @@ class Op:
         self.optional = tuple(n for n in self.operands if "None" in kinds[n])
         self.variadic = any("Sequence[ArrayLike]" in kind for kind in kinds.values())
         self.params = tuple(n for n in kinds if n not in self.operands)
+        self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments)
         self.creates = "device" in self.params
         self.split: Callable[..., tuple[Operands, Params]]
         self.dispatch = _dispatcher(self, function)

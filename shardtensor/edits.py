@@ -12,7 +12,8 @@ import numpy as np
 
 from shardtensor.backend import Device, backend_of
 from shardtensor.log import account, watched
-from shardtensor.selection import Picking, Selection, Want, indexing_errors, last_of_each, local_views, on_device
+from shardtensor.picking import Picking, Want, last_of_each, on_device
+from shardtensor.selection import Selection, indexing_errors, local_views
 from shardtensor.sharding import Grid
 from shardtensor.tensor import ShardedTensor
 from shardtensor.transfer import Movement

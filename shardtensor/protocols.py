@@ -64,8 +64,8 @@ def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A call of an operator as NumPy's functions and methods are called: with the first parameter by position, if
     somebody likes, and with ``out=``, a tensor or a host array.
     """
-    count = len(op.operands)
-    if len(args) > count:
+    count = op.positional
+    if len(args) > count == len(op.operands):
         if len(args) > count + 1 or op.params[0] in kwargs:
             raise ArgumentTypeError(
                 f"{op.name}: {len(args)} arguments by position; give all after {op.params[0]} by name"

@@ -278,8 +278,11 @@ class ShardedTensor(Operators):
         return call("permute_dims", self, tuple(order))  # type: ignore[no-any-return]
 
     def ravel(self) -> ShardedTensor:
-        """Its elements in one dimension: a view where NumPy gives one."""
-        return call("reshape", self, shape=(-1,))  # type: ignore[no-any-return]
+        """Its elements in one dimension: a view where they lie one after the other, else a copy."""
+        flat = call("reshape", self, shape=(-1,))
+        window = getattr(flat._storage, "window", None)
+        straight = window is None or flat.size == 1 or (window.strides == (1,) and not window.part)
+        return flat if straight else self.flatten()
 
     def flatten(self) -> ShardedTensor:
         """A copy of its elements in one dimension."""
@@ -301,7 +304,8 @@ class ShardedTensor(Operators):
         storage = self._storage
         if type(storage) is Storage:
             return own(tensor(self._aval, Storage(storage.array, storage.arrays)))
-        return call("reshard", self, sharding=self.sharding, may_alias=False)  # type: ignore[no-any-return]
+        copied = call("reshard", self, sharding=self.sharding, may_alias=False)
+        return own(tensor(self._aval, copied._storage))
 
     def __copy__(self) -> ShardedTensor:
         return self.copy()
@@ -367,7 +371,10 @@ def own(x: ShardedTensor) -> ShardedTensor:
 
 def give_away(x: ShardedTensor, who: str) -> None:
     """Takes a tensor's memory from it, for ``donate=True``."""
-    with ledger_of(x).lock:
+    ledger = ledger_of(x)
+    with ledger.lock:
+        ledger.forget()
+        ledger.version += 1
         x._storage = Donated(who)
 
 

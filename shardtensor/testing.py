@@ -273,7 +273,7 @@ class CheckedBackend(Backend):
         """Whether an array is the only one in its memory, and only the ``holders`` refer to it."""
         memory, owner = _home(array, "sole"), _owner(array)
         alone = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
-        return alone and bool(array.flags.forc) and owner.flags.writeable
+        return alone and bool(array.flags.forc) and array.flags.writeable
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         """``array`` itself where it is alone, else a copy in row-major order."""

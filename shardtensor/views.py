@@ -16,6 +16,7 @@ import numpy as np
 from shardtensor.backend import HOST, HostArray, backend_of, read_only
 from shardtensor.core import Op, Params, call
 from shardtensor.log import Transfer, account, watched
+from shardtensor.picking import Picking, Want
 from shardtensor.planner import host_grid, identity
 from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
@@ -83,13 +84,29 @@ class View:
         """The view, or what a basic index takes of it, in host memory: straight from those that have it."""
         window = self.window if index is None else self.window.at(index)
         x = tensor(self.base._aval, settled(self.base))
-        *earlier, last = window.boxes
-        if earlier:
-            x = evaluate(x, Window(tuple(earlier), (), 0, ()))
-            x = value_of("reshape", x, last.over, None)
-        array = call("to_host", x, index=Index(last.entries))
-        array = _finished(np, array, last)
-        return read_only(getattr(array, window.part) if window.part else array)
+        if window.size == x.size:  # all of it, in another order
+            return read_only(window.of(np, call("to_host", x)))
+        if len(window.boxes) == 1:
+            (box,) = window.boxes
+            array = _finished(np, call("to_host", x, index=Index(box.entries)), box)
+            return read_only(_part(array, window))
+        return _picked_to_host(x, window)
+
+
+def _picked_to_host(x: ShardedTensor, window: Window) -> HostArray:
+    """The elements of a window that is no box of the tensor's shape, one by one, in host memory."""
+    shared = x._aval.backend.one_memory
+    if watched() or not shared:
+        flat = np.full(window.shape, window.offset)
+        for d, (n, stride) in enumerate(zip(window.shape, window.strides, strict=True)):
+            flat += (np.arange(n) * stride).reshape((n,) + (1,) * (len(window.shape) - d - 1))
+        places = np.unravel_index(flat.ravel(), x.shape)
+        plan = Picking(x._aval.grid, range(x.ndim), [Want(HOST, flat.size, places, ())])
+        plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
+    if shared:
+        return read_only(window.of(np, whole_array(x)))
+    array = plan.run(shard_arrays(x), x.dtype)[0].reshape(window.shape)
+    return read_only(_part(array, window))
 
 
 class Element:
@@ -141,7 +158,7 @@ class Element:
         backend = backend_of(device)
         with backend.on(device):
             array = backend.to_host(self.parts[0], device)
-        return read_only(array if index is None else array[tuple([None] * len(index))])
+        return read_only(array if index is None else array.reshape((1,) * len(index)))
 
 
 @functools.lru_cache(4096)

@@ -19,7 +19,7 @@ FLOORS = {
     "backend": 1, "log": 2, "mesh": 2, "sharding": 3,
     "rules": 4, "monoids": 4, "planner": 4, "collectives": 4, "value": 4,
     "windows": 5, "protocols": 4, "tensor": 5, "operands": 6, "transfer": 7,
-    "functions": 8,
+    "functions": 8, "picking": 8,
     "blocks": 9, "plans": 10, "running": 11, "views": 12, "selection": 13, "edits": 14, "writes": 15,
     "eager": 16, "spmd": 17, "visualize": 18, "testing": 18, "": 19, "demo": 20, "cli": 21, "__main__": 22,
 }  # fmt: skip

@@ -322,7 +322,8 @@ def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Shard
 @implements(flip, "window")
 def _flip_window(window: Window, axis: int | tuple[int, ...] | None) -> Window:
     turned = normalize_axes(axis, len(window.shape))
-    return window.at(Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(window.shape)]))
+    index = Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(window.shape)])
+    return window.at(index, scalar=not index)  # of no dimensions NumPy gives a scalar
 
 
 @implements(flip, "mover")
