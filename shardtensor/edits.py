@@ -172,19 +172,21 @@ def _copied(array: Any, device: Device) -> Any:
 
 
 class Masked(Edit):
-    """One scalar for every element where a mask of the window's shape is true."""
+    """One scalar for every element where a mask of the window's first dimensions is true."""
 
     overwrites = False
 
-    def __init__(self, mask: Any, scalar: Any) -> None:
-        super().__init__("setitem", [mask])
+    def __init__(self, mask: Any, ndim: int, scalar: Any) -> None:
+        self.given = mask.shape
         self.scalar = scalar
+        super().__init__(
+            "setitem", [mask if mask.ndim == ndim else mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))]
+        )
 
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
         (mask,) = self.operands
-        mask = old if mask is ITSELF else uncounted(mask, self.name)
-        out[mask] = self.scalar
+        out[(old if mask is ITSELF else uncounted(mask, self.name)).reshape(self.given)] = self.scalar
 
     def announce(self, grid: Grid) -> None:
         """See `Edit`."""
@@ -217,11 +219,16 @@ class Scattered(Edit):
         self.chosen = chosen
         self.dtype = dtype
 
+    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
+        """See `Edit`."""
+        self.operands = [frozen(x, base, value) if _owner(x) is base else x for x in self.operands]
+
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
         (x,) = self.operands
+        # NumPy walks index arrays and values as they lie in memory: in row-major order, so that the last one counts.
         with indexing_errors():
-            out[self.chosen.numpy] = old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x
+            out[self.chosen.in_order] = np.ascontiguousarray(uncounted(x, self.name)) if _is_array(x) else x
 
     def announce(self, grid: Grid) -> None:
         """See `Edit`."""
@@ -289,6 +296,8 @@ class Scattered(Edit):
         for n, device in enumerate(grid.devices):
             rows, coordinates = self._place(grid, n)
             places.append((rows, coordinates))
+            if all(box.shape[d] == 1 for d in blocks):  # one row for all
+                rows = rows[:1]
             at = np.unravel_index(rows, block)
             picked = [i if box.shape[d] > 1 else np.zeros_like(i) for d, i in zip(blocks, at, strict=True)]
             mine = [ends for d, ends in enumerate(grid.box(n)) if d not in chosen.dims]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import owner_of
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.planner import host_grid
 from shardtensor.sharding import Grid, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, tensor
@@ -76,3 +76,22 @@ def admit(x: Any, who: str) -> Any:
         f"{who}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
         "(st.asarray makes a tensor of nested lists)"
     )
+
+
+def converted(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Python scalars, and nested lists of them, as elements of that dtype: converted one by one, as NumPy assigns them.
+    A scalar stays one.
+
+    Raises:
+        ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert them.
+    """
+    listed = isinstance(value, (list, tuple))
+    try:
+        array = np.array(value, dtype=dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(f"value {value!r:.60} for elements of {dtype}: {error}") from None
+    except ValueError as error:
+        if listed and "inhomogeneous" in str(error):
+            raise ShapeError(f"value: nested lists of different lengths ({error})") from None
+        raise ArgumentError(f"value {value!r:.60} for elements of {dtype}: {error}") from None
+    return array if listed else array[()]

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardtensor.backend import HostArray, backend_of
 from shardtensor.core import call, implements
-from shardtensor.errors import IndexingError
+from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.indexing import gather
 from shardtensor.log import account, watched
 from shardtensor.operands import admit
@@ -95,6 +95,16 @@ class Selection:
         """How many elements the arrays select together."""
         return math.prod(self.block)
 
+    @property
+    def in_order(self) -> tuple[Any, ...]:
+        """`numpy`, with index arrays that lie in row-major order."""
+        return tuple([np.ascontiguousarray(e) if isinstance(e, np.ndarray) and e.ndim else e for e in self.numpy])
+
+    def check(self) -> None:
+        """Raises IndexingError if an index is out of bounds."""
+        for walker in self._walkers:
+            walker.indices()
+
     @functools.cached_property
     def arrays(self) -> list[HostArray]:
         """For each of the dimensions that arrays walk the indices, none negative, flattened."""
@@ -151,7 +161,10 @@ def _entry(entry: Any) -> Any:
             return int(entry)
         return int(entry.__index__()) if hasattr(entry, "__index__") else canonical(entry, (1,))
     if isinstance(entry, (list, tuple)):
-        array = np.asarray(entry)
+        try:
+            array = np.asarray(entry)
+        except ValueError as error:
+            raise ShapeError(f"getitem: nested lists of different lengths as an index ({error})") from None
         array = array.astype(np.intp) if array.size == 0 else array
     else:
         x = admit(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")

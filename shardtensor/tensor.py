@@ -417,7 +417,7 @@ def settled(x: ShardedTensor) -> Any:
 
 def _unpickle(data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool) -> ShardedTensor:
     x = call("reshard", data.reshape(shape), sharding=sharding)
-    return tensor(aval(x.shape, x.dtype, sharding, committed), x._storage)
+    return own(tensor(aval(x.shape, x.dtype, sharding, committed), x._storage))
 
 
 def _values(x: ShardedTensor, edge: int = 3) -> str:

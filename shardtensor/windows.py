@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.errors import IndexingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.planner import Line, Region
 from shardtensor.sharding import Chain, Grid, Shape
 
@@ -39,6 +39,7 @@ def canonical(index: Any, shape: Shape) -> Index | None:
 
     Raises:
         IndexingError: too many indices, one out of bounds, or one that cannot index.
+        ArgumentError, ArgumentTypeError: a slice with step 0, or of no integers.
     """
     entries = index if type(index) is tuple else (index,)
     out: list[Entry] = []
@@ -48,6 +49,8 @@ def canonical(index: Any, shape: Shape) -> Index | None:
             if d < len(shape):
                 size = shape[d]
                 if not -size <= entry < size:
+                    if any(map(is_array, entries)):
+                        return None  # it is an index array of one, then
                     raise _out_of_bounds(entry, d, size)
                 out.append(entry + size if entry < 0 else entry)
             d += 1
@@ -69,6 +72,8 @@ def canonical(index: Any, shape: Shape) -> Index | None:
             if d < len(shape):
                 i, size = _integer(entry, d), shape[d]
                 if not -size <= i < size:
+                    if any(map(is_array, entries)):
+                        return None
                     raise _out_of_bounds(i, d, size)
                 out.append(i % size)
             d += 1
@@ -93,7 +98,8 @@ def _span(entry: slice, size: int, dimension: int) -> Span:
     try:
         start, stop, step = entry.indices(size)
     except (TypeError, ValueError) as error:
-        raise IndexingError(f"getitem: {entry} in dimension {dimension}: {error}") from None
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        raise kind(f"getitem: {entry} in dimension {dimension}: {error}") from None
     count = len(range(start, stop, step))
     return (start if count else 0, count, step)
 

@@ -19,9 +19,9 @@ import numpy as np
 from shardtensor.backend import Backend, Device, references
 from shardtensor.core import Op, Operands, Params
 from shardtensor.edits import Edit, Elementwise, Masked, Scattered, is_window
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.log import Transfer, account, watched
-from shardtensor.operands import admit, host_aval
+from shardtensor.operands import admit, converted, host_aval
 from shardtensor.plans import Kind, result_dtype
 from shardtensor.running import value_of
 from shardtensor.selection import Selection
@@ -61,14 +61,19 @@ def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> N
     dtype = _dtype_of(base._aval, window)
     at = canonical(index, window.shape)
     if at is None:
-        if _is_mask(index, window.shape) and type(value) in SCALARS:
+        scalar = _is_scalar(value)
+        if scalar and _is_mask(index, window.shape):
             if window.size:
-                _write(base, window, Masked(admit(index, "setitem"), _scalar(value, dtype)))
+                _write(
+                    base, window, Masked(admit(index, "setitem"), len(window.shape), _checked_value(value, dtype, ()))
+                )
             return
         chosen = Selection(index, window.shape)
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask)
         if math.prod(chosen.shape):
             _write(base, window, Scattered(chosen, value, dtype))
+        elif chosen.rows:  # NumPy does not look at indices that select nothing
+            chosen.check()
         return
     target = window.at(at)
     value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not _dots(index))
@@ -81,24 +86,18 @@ def _dots(index: Any) -> bool:
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
-    """Whether an index is a mask for every element."""
-    return isinstance(index, (ShardedTensor, np.ndarray)) and index.dtype.kind == "b" and index.shape == shape
+    """Whether an index is a mask of the first dimensions, and nothing else."""
+    if not isinstance(index, (ShardedTensor, np.ndarray)) or index.dtype.kind != "b":
+        return False
+    return 0 < index.ndim <= len(shape) and index.shape == shape[: index.ndim]
+
+
+def _is_scalar(value: Any) -> bool:
+    return type(value) in SCALARS or (isinstance(value, (np.generic, np.ndarray)) and not value.ndim)
 
 
 def _dtype_of(value: Aval, window: Window) -> np.dtype[Any]:
     return value.dtype if window.part is None else np.empty(0, value.dtype).real.dtype
-
-
-def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A Python scalar as NumPy converts it for an element, and with its errors."""
-    held = np.empty((), dtype)
-    try:
-        held[()] = value
-    except TypeError as error:
-        raise ArgumentTypeError(f"value {value!r} for elements of {dtype}: {error}") from None
-    except ValueError as error:
-        raise ArgumentError(f"value {value!r} for elements of {dtype}: {error}") from None
-    return held[()]
 
 
 def _checked_value(
@@ -111,17 +110,16 @@ def _checked_value(
         ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert it.
     """
     if type(value) in SCALARS:
-        return _scalar(value, dtype)
-    if isinstance(value, (list, tuple)):
-        try:
-            value = np.asarray(value)
-        except ValueError as error:
-            raise ShapeError(f"value: nested lists of different lengths ({error})") from None
-    value = admit(value, "setitem")
+        return converted(value, dtype)
+    value = converted(value, dtype) if isinstance(value, (list, tuple)) else admit(value, "setitem")
     if value is None or value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
         what = "None" if value is None else f"an array of {value.dtype}"
         raise ArgumentTypeError(f"value is {what}, of which elements of {dtype} cannot be made")
-    if one_element and value.ndim:
+    if value.shape == shape:
+        return value if shape or isinstance(value, ShardedTensor) else value.astype(dtype)[()]
+    if not value.ndim:
+        return value if isinstance(value, ShardedTensor) else value.astype(dtype)[()]
+    if one_element:
         raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
     if one_mask and value.ndim > 1 and value.ndim > len(shape):
         raise ArgumentTypeError(

@@ -11,7 +11,7 @@ from shardtensor.core import OPS, bind_into, call, implements, operator
 from shardtensor.functions.manipulation import layout_of
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
-from shardtensor.operands import HostAval
+from shardtensor.operands import HostAval, converted
 from shardtensor.sharding import P
 from shardtensor.tensor import ArrayLike, ShardedTensor, tensor
 from shardtensor.transfer import Moved
@@ -114,6 +114,12 @@ def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     >>> setitem(st.zeros(4), 7, slice(1, 3)).tolist()
     [0.0, 7.0, 7.0, 0.0]
     """
+
+
+@implements(setitem, "composite")
+def _setitem_of_lists(x: Any, value: Any, index: Any) -> Any:
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return setitem(x, converted(value, dtype), index) if isinstance(value, (list, tuple)) else NotImplemented
 
 
 @implements(setitem, "algorithm")

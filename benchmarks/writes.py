@@ -1,0 +1,211 @@
+"""What writes cost: single elements, slices, in-place operators, masks, index arrays, a Jacobi step.
+
+``python benchmarks/writes.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import harness
+from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target
+
+TITLE = f"Writes: float32 arrays, rows over {DEVICES} logical devices of one host; JAX (n): n virtual CPU devices"
+SIDE = 64
+GRID = 4096
+PART = slice(2000, 2256)  # 1 MiB of 64 MiB, in two of the shards
+WRITES = 100_000
+
+SMALL = (
+    Row("read", "x[i, j]", (Target(5e-6),)),
+    Row("float", "float(x[i, j])"),
+    Row("write", "x[i, j] = v", (Target(8e-6),)),
+    Row("slice", "x[a:b] = v, 1 MiB", (Target(1.3, NUMPY, more=5e-6),)),
+)
+LARGE = (
+    Row("add", "x += y, 128 MiB", (Target(1.15, NUMPY),)),
+    Row("mask", "x[mask] = 0, 16 M", (Target(1.2, NUMPY),)),
+    Row("gather", "x[idx], 1 M"),
+    Row("scatter", "x[idx] = v, 1 M"),
+    Row("jacobi", "Jacobi step, 4096²", (Target(1.3, NUMPY),)),
+)
+HALO = Row("halo", "… halo rows sent", unit="rows")
+GROWTH = Row("growth", "growth, 100 000 writes", (Target(1.0),), "MiB")
+
+
+# -- the cases, each function in a process of its own ----------------------------------------------
+
+
+def shardtensor_cases() -> dict[str, Case]:
+    """The library itself, eager, on the numpy backend."""
+    import numpy as np
+
+    import shardtensor as st
+
+    rows = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
+    operands = {name: st.device_put(array, rows) for name, array in _operands(np)}
+
+    def halo() -> dict[str, float]:
+        with st.transfers() as log:
+            jacobi(operands["grid"])
+        return {HALO.name: log.bytes / (GRID * operands["grid"].dtype.itemsize)}
+
+    return {**_statements(**operands), HALO.name: halo}
+
+
+def numpy_cases() -> dict[str, Case]:
+    """Plain NumPy: what no library on top of it can undercut."""
+    import numpy as np
+
+    return _statements(**dict(_operands(np)))
+
+
+def _statements(
+    small: Any, large: Any, part: Any, long: Any, tiny: Any, x: Any, mask: Any, idx: Any, v: Any, grid: Any
+) -> dict[str, Case]:
+    """What is written alike with arrays of NumPy and of this library."""
+    places = _places()
+
+    def write() -> None:
+        small[next(places)] = 1.5
+
+    def write_slice() -> None:
+        large[PART] = part
+
+    def add() -> None:
+        nonlocal long
+        long += tiny
+
+    def write_mask() -> None:
+        x[mask] = 0
+
+    def scatter() -> None:
+        x[idx] = v
+
+    return {
+        "read": lambda: small[next(places)],
+        "float": lambda: float(small[next(places)]),
+        "write": write,
+        "slice": write_slice,
+        "add": add,
+        "mask": write_mask,
+        "gather": lambda: x[idx],
+        "scatter": scatter,
+        "jacobi": lambda: jacobi(grid),
+        GROWTH.name: lambda: growth(write),
+    }
+
+
+def jacobi(u: Any) -> None:
+    """One step towards the values inside that the values at the border determine."""
+    u[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+
+
+def jax_cases() -> dict[str, Case]:
+    """JAX on as many virtual CPU devices as its flags ask for: new arrays, of donated ones. Every case waits for it."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    rows = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+    held = {name: jax.device_put(array, rows) for name, array in _operands(np)}
+    places = _places()
+    ready = jax.block_until_ready
+    read = jax.jit(lambda x, idx: x[idx], out_shardings=rows)
+
+    def step(u: Any) -> Any:
+        inside = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+        return u.at[1:-1, 1:-1].set(inside)
+
+    def write() -> None:
+        held["small"] = ready(held["small"].at[next(places)].set(1.5))
+
+    def donated(function: Any, name: str, *others: str) -> Case:
+        compiled = jax.jit(function, donate_argnums=0, out_shardings=rows)
+
+        def case() -> None:
+            held[name] = ready(compiled(held[name], *[held[other] for other in others]))
+
+        return case
+
+    return {
+        "read": lambda: ready(held["small"][next(places)]),
+        "float": lambda: float(held["small"][next(places)]),
+        "write": write,
+        "slice": donated(lambda x, v: x.at[PART].set(v), "large", "part"),
+        "add": donated(lambda x, y: x + y, "long", "tiny"),
+        "mask": donated(lambda x, mask: jax.numpy.where(mask, 0, x), "x", "mask"),
+        "gather": lambda: ready(read(held["x"], held["idx"])),
+        "scatter": donated(lambda x, idx, v: x.at[idx].set(v), "x", "idx", "v"),
+        "jacobi": donated(step, "grid"),
+        GROWTH.name: lambda: growth(write),
+    }
+
+
+def _operands(np: Any) -> Iterator[tuple[str, Any]]:
+    """The same arrays for all, by name. What is done to them again and again leaves their elements normal numbers."""
+    random = np.random.default_rng(0)
+    many, some, n = 2**24, 10**6, np.float32
+    yield "small", np.arange(SIDE * SIDE, dtype=n).reshape(SIDE, SIDE)
+    yield "large", np.ones((many // 1024, 1024), n)
+    yield "part", np.full((PART.stop - PART.start, 1024), 2, n)
+    yield "long", np.ones(2 * many, n)
+    yield "tiny", np.full(2 * many, 1e-9, n)  # 1 + 1e-9 is 1
+    yield "x", np.ones(many, n)
+    yield "mask", random.random(many) < 0.5
+    yield "idx", random.integers(0, many, some)
+    yield "v", np.full(some, 3, n)
+    yield "grid", random.uniform(1, 2, (GRID, GRID)).astype(n)
+
+
+def _places() -> Iterator[tuple[int, int]]:
+    """Every element of the small array, again and again, in an order of chance."""
+    import numpy as np
+
+    order = np.random.default_rng(1).permutation(SIDE * SIDE)
+    return itertools.cycle([divmod(int(k), SIDE) for k in order])
+
+
+def growth(write: Case) -> dict[str, float | None]:
+    """By how much the process grows while elements are written."""
+    return {GROWTH.name: harness.repeated(write, WRITES, lambda last: None)[1]}
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many rounds each kind of row gets, and for how many seconds the many writes are waited for."""
+
+    small: int = 150
+    large: int = 25
+    patience: float = 90.0
+
+
+QUICK = Effort(small=20, large=3, patience=15.0)
+
+
+def measure(effort: Effort) -> Table:
+    """Measures everything once through."""
+    with harness.workers("writes") as workers:
+        environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+            "rounds": f"the first four rows {effort.small}, the others {effort.large}, sent and growth 1",
+        }
+        cells: harness.Cells = {}
+        for rows, rounds, what in (SMALL, effort.small, "elements, slices"), (LARGE, effort.large, "large arrays"):
+            pairs = itertools.product(rows, workers)
+            samplers = {(row.name, c): functools.partial(workers[c].sample, row.name) for row, c in pairs}
+            cells |= harness.interleave(samplers, rounds, what)
+        cells |= harness.call_once(workers[PROJECT], PROJECT, HALO.name, (HALO.name,))
+        for column, worker in workers.items():
+            cells |= harness.call_once(worker, column, GROWTH.name, (GROWTH.name,), effort.patience)
+    return Table(TITLE, environment, tuple(workers), (*SMALL, *LARGE, HALO, GROWTH), cells)
+
+
+if __name__ == "__main__":
+    harness.run("writes", "What writes cost.", measure, Effort(), QUICK)
