@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Device, backend_of
+from shardtensor.backend import Device, HostArray, backend_of
 from shardtensor.log import account, watched
 from shardtensor.picking import Picking, Want, last_of_each, on_device
 from shardtensor.selection import Selection, indexing_errors, local_views
-from shardtensor.sharding import Grid
+from shardtensor.sharding import Grid, Shape
 from shardtensor.tensor import ShardedTensor
 from shardtensor.transfer import Movement
 from shardtensor.views import frozen, seen, sources, uncounted
@@ -47,6 +47,7 @@ class Edit(abc.ABC):
     def __init__(self, name: str, operands: Sequence[Any]) -> None:
         self.name = name
         self.operands = operands
+        self.value: ShardedTensor | None = None
 
     def settle(self, base: ShardedTensor) -> None:
         """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
@@ -60,6 +61,18 @@ class Edit(abc.ABC):
             ITSELF if is_window(x, base, window) else frozen(x, base, value) if _owner(x) is base else x
             for x in self.operands
         ]
+        self.value = value
+
+    def read(self, x: Any) -> Any:
+        """An operand in host memory; what may be written while it is read is copied."""
+        if not _is_array(x):
+            return x
+        array = uncounted(x, self.name)
+        return np.array(array) if _owner(x) is self.value else array
+
+    @abc.abstractmethod
+    def picked(self, positions: HostArray, shape: Shape) -> Edit:
+        """The same for a base of that shape, where the window's elements are at these flat positions in it."""
 
     @abc.abstractmethod
     def shared(self, out: Any, old: Any) -> None:
@@ -123,9 +136,17 @@ class Elementwise(Edit):
         self.dtype = dtype
         self.computes = ufunc is not None
 
+    def picked(self, positions: HostArray, shape: Shape) -> Edit:
+        """See `Edit`."""
+        chosen = Selection(np.unravel_index(positions, shape), shape)
+        return Scattered(self.name, self.ufunc, chosen, self.operands, self.dtype)
+
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
-        arrays = [old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x for x in self.operands]
+        if self.ufunc is None:
+            arrays = [self.read(x) for x in self.operands]
+        else:  # ufuncs see themselves to operands that overlap
+            arrays = [old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x for x in self.operands]
         self._run(np, out, arrays)
 
     def announce(self, grid: Grid) -> None:
@@ -183,10 +204,17 @@ class Masked(Edit):
             "setitem", [mask if mask.ndim == ndim else mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))]
         )
 
+    def picked(self, positions: HostArray, shape: Shape) -> Edit:
+        """See `Edit`."""
+        (mask,) = self.operands
+        true = np.broadcast_to(Selection(mask, mask.shape).numpy[0], positions.shape)
+        chosen = Selection(np.unravel_index(positions[true], shape), shape)
+        return Scattered(self.name, None, chosen, [self.scalar], self.scalar.dtype)
+
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
         (mask,) = self.operands
-        out[(old if mask is ITSELF else uncounted(mask, self.name)).reshape(self.given)] = self.scalar
+        out[(old if mask is ITSELF else self.read(mask)).reshape(self.given)] = self.scalar
 
     def announce(self, grid: Grid) -> None:
         """See `Edit`."""
@@ -210,43 +238,57 @@ class Masked(Edit):
 
 
 class Scattered(Edit):
-    """Elements that index arrays select; of one that is selected several times, the last value counts."""
+    """Elements that index arrays select: what a ufunc gives of operands that broadcast to them, or (``ufunc`` None) the
+    only operand. Of an element that is selected several times, the last value counts.
+    """
 
     overwrites = False
 
-    def __init__(self, chosen: Selection, value: Any, dtype: Any) -> None:
-        super().__init__("setitem", [value])
+    def __init__(self, name: str, ufunc: str | None, chosen: Selection, operands: Sequence[Any], dtype: Any) -> None:
+        super().__init__(name, operands)
+        self.ufunc = ufunc
         self.chosen = chosen
         self.dtype = dtype
+        self.computes = ufunc is not None
 
     def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
         """See `Edit`."""
         self.operands = [frozen(x, base, value) if _owner(x) is base else x for x in self.operands]
+        self.value = value
+
+    def picked(self, positions: HostArray, shape: Shape) -> Edit:
+        """See `Edit`."""
+        chosen = Selection(np.unravel_index(positions[self.chosen.numpy], shape), shape)
+        return Scattered(self.name, self.ufunc, chosen, self.operands, self.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
         (x,) = self.operands
         # NumPy walks index arrays and values as they lie in memory: in row-major order, so that the last one counts.
         with indexing_errors():
-            out[self.chosen.in_order] = np.ascontiguousarray(uncounted(x, self.name)) if _is_array(x) else x
+            x = self.read(x)
+            out[self.chosen.in_order] = np.asarray(x, order="C") if isinstance(x, np.ndarray) else x
 
     def announce(self, grid: Grid) -> None:
         """See `Edit`."""
-        if _is_array(self.operands[0]):
-            plan, _, _ = self._plan(self._taken_of(grid).grid)
-            plan.announce(self.operands[0].dtype.itemsize, False, self.name)
+        here = self._taken_of(grid).grid
+        for x in self.operands:
+            if _is_array(x):
+                self._plan(x, here, self._places(here))[0].announce(x.dtype.itemsize, False, self.name)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `Edit`."""
-        (x,), chosen, here = self.operands, self.chosen, self._taken_of(grid)
-        parts = None
-        if _is_array(x):
-            plan, arrays, places = self._plan(here.grid)
+        chosen, here = self.chosen, self._taken_of(grid)
+        places = self._places(here.grid)
+        columns: list[Any] = []
+        for x in self.operands:
+            if not _is_array(x):
+                columns.append([x] * len(places))
+                continue
+            plan, arrays = self._plan(x, here.grid, places)
             if watched():
                 plan.announce(x.dtype.itemsize, True, self.name)
-            parts = plan.run(arrays, self.dtype)
-        else:
-            places = [self._place(here.grid, n) for n in range(len(here.grid.devices))]
+            columns.append(plan.run(arrays, x.dtype if self.ufunc else self.dtype))
         axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
         indices = []
         for (_, coordinates), device in zip(places, grid.devices, strict=True):
@@ -254,8 +296,11 @@ class Scattered(Edit):
                 indices.append(tuple([on_device(c, device) for c in coordinates]))
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            chosen_out = xp.permute_dims(here.boxes[n].of(xp, out), axes)
-            chosen_out[indices[n]] = x if parts is None else parts[n]
+            target, index = xp.permute_dims(here.boxes[n].of(xp, out), axes), indices[n]
+            if self.ufunc is None:
+                target[index] = columns[0][n]
+            else:
+                target[index] = getattr(xp, self.ufunc)(*[target[index] if c[n] is ITSELF else c[n] for c in columns])
 
         return commit
 
@@ -264,8 +309,11 @@ class Scattered(Edit):
         shape = tuple([int(o[-1]) for o in grid.offsets])
         return aligned(grid, box_of(self.chosen.basic, shape))
 
+    def _places(self, grid: Grid) -> list[tuple[Any, list[Any]]]:
+        """For each device, which of the selected elements it holds, and where."""
+        return [self._place(grid, n) for n in range(len(grid.devices))]
+
     def _place(self, grid: Grid, n: int) -> tuple[Any, list[Any]]:
-        """Which of the selected elements a device holds, and where."""
         chosen, box = self.chosen, grid.box(n)
         ends = [box[d] for d in chosen.dims]
         here = np.ones(chosen.rows, bool)
@@ -276,9 +324,8 @@ class Scattered(Edit):
         last = last_of_each(coordinates, [end - begin for begin, end in ends])
         return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
 
-    def _plan(self, grid: Grid) -> tuple[Picking, Sequence[Any], list[tuple[Any, list[Any]]]]:
-        """How the value's elements get to the devices that write them."""
-        (x,) = self.operands
+    def _plan(self, x: Any, grid: Grid, places: Sequence[tuple[Any, list[Any]]]) -> tuple[Picking, Sequence[Any]]:
+        """How an operand's elements get to the devices that write with them, and the arrays that they are in."""
         chosen = self.chosen
         source, arrays, box = sources(x)
         block = chosen.block or (1,)
@@ -288,14 +335,11 @@ class Scattered(Edit):
         if not chosen.block and len(index) >= len(chosen.rest) - chosen.at:
             index.insert(len(index) - (len(chosen.rest) - chosen.at), None)
         extra = len(index) - ndim
-        index = [0] * extra + index[extra:] if extra > 0 else [None] * -extra + index
-        box = box.at(Index(index))
+        box = box.at(Index([0] * extra + index[extra:] if extra > 0 else [None] * -extra + index))
         here = aligned(source, box)
         blocks = range(chosen.at, chosen.at + len(block))
-        places, wants = [], []
-        for n, device in enumerate(grid.devices):
-            rows, coordinates = self._place(grid, n)
-            places.append((rows, coordinates))
+        wants = []
+        for n, (device, (rows, _)) in enumerate(zip(grid.devices, places, strict=True)):
             if all(box.shape[d] == 1 for d in blocks):  # one row for all
                 rows = rows[:1]
             at = np.unravel_index(rows, block)
@@ -304,4 +348,4 @@ class Scattered(Edit):
             others = [d for d in range(ndim) if d not in blocks]
             rest = [ends if box.shape[d] == sizes[d] else (0, 1) for d, ends in zip(others, mine, strict=True)]
             wants.append(Want(device, len(rows), picked, rest))
-        return Picking(here.grid, blocks, wants), local_views(here, arrays), places
+        return Picking(here.grid, blocks, wants), local_views(here, arrays)

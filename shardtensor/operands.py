@@ -79,15 +79,19 @@ def admit(x: Any, who: str) -> Any:
 
 
 def converted(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Python scalars, and nested lists of them, as elements of that dtype: converted one by one, as NumPy assigns them.
-    A scalar stays one.
+    """Scalars, and nested lists of them, as elements of that dtype: converted one by one, as NumPy assigns them. What
+    has no dimensions becomes a scalar of NumPy's.
 
     Raises:
         ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert them.
     """
     listed = isinstance(value, (list, tuple))
     try:
-        array = np.array(value, dtype=dtype)
+        if listed:
+            array = np.array(value, dtype=dtype)
+        else:
+            array = np.empty((), dtype)
+            array[()] = value
     except TypeError as error:
         raise ArgumentTypeError(f"value {value!r:.60} for elements of {dtype}: {error}") from None
     except ValueError as error:

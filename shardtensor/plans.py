@@ -21,6 +21,7 @@ from shardtensor.log import Transfer, account, logger, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
+from shardtensor.protocols import is_scalar
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, own, tensor, whole_array
@@ -52,7 +53,22 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
         return _creation_plan(op, kinds, named)
     tensors = [k for k in kinds if isinstance(k, Aval)]
     mesh = home(tensors).sharding.mesh if tensors else default_mesh()
-    return (_mover_plan if op.mover else _rule_plan)(op, kinds, named, mesh)
+    plan = (_mover_plan if op.mover else _rule_plan)(op, kinds, named, mesh)
+    return _as_array_plan(plan) if op.name in _ARRAYS else plan
+
+
+_ARRAYS = ("astype", "broadcast_to", "reshape", "where")
+"""Operators that give arrays in NumPy also where there are no dimensions; of scalars `astype` gives one."""
+
+
+def _as_array_plan(plan: Plan) -> Plan:
+    def run(operands: Operands) -> ShardedTensor:
+        result: ShardedTensor = plan(operands)
+        if not result.ndim and not all(isinstance(x, ShardedTensor) and is_scalar(x) for x in operands):
+            own(result)
+        return result
+
+    return run
 
 
 def _as_array(kind: Kind) -> HostAval:

@@ -92,7 +92,7 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
         np.copyto(dst, np.asarray(src), casting=casting, where=np.asarray(where))
         return
     dtype = src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
-    if not isinstance(src, (bool, int, float, complex)) and not np.can_cast(dtype, dst.dtype, casting):
+    if not np.can_cast(dtype, dst.dtype, casting):
         raise ArgumentTypeError(f"copyto: {dtype} to {dst.dtype} is not allowed by casting={casting!r}")
     dst[...] = src if where is True else call("where", where, src, dst)
 
@@ -200,4 +200,4 @@ def is_scalar(x: Any) -> bool:
     """Whether a tensor without dimensions stands for what NumPy gives as a scalar, which never changes: what operators
     and full indices make. What is created, put or looked at is an array.
     """
-    return x._ledger is None and not hasattr(x._storage, "base")
+    return hasattr(x, "_ledger") and x._ledger is None and not hasattr(x._storage, "base")

@@ -46,7 +46,7 @@ class Selection:
     """
 
     def __init__(self, index: Any, shape: Shape) -> None:
-        entries = [_entry(e) for e in (index if type(index) is tuple else (index,))]
+        entries = [_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
         self.numpy = tuple(entries)
         self.is_mask = len(entries) == 1 and _is_mask(entries[0])
         taken = sum(_width(e) for e in entries)
@@ -98,7 +98,7 @@ class Selection:
     @property
     def in_order(self) -> tuple[Any, ...]:
         """`numpy`, with index arrays that lie in row-major order."""
-        return tuple([np.ascontiguousarray(e) if isinstance(e, np.ndarray) and e.ndim else e for e in self.numpy])
+        return tuple([np.asarray(e, order="C") if isinstance(e, np.ndarray) else e for e in self.numpy])
 
     def check(self) -> None:
         """Raises IndexingError if an index is out of bounds."""

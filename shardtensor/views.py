@@ -18,9 +18,10 @@ from shardtensor.core import Op, Params, call
 from shardtensor.log import Transfer, account, watched
 from shardtensor.picking import Picking, Want
 from shardtensor.planner import host_grid, identity
+from shardtensor.protocols import is_scalar
 from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
-from shardtensor.tensor import ShardedTensor, ledger_of, settled, shard_arrays, tensor, whole_array
+from shardtensor.tensor import ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Movement, gather
 from shardtensor.value import Aval, Donated, Storage, aval
 from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, whole_box, whole_window
@@ -97,11 +98,8 @@ def _picked_to_host(x: ShardedTensor, window: Window) -> HostArray:
     """The elements of a window that is no box of the tensor's shape, one by one, in host memory."""
     shared = x._aval.backend.one_memory
     if watched() or not shared:
-        flat = np.full(window.shape, window.offset)
-        for d, (n, stride) in enumerate(zip(window.shape, window.strides, strict=True)):
-            flat += (np.arange(n) * stride).reshape((n,) + (1,) * (len(window.shape) - d - 1))
-        places = np.unravel_index(flat.ravel(), x.shape)
-        plan = Picking(x._aval.grid, range(x.ndim), [Want(HOST, flat.size, places, ())])
+        places = np.unravel_index(window.positions.ravel(), x.shape)
+        plan = Picking(x._aval.grid, range(x.ndim), [Want(HOST, window.size, places, ())])
         plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
     if shared:
         return read_only(window.of(np, whole_array(x)))
@@ -174,6 +172,8 @@ def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     the operator copies.
     """
     base, window = seen(x)
+    if not x._aval.ndim and is_scalar(x):
+        base = own(tensor(x._aval, x._storage))  # what is made of a scalar is made of a copy
     assert op.window is not None
     window = op.window(window, *params)
     if window is None or 0 in window.shape:  # of nothing there is nothing to see
@@ -286,7 +286,8 @@ def sources(x: Any) -> tuple[Grid, tuple[Any, ...], Box]:
         base = storage.base
         return base._aval.grid, shard_arrays(base), storage.window.boxes[0]
     if type(storage) is Element:
-        return storage.grid(), storage.parts, whole_box(())
+        grid = storage.grid()
+        return grid, storage.parts * (len(grid.devices) // len(storage.parts)), whole_box(())
     return x._aval.grid, shard_arrays(x), whole_box(x.shape)
 
 

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.planner import Line, Region
+from shardtensor.protocols import is_scalar
 from shardtensor.sharding import Chain, Grid, Shape
 
 Span = tuple[int, int, int]
@@ -41,7 +43,7 @@ def canonical(index: Any, shape: Shape) -> Index | None:
         IndexingError: too many indices, one out of bounds, or one that cannot index.
         ArgumentError, ArgumentTypeError: a slice with step 0, or of no integers.
     """
-    entries = index if type(index) is tuple else (index,)
+    entries = index if isinstance(index, tuple) else (index,)
     out: list[Entry] = []
     d, ellipses = 0, 0
     for entry in entries:
@@ -85,13 +87,20 @@ def canonical(index: Any, shape: Shape) -> Index | None:
     return Index(out)
 
 
+def has_ellipsis(index: Any) -> bool:
+    """Whether there is an ellipsis in an index: with one, NumPy never gives a scalar."""
+    return any(e is Ellipsis for e in (index if isinstance(index, tuple) else (index,)))
+
+
 def is_array(entry: Any) -> bool:
-    """Whether an index entry is an array of indices or a mask. NumPy's integer scalars are not; its bools, and arrays
-    of no dimensions, are.
+    """Whether an index entry is an array of indices or a mask. NumPy's integer scalars, and what stands for them here,
+    are not; its bools, and arrays of no dimensions, are.
     """
     if isinstance(entry, (list, tuple, bool, np.bool_, np.ndarray)):
         return True
-    return hasattr(entry, "ndim") and (entry.ndim > 0 or entry.dtype.kind == "b")
+    if not hasattr(entry, "ndim") or isinstance(entry, np.generic):
+        return False
+    return entry.ndim > 0 or entry.dtype.kind == "b" or not is_scalar(entry)
 
 
 def _span(entry: slice, size: int, dimension: int) -> Span:
@@ -308,6 +317,14 @@ class Window:
         ends = [s * (n - 1) for s, n in zip(self.strides, self.shape, strict=True)]
         return self.offset + sum(min(e, 0) for e in ends), self.offset + sum(max(e, 0) for e in ends) + 1
 
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Where in the flattened array each of its elements is."""
+        flat = np.full(self.shape, self.offset, np.int64)
+        for d, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            flat += (np.arange(n) * stride).reshape((n,) + (1,) * (len(self.shape) - d - 1))
+        return flat
+
     def at(self, index: Index, scalar: bool = False) -> Window:
         """What an index takes of it."""
         strides, offset, w = [], self.offset, 0
@@ -337,11 +354,23 @@ class Window:
 
     def reshaped(self, shape: Shape) -> Window | None:
         """In another shape; None where NumPy would have to copy."""
+        if self.size == 1:
+            return self._one(shape)
         strides = reshaped_strides(self.shape, self.strides, shape)
         if strides is None:
             return None
         boxes, chains = (*self.boxes, whole_box(shape)), reshaped_chains(self.shape, shape, self.chains)[1]
         return Window(boxes, strides, self.offset, chains, self.part)
+
+    def _one(self, shape: Shape) -> Window:
+        """The one element that it sees, in a shape of ones."""
+        over, rest = self.boxes[0].over, self.offset
+        where = []
+        for n in reversed(over):
+            rest, i = divmod(rest, n)
+            where.append(i)
+        box = Box(over, tuple(reversed(where)), (None,) * len(shape), shape)
+        return Window((box,), (0,) * len(shape), self.offset, ((),) * len(shape), self.part)
 
     def only(self, part: str | None) -> Window:
         """The real or imaginary part of what it would see."""

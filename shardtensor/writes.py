@@ -23,13 +23,13 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import admit, converted, host_aval
 from shardtensor.plans import Kind, result_dtype
-from shardtensor.running import value_of
+from shardtensor.protocols import is_scalar
 from shardtensor.selection import Selection
 from shardtensor.sharding import Grid, Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
 from shardtensor.value import Aval, Donated, Storage, Writing, join
-from shardtensor.views import Element, evaluate, seen
-from shardtensor.windows import Box, Window, aligned, canonical, carried, whole_window
+from shardtensor.views import Element, seen
+from shardtensor.windows import Box, Window, aligned, canonical, carried, has_ellipsis, whole_window
 
 _ELEMENTWISE = ("... -> ...", "..., ... -> ...")
 
@@ -42,10 +42,15 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     Raises:
         ShapeError, ArgumentTypeError, IndexingError: what NumPy would not write either; nothing is written then.
     """
+    if not out._aval.ndim and is_scalar(out):
+        raise ArgumentTypeError(
+            "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
+            "st.zeros(()), st.asarray of a number and x.copy() make arrays"
+        )
     base, window = seen(out)
     if op.name == "setitem":
         _assign_at(base, window, operands[1], params[0])
-    elif isinstance(getattr(np, op.name, None), np.ufunc) and op.rule in _ELEMENTWISE and not op.kernel:
+    elif _is_elementwise(op) and not (op.name == "pow" and out.dtype.kind in "iu"):  # which fails for some exponents
         _update(out, base, window, op, operands)
     else:
         result = apply(op, operands, params)
@@ -54,6 +59,10 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
         _check_cast(op.name, result.dtype, out.dtype)
         if result.size:
             _write(base, window, Elementwise(op.name, None, (result,), out.dtype))
+
+
+def _is_elementwise(op: Op) -> bool:
+    return isinstance(getattr(np, op.name, None), np.ufunc) and op.rule in _ELEMENTWISE and not op.kernel
 
 
 def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> None:
@@ -69,20 +78,16 @@ def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> N
                 )
             return
         chosen = Selection(index, window.shape)
-        value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask)
+        value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
         if math.prod(chosen.shape):
-            _write(base, window, Scattered(chosen, value, dtype))
+            _write(base, window, Scattered("setitem", None, chosen, [value], dtype))
         elif chosen.rows:  # NumPy does not look at indices that select nothing
             chosen.check()
         return
     target = window.at(at)
-    value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not _dots(index))
+    value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not has_ellipsis(index))
     if target.size and not is_window(value, base, target):  # x[i] += v ends with x[i] = x[i]
         _write(base, target, Elementwise("setitem", None, (value,), dtype))
-
-
-def _dots(index: Any) -> bool:
-    return any(e is Ellipsis for e in (index if type(index) is tuple else (index,)))
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
@@ -109,19 +114,20 @@ def _checked_value(
         ShapeError: it does not broadcast.
         ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert it.
     """
-    if type(value) in SCALARS:
-        return converted(value, dtype)
-    value = converted(value, dtype) if isinstance(value, (list, tuple)) else admit(value, "setitem")
-    if value is None or value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
-        what = "None" if value is None else f"an array of {value.dtype}"
-        raise ArgumentTypeError(f"value is {what}, of which elements of {dtype} cannot be made")
-    if value.shape == shape:
-        return value if shape or isinstance(value, ShardedTensor) else value.astype(dtype)[()]
-    if not value.ndim:
-        return value if isinstance(value, ShardedTensor) else value.astype(dtype)[()]
+    if type(value) is not ShardedTensor:
+        if type(value) in SCALARS or not hasattr(value, "dtype") or _is_scalar(value):
+            value = converted(value, dtype)
+            if not np.ndim(value):
+                return value
+        else:
+            value = admit(value, "setitem")
+    if value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
+        raise ArgumentTypeError(f"value is an array of {value.dtype}, of which elements of {dtype} cannot be made")
+    if value.shape == shape or not value.ndim:
+        return value
     if one_element:
         raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
-    if one_mask and value.ndim > 1 and value.ndim > len(shape):
+    if one_mask and value.ndim > 1:
         raise ArgumentTypeError(
             f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension"
         )
@@ -136,6 +142,8 @@ def _checked_value(
 def _update(out: ShardedTensor, base: ShardedTensor, window: Window, op: Op, operands: Operands) -> None:
     """``out = op(*operands)``, element by element."""
     operands = tuple([x if type(x) in SCALARS else admit(x, op.name) for x in operands])
+    if any(x is None for x in operands):
+        raise ArgumentTypeError("an operand is None; wanted a tensor, an array or a scalar")
     kinds = tuple(
         [
             type(x) if type(x) in SCALARS else x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
@@ -226,8 +234,6 @@ class _Taken:
     def shared(self, edit: Edit) -> Storage:
         """Writes into the one buffer, or into a copy of it."""
         storage, value, window = self.storage, self.value, self.window
-        if watched() and _spot(value, window.boxes) is None:
-            return self._through(edit)  # as separate memories would, which is what is counted
         array = storage.array
         if array is None:
             array, copied = join(storage.arrays or (), value)
@@ -235,8 +241,9 @@ class _Taken:
             storage = Storage(array)
         alone = self.free and self.backend.sole(array, 2)
         edit.enter(self.base, window, tensor(value, Storage(array)))
-        if watched() and (spot := _spot(value, window.boxes)):
-            edit.announce(spot.grid)
+        if watched():
+            spot, _, counted = self._spot(edit)
+            counted.announce(spot.grid)
         fresh = array
         if not alone or (len(window.boxes) > 1 and not array.flags.c_contiguous):
             if self._is_all(edit):
@@ -260,17 +267,15 @@ class _Taken:
         arrays = storage.arrays
         assert arrays is not None
         free = self.free and references(arrays) == 2
-        spot = _spot(self.value, self.window.boxes)
-        if spot is None:
-            return self._through(edit)
-        alone, array = [], None
-        for k in spot.positions:
-            array = arrays[k]
-            straight = len(self.window.boxes) == 1 or backend.is_contiguous(array)
-            alone.append(free and straight and backend.sole(array, 2))
+        free_arrays, array = [], None
+        for array in arrays:
+            free_arrays.append(free and backend.sole(array, 2))
         del array
         taken = tensor(self.value, Storage(arrays=arrays))
         edit.enter(self.base, self.window, taken)
+        spot, self.window, edit = self._spot(edit)
+        straight = len(self.window.boxes) == 1
+        alone = [free_arrays[k] and (straight or backend.is_contiguous(arrays[k])) for k in spot.positions]
         commit = edit.stage(spot.grid, taken)
         new = list(arrays)
         devices = self.value.grid.devices
@@ -288,6 +293,19 @@ class _Taken:
                 old = out if alone[n] else self._local(spot, n, arrays[k])
                 self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == 0)
         return storage if all(alone) else Storage(arrays=tuple(new))
+
+    def _spot(self, edit: Edit) -> tuple[_Spot, Window, Edit]:
+        """Where the window's elements are, and what is to be done there: one by one, where a shard's elements are no
+        box of the window's shape.
+        """
+        window, value = self.window, self.value
+        spot = _spot(value, window.boxes)
+        if spot is not None:
+            return spot, window, edit
+        whole = whole_window(value.shape, value.sharding.spec.chains_of(value.ndim)).only(window.part)
+        spot = _spot(value, whole.boxes)
+        assert spot is not None
+        return spot, whole, edit.picked(window.positions, value.shape)
 
     def _commit(self, commit: Callable[[], None], edit: Edit, first: bool) -> None:
         """Writes on one device. What fails on the first one has written nothing; after that, the others write all the
@@ -312,19 +330,6 @@ class _Taken:
         array = box.of(xp, array)
         return getattr(array, self.window.part) if self.window.part else array
 
-    def _through(self, edit: Edit) -> Storage:
-        """By pure operators, where a shard's elements are no box of the window's last shape: what the window sees is
-        read, written, and put back.
-        """
-        value, boxes, part = self.value, self.window.boxes, self.window.part
-        taken = tensor(value, Storage(self.storage.array, self.storage.arrays))
-        edit.enter(self.base, self.window, taken)
-        inner = evaluate(taken, Window(boxes, (), 0, ()))
-        whole = whole_window(inner.shape, inner.sharding.spec.chains_of(inner.ndim))
-        _write(inner, whole.only(part) if part else whole, edit)
-        result = value_of("reshard", _put_back(taken, boxes, inner), value.sharding, False, True)
-        return Storage(result._storage.array, result._storage.arrays)
-
     def _is_all(self, edit: Edit) -> bool:
         """Whether no old element is left."""
         boxes = self.window.boxes
@@ -335,19 +340,6 @@ class _Taken:
         if nbytes:
             here = device or self.value.grid.devices[0]
             account(who, 0, True, lambda: [Transfer(0, nbytes, here, here, who, True)])
-
-
-def _put_back(x: ShardedTensor, boxes: tuple[Box, ...], inner: ShardedTensor) -> ShardedTensor:
-    """A value in which the window of these boxes shows ``inner``."""
-    first, *rest = boxes
-    if rest:
-        seen_first = value_of("reshape", evaluate(x, Window((first,), (), 0, ())), rest[0].over, None)
-        inner = value_of("reshape", _put_back(seen_first, tuple(rest), inner), first.shape, None)
-    if first.is_whole:
-        return inner
-    new = tensor(x._aval, Storage(x._storage.array, x._storage.arrays))
-    _write(new, Window((first,), (0,) * len(first.shape), 0, ()), Elementwise("setitem", None, (inner,), x.dtype))
-    return new
 
 
 class _Spot:

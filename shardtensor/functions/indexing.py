@@ -13,7 +13,7 @@ from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval, converted
 from shardtensor.sharding import P
-from shardtensor.tensor import ArrayLike, ShardedTensor, tensor
+from shardtensor.tensor import ArrayLike, ShardedTensor, own, tensor
 from shardtensor.transfer import Moved
 from shardtensor.value import Aval, Storage
 from shardtensor.windows import Index, Window, canonical, region_of, to_numpy
@@ -126,7 +126,8 @@ def _setitem_of_lists(x: Any, value: Any, index: Any) -> Any:
 def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
     storage = x._storage
-    new = tensor(x._aval, Storage(storage.array, storage.arrays))  # the memory is x's, too: it is copied to be written
+    # The memory is x's, too: it is copied to be written.
+    new = own(tensor(x._aval, Storage(storage.array, storage.arrays)))
     bind_into(new, OPS["setitem"], (new, value), (index,))
     return new
 
