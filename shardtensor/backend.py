@@ -194,7 +194,7 @@ def current_device() -> Device | None:
 
 def read_only(array: HostArray) -> HostArray:
     """A view of a host array through which nobody can write."""
-    view = np.asarray(array).view()  # one element may have become a scalar
+    view = np.asanyarray(array).view()  # one element may have become a scalar
     view.flags.writeable = False
     return view
 

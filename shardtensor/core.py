@@ -18,6 +18,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+import numpy as np
+
 from shardtensor.errors import ShardTensorError
 
 Arguments = ParamSpec("Arguments")
@@ -53,11 +55,12 @@ class Op:
             *tensors)``.
         window: for operators whose result NumPy gives as a view: ``window(window, *params)`` is what it sees of its
             operand (see `shardtensor.windows`), or None where it is a copy after all.
+        is_ufunc: whether it is a ufunc of NumPy's, computed element by element.
         creates: whether it makes arrays anew, where its parameter ``device`` says.
     """
 
     __slots__ = (
-        "algorithm", "combine", "composite", "creates", "dispatch", "kernel", "mover", "name",
+        "algorithm", "combine", "composite", "creates", "dispatch", "is_ufunc", "kernel", "mover", "name",
         "operands", "optional", "params", "positional", "rule", "split", "variadic", "window",
     )  # fmt: skip
 
@@ -77,6 +80,7 @@ class Op:
         self.variadic = any("Sequence[ArrayLike]" in kind for kind in kinds.values())
         self.params = tuple(n for n in kinds if n not in self.operands)
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments)
+        self.is_ufunc = rule in ("... -> ...", "..., ... -> ...") and isinstance(getattr(np, self.name, None), np.ufunc)
         self.creates = "device" in self.params
         self.split: Callable[..., tuple[Operands, Params]]
         self.dispatch = _dispatcher(self, function)

@@ -8,7 +8,7 @@ from shardtensor.core import Op, Operands, Params, in_the_name_of, set_default_i
 from shardtensor.errors import ShardTensorError
 from shardtensor.running import run
 from shardtensor.tensor import ShardedTensor
-from shardtensor.views import look
+from shardtensor.views import Element, at_home, look
 from shardtensor.writes import write
 
 
@@ -23,6 +23,10 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
             view = look(op, operands[0], params)
             if view is not None:
                 return view
+        if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is Element:
+            element = at_home(op, operands)
+            if element is not None:
+                return element
         if op.composite:
             result = op.composite(*(operands if not op.variadic else (operands,)), *params)
             if result is not NotImplemented:

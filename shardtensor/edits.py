@@ -49,18 +49,19 @@ class Edit(abc.ABC):
         self.operands = operands
         self.value: ShardedTensor | None = None
 
+    def is_written(self, error: BaseException) -> bool:
+        """Whether what raised this error has written all the same: ufuncs raise (warnings, floating-point errors, what
+        the user's own handler raises) when they are done. What they refuse was asked before.
+        """
+        return self.computes and not isinstance(error, MemoryError)
+
     def settle(self, base: ShardedTensor) -> None:
         """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
         self.operands = [x if _owner(x) is base else frozen(x) for x in self.operands]
 
     def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
-        """Takes those that see ``base`` from its ``value``, which is taken out of it; the window itself stands for
-        itself.
-        """
-        self.operands = [
-            ITSELF if is_window(x, base, window) else frozen(x, base, value) if _owner(x) is base else x
-            for x in self.operands
-        ]
+        """Takes those that see ``base`` from its ``value``, which is taken out of it."""
+        self.operands = [frozen(x, base, value) if _owner(x) is base else x for x in self.operands]
         self.value = value
 
     def read(self, x: Any) -> Any:
@@ -124,7 +125,7 @@ class _Delivery:
                 with backend.on(device):
                     permuted.append(backend.xp.permute_dims(array, self.axes))
             arrays = tuple(permuted)
-        return self.movement.run((arrays,), dtype)
+        return self.movement.run((arrays,), dtype, as_they_lie=True)
 
 
 class Elementwise(Edit):
@@ -135,6 +136,12 @@ class Elementwise(Edit):
         self.ufunc = ufunc
         self.dtype = dtype
         self.computes = ufunc is not None
+
+    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
+        """See `Edit`; for a ufunc the window stands for itself."""
+        if self.ufunc is not None:
+            self.operands = [ITSELF if is_window(x, base, window) else x for x in self.operands]
+        super().enter(base, window, value)
 
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
         """See `Edit`."""
@@ -214,18 +221,15 @@ class Masked(Edit):
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
         (mask,) = self.operands
-        out[(old if mask is ITSELF else self.read(mask)).reshape(self.given)] = self.scalar
+        out[self.read(mask).reshape(self.given)] = self.scalar
 
     def announce(self, grid: Grid) -> None:
         """See `Edit`."""
-        if _is_array(self.operands[0]):
-            _Delivery(self.operands[0], grid).announce(self.name, copied=False)
+        _Delivery(self.operands[0], grid).announce(self.name, copied=False)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `Edit`."""
         (mask,) = self.operands
-        if mask is ITSELF:
-            return lambda n, xp, out, old: out.__setitem__(old, self.scalar)
         delivery = _Delivery(mask, grid)
         if watched():
             delivery.announce(self.name, copied=True)
@@ -250,11 +254,6 @@ class Scattered(Edit):
         self.chosen = chosen
         self.dtype = dtype
         self.computes = ufunc is not None
-
-    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
-        """See `Edit`."""
-        self.operands = [frozen(x, base, value) if _owner(x) is base else x for x in self.operands]
-        self.value = value
 
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
         """See `Edit`."""

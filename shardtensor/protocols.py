@@ -36,7 +36,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not _is_operand(other):
             return NotImplemented
-        if not self._aval.ndim and is_scalar(self):
+        if is_scalar(self):
             return call(name, self, other)
         bind_into(self, OPS[name], (self, other), ())
         return self
@@ -66,9 +66,9 @@ def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """
     count = op.positional
     if len(args) > count == len(op.operands):
-        if len(args) > count + 1 or op.params[0] in kwargs:
+        if len(args) > count + 1 or not op.params or op.params[0] in kwargs:
             raise ArgumentTypeError(
-                f"{op.name}: {len(args)} arguments by position; give all after {op.params[0]} by name"
+                f"{op.name}: {len(args)} arguments by position; it takes {count + bool(op.params)}, and others by name"
             )
         args, kwargs = args[:count], {op.params[0]: args[count]} | kwargs
     out = kwargs.get("out")
@@ -200,4 +200,4 @@ def is_scalar(x: Any) -> bool:
     """Whether a tensor without dimensions stands for what NumPy gives as a scalar, which never changes: what operators
     and full indices make. What is created, put or looked at is an array.
     """
-    return hasattr(x, "_ledger") and x._ledger is None and not hasattr(x._storage, "base")
+    return hasattr(x, "_ledger") and not x._aval.ndim and x._ledger is None and not hasattr(x._storage, "base")

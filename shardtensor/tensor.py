@@ -17,7 +17,7 @@ from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.log import Transfer, account
 from shardtensor.mesh import Mesh
-from shardtensor.protocols import Operators
+from shardtensor.protocols import Operators, is_scalar
 from shardtensor.sharding import NamedSharding, Shape
 from shardtensor.value import Aval, Donated, Ledger, Storage, Writing, aval, join
 
@@ -236,7 +236,7 @@ class ShardedTensor(Operators):
 
     @real.setter
     def real(self, value: Any) -> None:
-        self.real[...] = value
+        (self if self.dtype.kind != "c" or is_scalar(self) else self.real)[...] = value
 
     @property
     def imag(self) -> ShardedTensor:
@@ -247,7 +247,7 @@ class ShardedTensor(Operators):
     def imag(self, value: Any) -> None:
         if self.dtype.kind != "c":
             raise ArgumentTypeError(f"imag: a tensor of {self.dtype} has no imaginary part to write to")
-        self.imag[...] = value
+        (self if is_scalar(self) else self.imag)[...] = value
 
     def fill(self, value: Any) -> None:
         """Writes a scalar to every element."""

@@ -46,11 +46,13 @@ class Movement:
                 n = size * itemsize
                 yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
 
-    def run(self, operands: Sequence[Sequence[Any]], dtype: Any) -> tuple[Any, ...]:
+    def run(self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False) -> tuple[Any, ...]:
         """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak
-        of).
+        of): in row-major order, or ``as_they_lie``, so that what stays where it is need not be copied.
         """
-        return tuple([self._receive(k, pieces, operands, dtype) for k, pieces in enumerate(self._incoming)])
+        return tuple(
+            [self._receive(k, pieces, operands, dtype, as_they_lie) for k, pieces in enumerate(self._incoming)]
+        )
 
     @functools.cached_property
     def _incoming(self) -> list[list[Piece]]:
@@ -61,14 +63,16 @@ class Movement:
                 incoming[piece.k].append(piece)
         return incoming
 
-    def _receive(self, k: int, pieces: Sequence[Piece], operands: Sequence[Sequence[Any]], dtype: Any) -> Any:
+    def _receive(
+        self, k: int, pieces: Sequence[Piece], operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool
+    ) -> Any:
         device, shape = self.result.devices[k], self.result.shape(k)
         backend = backend_of(device)
         if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
             part = self._fetch(pieces[0], operands, device)
             with backend.on(device):
                 # Like what is sent: devices that hold the same elements must reduce them in the same order.
-                part = backend.contiguous(part)
+                part = part if as_they_lie else backend.contiguous(part)
                 return part if part.dtype == dtype else backend.xp.asarray(part, dtype=dtype)
         with backend.on(device):
             out = backend.xp.empty(shape, dtype=dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from shardtensor.core import Op, Params, call
 from shardtensor.log import Transfer, account, watched
 from shardtensor.picking import Picking, Want
 from shardtensor.planner import host_grid, identity
+from shardtensor.plans import result_dtype
 from shardtensor.protocols import is_scalar
 from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
-from shardtensor.tensor import ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
+from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Movement, gather
 from shardtensor.value import Aval, Donated, Storage, aval
 from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, whole_box, whole_window
@@ -159,6 +161,29 @@ class Element:
         return read_only(array if index is None else array.reshape((1,) * len(index)))
 
 
+def at_home(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
+    """An elementwise operator of elements that lie on the same devices, and of numbers, computed there: so that
+    ``x[i] += 1`` moves nothing. None where an operand must come from elsewhere.
+    """
+    elements = [x._storage for x in operands if type(x) is ShardedTensor]
+    if not all(type(e) is Element for e in elements) or not all(type(x) in (*SCALARS, ShardedTensor) for x in operands):
+        return None
+    first = elements[0]
+    grid, backend = first.grid(), first.value.backend
+    if any(e.value.sharding != first.value.sharding or not e.grid().same(grid) for e in elements):
+        return None
+    kinds = [x._aval if type(x) is ShardedTensor else type(x) for x in operands]
+    value = aval((), result_dtype(op, kinds, {}), first.value.sharding, any(e.value.committed for e in elements))
+    parts = []
+    for k, _ in enumerate(first.parts):
+        with backend.on(grid.devices[k]):
+            result = getattr(backend.xp, op.name)(
+                *[x._storage.parts[k] if hasattr(x, "_storage") else x for x in operands]
+            )
+            parts.append(backend.xp.asarray(result, dtype=value.dtype))
+    return tensor(value, Element(value, *first.place, tuple(parts)))
+
+
 @functools.lru_cache(4096)
 def _element_of(base: Aval, index: Index) -> Aligned:
     return aligned(base.grid, box_of(index, base.shape))
@@ -172,7 +197,8 @@ def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     the operator copies.
     """
     base, window = seen(x)
-    if not x._aval.ndim and is_scalar(x):
+    scalar = is_scalar(x)
+    if scalar:
         base = own(tensor(x._aval, x._storage))  # what is made of a scalar is made of a copy
     assert op.window is not None
     window = op.window(window, *params)
@@ -183,7 +209,7 @@ def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
             return None
         window = window.only(None)
     value = _aval_of(base._aval, window.chains, window.shape, window.part)
-    if window.scalar:
+    if window.scalar or (scalar and not window.shape and op.name not in ("getitem", "reshape")):
         return _element(base, window, value)
     return tensor(value, View(base, window))
 

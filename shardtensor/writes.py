@@ -31,8 +31,6 @@ from shardtensor.value import Aval, Donated, Storage, Writing, join
 from shardtensor.views import Element, seen
 from shardtensor.windows import Box, Window, aligned, canonical, carried, has_ellipsis, whole_window
 
-_ELEMENTWISE = ("... -> ...", "..., ... -> ...")
-
 Apply = Callable[[Op, Operands, Params], Any]
 
 
@@ -42,7 +40,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     Raises:
         ShapeError, ArgumentTypeError, IndexingError: what NumPy would not write either; nothing is written then.
     """
-    if not out._aval.ndim and is_scalar(out):
+    if is_scalar(out):
         raise ArgumentTypeError(
             "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
             "st.zeros(()), st.asarray of a number and x.copy() make arrays"
@@ -50,7 +48,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     base, window = seen(out)
     if op.name == "setitem":
         _assign_at(base, window, operands[1], params[0])
-    elif _is_elementwise(op) and not (op.name == "pow" and out.dtype.kind in "iu"):  # which fails for some exponents
+    elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):  # which fails for some exponents
         _update(out, base, window, op, operands)
     else:
         result = apply(op, operands, params)
@@ -59,10 +57,6 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
         _check_cast(op.name, result.dtype, out.dtype)
         if result.size:
             _write(base, window, Elementwise(op.name, None, (result,), out.dtype))
-
-
-def _is_elementwise(op: Op) -> bool:
-    return isinstance(getattr(np, op.name, None), np.ufunc) and op.rule in _ELEMENTWISE and not op.kernel
 
 
 def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> None:
@@ -151,6 +145,8 @@ def _update(out: ShardedTensor, base: ShardedTensor, window: Window, op: Op, ope
         ]
     )
     _check_update(op, kinds, out._aval)
+    if any(type(x) is int for x in operands):  # NumPy's OverflowError, if it does not fit
+        getattr(np, op.name)(*[x if type(x) in SCALARS else np.empty(0, x.dtype) for x in operands])
     if out.size:
         _write(base, window, Elementwise(op.name, op.name, operands, out.dtype))
 
@@ -255,10 +251,10 @@ class _Taken:
         old = out if fresh is array else window.of(np, array)
         try:
             edit.shared(out, old)
-        except (FloatingPointError, Warning) as error:
-            if not edit.computes:
+        except Exception as error:
+            if not edit.is_written(error):
                 raise
-            self.error = error  # which ufuncs raise when everything is written
+            self.error = error
         return storage if fresh is array else Storage(fresh)
 
     def apart(self, edit: Edit) -> Storage:
@@ -275,11 +271,12 @@ class _Taken:
         edit.enter(self.base, self.window, taken)
         spot, self.window, edit = self._spot(edit)
         straight = len(self.window.boxes) == 1
-        alone = [free_arrays[k] and (straight or backend.is_contiguous(arrays[k])) for k in spot.positions]
+        touched = [(n, k) for n, k in enumerate(spot.positions) if 0 not in spot.grid.shape(n)]
+        alone = {k: free_arrays[k] and (straight or backend.is_contiguous(arrays[k])) for _, k in touched}
         commit = edit.stage(spot.grid, taken)
         new = list(arrays)
         devices = self.value.grid.devices
-        for k, mine in zip(spot.positions, alone, strict=True):
+        for k, mine in alone.items():
             if not mine:
                 with backend.on(devices[k]):
                     if self._is_all(edit):
@@ -287,12 +284,12 @@ class _Taken:
                     else:
                         new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
                         self._note(edit.name, int(arrays[k].nbytes), devices[k])
-        for n, k in enumerate(spot.positions):
+        for n, k in touched:
             with backend.on(devices[k]):
                 out = self._local(spot, n, new[k])
-                old = out if alone[n] else self._local(spot, n, arrays[k])
-                self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == 0)
-        return storage if all(alone) else Storage(arrays=tuple(new))
+                old = out if alone[k] else self._local(spot, n, arrays[k])
+                self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == touched[0][0])
+        return storage if all(alone.values()) else Storage(arrays=tuple(new))
 
     def _spot(self, edit: Edit) -> tuple[_Spot, Window, Edit]:
         """Where the window's elements are, and what is to be done there: one by one, where a shard's elements are no
@@ -308,19 +305,15 @@ class _Taken:
         return spot, whole, edit.picked(window.positions, value.shape)
 
     def _commit(self, commit: Callable[[], None], edit: Edit, first: bool) -> None:
-        """Writes on one device. What fails on the first one has written nothing; after that, the others write all the
-        same, since half a value is worse than an error that comes late.
+        """Writes on one device. After the first one has written, the others do so, too, whatever happens: half a value
+        is worse than an error that comes late. Ctrl-C comes through when a device has written, too.
         """
         try:
             commit()
-        except Exception as error:
-            written = edit.computes and isinstance(error, (FloatingPointError, Warning))
-            if first and not written:
+        except BaseException as error:
+            if first and not edit.is_written(error):
                 raise
             self.error = self.error or error
-        except BaseException as interrupt:  # Ctrl-C, between two instructions
-            commit()
-            self.error = interrupt
 
     def _local(self, spot: _Spot, n: int, array: Any) -> Any:
         """What a device holds of the window: a view of its shard."""

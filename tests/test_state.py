@@ -1,0 +1,612 @@
+"""Random programs of views, writes and shared values: the same statements on NumPy arrays, on shared and on separate
+memories. After every statement all handles show what NumPy's do, each device holds its part, and both backends have
+laid out and moved the same.
+
+A program is text. Each line runs in three namespaces, which differ in what their helpers mean: for NumPy ``put``
+copies, ``pieces`` is ``array_split``, and a donated array is forgotten. NumPy's arrays own their elements in row-major
+order, as tensors count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import os
+import pickle
+import random
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from tests.layouts import NAMES, array, mesh_of
+from tests.test_programs import twin
+
+Shape = tuple[int, ...]
+
+HANDLE = re.compile(r"\bh\d")
+ERRORS = (IndexError, ValueError, TypeError, OverflowError)
+MESHES = [(1,), (2,), (3,), (8,), (2, 2), (4, 2), (2, 3)]
+SIZES = [0, 1, 1, 2, 3, 3, 4, 5, 8]
+DTYPES = ["int64", "float64", "complex128", "int64", "float64", "bool", "int32", "float32"]
+OPERATORS = {"b": "|&^", "i": ["+", "-", "*", "//", "%", "&", "|", "^"], "f": "+-*/", "c": "+-"}
+UFUNCS = {  # not negative: NumPy 2.4 takes wrong elements where both strides are of one vector's length
+    "b": ["greater", "logical_and", "not_equal", "isfinite"],
+    "i": ["add", "subtract", "multiply", "maximum", "absolute", "square"],
+    "f": ["add", "subtract", "multiply", "divide", "minimum", "absolute", "square"],
+    "c": ["add", "subtract", "conjugate", "positive"],
+}
+MAPPED: dict[str, Callable[[Any], Any]] = {
+    "same": lambda a: a,
+    "tail": lambda a: a[1:],
+    "back": lambda a: a[::-1],
+    "twice": lambda a: a + a,
+    "flat": lambda a: a.reshape(-1),
+}
+
+
+def bump(a: Any) -> Any:
+    """What was donated may be written."""
+    a += True
+    return a
+
+
+# -- what the names mean ---------------------------------------------------------------------------
+
+
+def owned(x: Any) -> np.ndarray:
+    return np.array(x, order="C")
+
+
+def plain_names() -> dict[str, Any]:
+    """NumPy's namespace: what is shared or moved is a copy."""
+    gone: list[Any] = []
+
+    def give(x: Any) -> np.ndarray:
+        gone.append(x)
+        return owned(x)
+
+    return {
+        "xp": np, "np": np, "array": array, "P": st.P, "gone": gone, "layout": lambda *_: None, "apart": np.copy,
+        "put": lambda x, _: owned(x), "zeros": lambda shape, dtype, _: np.zeros(shape, dtype), "share": owned,
+        "reshard": lambda x, _: owned(x), "copied": owned, "shallow": owned, "pickled": owned, "host": owned,
+        "shards": lambda x: [], "pieces": lambda x, axis, count: list(map(owned, np.array_split(x, count, axis))),
+        "joined": np.concatenate, "mapped": lambda name, parts: [MAPPED[name](owned(p))[()] for p in parts],
+        "donated": lambda x, _: give(x), "bumped": lambda parts: [bump(give(p))[()] for p in parts],
+    }  # fmt: skip
+
+
+def tensor_names(backend: str) -> dict[str, Any]:
+    """The namespace of a backend."""
+    devices = st.devices(backend)
+    return {
+        "xp": st, "np": np, "array": array, "P": st.P, "put": st.device_put, "reshard": st.reshard, "joined": st.unshard,
+        "layout": lambda shape, start, spec: st.NamedSharding(mesh_of(shape, backend, start), spec),
+        "zeros": lambda shape, dtype, where: st.zeros(shape, dtype=dtype, device=where), "apart": lambda x: x,
+        "share": lambda x: st.device_put(x, x.sharding, may_alias=True), "copied": lambda x: x.copy(), "host": np.asarray,
+        "shallow": copy.copy, "pickled": lambda x: pickle.loads(pickle.dumps(x)),
+        "shards": lambda x: [(np.asarray(s.data), np.array(s.data)) for s in x.addressable_shards],
+        "pieces": lambda x, axis, count: st.shard(x, axis, devices=devices[:count]),
+        "mapped": lambda name, parts: st.pmap(MAPPED[name], parts), "donated": functools.partial(st.reshard, donate=True),
+        "bumped": lambda parts: st.pmap(bump, parts, donate=True),
+    }  # fmt: skip
+
+
+# -- running programs ------------------------------------------------------------------------------
+
+twins = functools.lru_cache(4096)(twin)
+
+
+def root(x: Any) -> Any:
+    """The array that owns the elements of a view."""
+    return x if getattr(x, "base", None) is None else x.base
+
+
+def layout_of(x: st.ShardedTensor) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.sharding
+
+
+def counted(watched: bool) -> Any:
+    return st.transfers() if watched else contextlib.nullcontext(())
+
+
+def moves(log: Any) -> list[tuple[Any, ...]]:
+    def number(place: Any) -> int:
+        return -1 if place == st.HOST else int(place.id)
+
+    return sorted((r.operator, r.bytes, number(r.source), number(r.destination), r.explicit) for r in log if r.bytes)
+
+
+def assert_alike(found: Any, wanted: Any, what: str) -> None:
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), what
+    same = (found == wanted) | ((found != found) & (wanted != wanted))
+    assert np.all(same), f"{what}\n{found}\nis not NumPy's\n{wanted}"
+
+
+def error_of(code: Any, names: dict[str, Any]) -> Exception | None:
+    """Runs a line; what it raises."""
+    try:
+        exec(code, names)
+    except (*ERRORS, NameError, st.DonatedError) as error:
+        return error.with_traceback(None)
+    return None
+
+
+class Program:
+    """The lines that have run, and the three namespaces: NumPy's (``plain``) and the backends'. ``watched`` counts
+    moves; ``gap`` is how many lines run from one comparison to the next.
+    """
+
+    def __init__(self, watched: bool = True, gap: int = 1) -> None:
+        self.watched, self.gap = watched, gap
+        self.lines: list[str] = []
+        self.plain = plain_names()
+        self.tensors = {backend: tensor_names(backend) for backend in ("numpy", "checked")}
+        self.meshes = {backend: mesh_of((8,), backend) for backend in self.tensors}
+
+    @property
+    def handles(self) -> list[str]:
+        """The names of tensors: ``h`` and a number; ``k`` are arrays on the host and what shards held."""
+        return [name for name in self.plain if name[0] == "h" and name[1:].isdigit()]
+
+    def run(self, line: str) -> None:
+        self.lines.append(line)
+        code = compile(line, "<program>", "exec")
+        roots = {id(r): r for r in map(root, self.plain.values())}
+        spaces = {"plain": self.plain, **self.tensors}
+        before = {space: {name: names[name] for name in self.handles} for space, names in spaces.items()}
+        layouts = {name: layout_of(x) for name, x in before["numpy"].items()}
+        wanted = error_of(code, self.plain)
+        if isinstance(wanted, NameError):  # a line of a shortened program
+            self.lines.pop()
+            return
+        kinds = tuple(k for k in ERRORS if isinstance(wanted, k)) or type(None)
+        self._own(line, roots, before["plain"])
+        records = []
+        for backend, names in self.tensors.items():
+            with counted(self.watched) as log, st.use_mesh(self.meshes[backend]):
+                found = error_of(code, names)
+            assert isinstance(found, kinds), f"{backend}: {line} raised {found!r}, NumPy {wanted!r}"
+            records.append(moves(log))
+        assert records[0] == records[1], f"{line} moved {records[0]}, and on checked {records[1]}"
+        for name, layout in layouts.items():
+            kept = {names.get(name) is before[space][name] for space, names in spaces.items()}
+            assert len(kept) == 1 or isinstance(before["plain"][name], np.generic), f"{line} bound {name} anew"
+            assert layout_of(before["numpy"][name]) == layout, f"{line} laid out {name} anew"
+        del before
+        self._forget_donated()
+        if len(self.lines) % self.gap == 0:
+            self.compare()
+
+    def _own(self, line: str, roots: dict[int, Any], before: dict[str, Any]) -> None:
+        """NumPy's new values own their elements, in row-major order; what it gives back as it is counts as a view."""
+        for name, value in self.plain.items():
+            if name[0] in "hk" and isinstance(value, np.ndarray) and value is not before.get(name):
+                if id(root(value)) not in roots:
+                    self.plain[name] = owned(value)
+                elif not re.fullmatch(r"h\d+ = h\d+", line):
+                    self.plain[name] = value.view()
+
+    def _forget_donated(self) -> None:
+        """A donated tensor, its other names and its views raise from now on."""
+        for given in self.plain["gone"]:
+            dead = [x for x in map(self.plain.get, self.handles) if x is given or (root(x) is given and x.size)]
+            for name in self.handles:
+                if not any(self.plain[name] is x for x in dead):
+                    continue
+                for backend, names in self.tensors.items():
+                    assert names[name].is_donated, f"{backend}: {name} was donated"
+                    for use in ("np.asarray(x)", "x + 1", "x[...] = 0", "reshard(x, x.sharding)"):
+                        error = error_of(use, names | {"x": names[name]})
+                        what = f"{backend}: {name} was donated, and {use} raised {error!r}"
+                        assert isinstance(error, st.DonatedError), what
+                    del names[name]
+                del self.plain[name]
+        self.plain["gone"].clear()
+
+    def compare(self) -> None:
+        """That every handle shows what NumPy's does, to the host and on each device, in the same layout on both
+        backends; and that what was read has not changed.
+        """
+        records = []
+        for backend, names in self.tensors.items():
+            with counted(self.watched) as log:
+                for name in self.handles:
+                    x, wanted = names[name], np.asarray(self.plain[name])
+                    assert (x.shape, x.dtype) == (wanted.shape, wanted.dtype), f"{backend}: {name} {x.dtype}{x.shape}"
+                    assert_alike(np.asarray(x), wanted, f"{backend}: {name}")
+                    for s in x.addressable_shards:
+                        assert_alike(np.asarray(s.data), wanted[s.index], f"{backend}: {name} on {s.device}")
+            records.append(moves(log))
+            for name in [k for k in self.plain if k[0] == "k"]:
+                if isinstance(names[name], list):
+                    for data, was in names[name]:
+                        assert_alike(data, was, f"{backend}: {name}, a shard's array")
+                else:
+                    assert_alike(names[name], self.plain[name], f"{backend}: {name} on the host")
+                    assert not names[name].flags.writeable
+        assert records[0] == records[1], f"reading moved {records[0]}, and on checked {records[1]}"
+        for name in self.handles:
+            x, y = (names[name].sharding for names in self.tensors.values())
+            assert twins(x) == y, f"{name}: {x}, and on checked {y}"
+
+
+def quietly() -> Any:
+    context = contextlib.ExitStack()
+    context.enter_context(warnings.catch_warnings())
+    context.enter_context(np.errstate(all="ignore"))
+    warnings.simplefilter("ignore")
+    return context
+
+
+def replay(text: str, watched: bool = True, gap: int = 1) -> Program:
+    """Runs a program that a failure has printed."""
+    program = Program(watched, gap)
+    with quietly():
+        for line in text.strip().splitlines():
+            program.run(line.strip())
+        program.compare()
+    return program
+
+
+def failure(lines: list[str], watched: bool, gap: int) -> Exception | None:
+    try:
+        replay("\n".join(lines), watched, gap)
+    except Exception as error:
+        return error
+    return None
+
+
+def shortest(lines: list[str], watched: bool, gap: int) -> list[str]:
+    """The program without the lines that it fails without."""
+    size = len(lines) // 2
+    while size:
+        for at in range(len(lines) - size, -1, -size):
+            fewer = lines[:at] + lines[at + size :]
+            if failure(fewer, watched, gap):
+                lines = fewer
+        size //= 2
+    return lines
+
+
+# -- making them up --------------------------------------------------------------------------------
+
+
+class Dice:
+    """Choices by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).random
+
+    def whole(self, low: int, high: int) -> int:
+        """A number from ``low`` to ``high``."""
+        return low + int(self._random() * (high - low + 1))
+
+    def pick(self, items: Any) -> Any:
+        return items[self.whole(0, len(items) - 1)]
+
+    def once_in(self, n: int) -> bool:
+        return self.whole(0, n - 1) == n - 1
+
+
+class Draws(Dice):
+    """Choices by hypothesis."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def whole(self, low: int, high: int) -> int:
+        return int(self._data.draw(some.integers(low, high)))
+
+
+class Author:
+    """Writes the next line of a program: ``fault`` is what is wrong with it, now and then."""
+
+    def __init__(self, dice: Dice, program: Program) -> None:
+        self.pick, self.whole, self.once_in = dice.pick, dice.whole, dice.once_in
+        self.program, self.plain = program, program.plain
+        self.numbers = itertools.count(1)
+        self.fault = ""
+
+    def line(self) -> str:
+        self.all = self.program.handles
+        arrays = [name for name in self.all if isinstance(self.plain[name], np.ndarray)]
+        if len(self.all) > 7:
+            return f"del {self.pick(self.all)}"
+        self.fault = self.pick(["operator", "shape", "index", "value"]) if self.once_in(10) else ""
+        often = [self.viewed] * 5 + [self.assigned] * 6 + [self.updated] * 4 + [self.into] * 3 + [self.computed] * 2
+        kind = self.pick([*often, self.created, self.shared, self.shared, self.mapped, self.given, self.other])
+        if kind == self.created or len(arrays) < 2:
+            return f"{self.new()} = {self.created()}"
+        scalars = [name for name in self.all if name not in arrays] if kind in (self.updated, self.shared) else []
+        return str(kind(self.pick(scalars if scalars and self.once_in(3) else arrays[-5:])))
+
+    def new(self) -> str:
+        return f"h{next(self.numbers)}"
+
+    # parts of lines
+
+    def layout(self, ndim: int) -> str:
+        mesh = self.pick(MESHES)
+        parts: list[list[str]] = [[] for _ in range(ndim)]
+        for axis in NAMES[: len(mesh)][:: self.pick([1, -1])]:
+            home = self.whole(-1, ndim - 1)
+            if home >= 0:
+                parts[home].append(axis)
+        return f"layout({mesh}, {self.whole(0, 8 - int(np.prod(mesh)))}, {st.P(*map(tuple, parts))!r})"
+
+    def host(self, shape: Shape, dtype: Any) -> str:
+        return f"array({shape}, '{dtype}', {self.whole(0, 99)})"
+
+    def either(self, text: str, ndim: int) -> str:
+        """A host array, or a tensor of it."""
+        return text if self.once_in(2) else f"put({text}, {self.layout(ndim)})"
+
+    def scalar(self, dtype: Any) -> str:
+        if self.fault == "value":
+            return str(self.pick(["10**12", "1j", "2.5", "True"]))
+        n = self.whole(-4, 4)
+        return {"b": str(n > 0), "i": str(n), "f": str(n / 4), "c": f"({n / 2} + 1j)"}[dtype.kind]
+
+    def span(self, n: int) -> str:
+        start, stop = (self.pick(["", self.whole(-n - 1, n + 1)]) for _ in range(2))
+        return ":" if self.once_in(3) else f"{start}:{stop}:{self.pick(['', '', 2, -1, -2, 3])}"
+
+    def basic(self, shape: Shape) -> str:
+        bad = self.fault == "index"
+        out = []
+        for n in shape[: self.whole(0, len(shape))]:
+            out.append(str(self.whole(-n, n - 1 + bad)) if self.once_in(3) and n + bad else self.span(n))
+        if self.once_in(3):
+            out.append("...")
+            if len(out) <= len(shape) and self.once_in(2):
+                out.append(self.span(shape[-1]))
+        if self.once_in(5):
+            out.insert(self.whole(0, len(out)), "None")
+        return ", ".join(out) or str(self.pick(["...", "()"]))
+
+    def advanced(self, shape: Shape) -> str:
+        """An index with arrays or masks in it."""
+        alike = [name for name in self.all if self.plain[name].shape == shape and self.plain[name].dtype.kind != "c"]
+        if alike and self.once_in(3):
+            name = self.pick(alike)
+            return f"apart({name})" if self.plain[name].dtype.kind == "b" else f"{name} > {self.whole(-2, 2)}"
+        if not shape or self.once_in(4):
+            return self.either(self.host(shape, "bool"), len(shape))
+        together = self.pick([(), (1,), (2,), (3,), (2, 2), (2, 1)])
+        first, bad, out = self.whole(0, len(shape) - 1), self.fault == "index", []
+        for d, n in enumerate(shape[: self.whole(first + 1, len(shape))]):
+            way = "array" if d == first and n + bad else self.pick(["array", "mask", "whole", "span", "span"])
+            if way == "array" and n + bad:
+                size = together if self.once_in(2) or len(together) < 2 else together[1:]
+                picked = [self.whole(-n, n - 1 + bad) for _ in range(int(np.prod(size)))]
+                text = f"np.array({np.reshape(picked, size).tolist()}, 'int64')"
+                out.append(self.either(text, len(size)) if size else text)
+            elif way == "mask" or d == first:
+                out.append(self.either(self.host((n,), "bool"), 1))
+            else:
+                out.append(str(self.whole(-n, n - 1)) if way == "whole" and n else self.span(n))
+        if self.once_in(5):
+            out.append("...")
+        if self.once_in(8):
+            out.insert(self.whole(0, len(out)), "None")
+        return ", ".join(out)
+
+    def fitted(self, shape: Shape, dtype: Any, name: str, unsafe: bool = False) -> str:
+        """A part of a handle that has that shape, if there is one."""
+        x = self.plain[name]
+        lead = x.ndim - len(shape)
+        small = unsafe and x.dtype.kind in "bif" and dtype.kind in "bi" and np.all(np.abs(x) < 1e6)
+        if lead < 0 or not (small or np.can_cast(x.dtype, dtype, "same_kind")):
+            return ""
+        if x.shape == shape and self.once_in(2):
+            return str(self.pick([name, f"{name}[{', '.join(['::-1'] * x.ndim) or '...'}]", f"({name} + {name})"]))
+        if x.shape == shape[::-1] and self.once_in(2):
+            return f"{name}.T"
+        if 0 in x.shape[:lead] or any(n > m for n, m in zip(shape, x.shape[lead:], strict=True)):
+            return ""
+        out = [str(self.whole(0, n - 1)) for n in x.shape[:lead]]
+        for n, m in zip(shape, x.shape[lead:], strict=True):
+            start = self.whole(0, m - n)
+            backwards = self.once_in(3) and n
+            out.append(f"{start + n - 1}:{start - 1 if start else ''}:-1" if backwards else f"{start}:{start + n}")
+        return f"{name}[{', '.join(out) or '()'}]"
+
+    def operand(self, shape: Shape, dtype: Any, near: str, unsafe: bool = False) -> str:
+        """What can be written to elements of that shape and dtype; rather something of ``near``."""
+        for name in [near, self.pick(self.all), self.pick(self.all)]:
+            text = self.fitted(shape, dtype, name, unsafe) if self.once_in(2) and not self.fault else ""
+            if text:
+                return text
+        if (self.once_in(3) or self.fault == "value") and 0 not in shape:
+            return self.scalar(dtype)
+        shape = tuple(1 if self.once_in(4) else n for n in shape[self.whole(0, len(shape)) if self.once_in(4) else 0 :])
+        if self.fault == "shape" and shape:
+            shape = (*shape, 3)
+        known = [d for d in ("bool", "int64", "float64") if np.can_cast(d, dtype, "same_kind") and not self.fault]
+        return self.either(self.host(shape, self.pick([*known, dtype, dtype])), len(shape))
+
+    def target(self, name: str) -> tuple[str, Shape]:
+        """A part of a handle, and its shape."""
+        shape = self.plain[name].shape
+        text = f"{name}[{self.advanced(shape) if self.once_in(3) else self.basic(shape)}]"
+        try:
+            return text, eval(text, self.plain).shape
+        except ERRORS:
+            self.fault = "index"
+            return text, ()
+
+    # kinds of lines
+
+    def created(self) -> str:
+        shape, dtype = tuple(self.pick(SIZES) for _ in range(self.pick([0, 1, 1, 2, 2, 2, 3]))), self.pick(DTYPES)
+        text, layout = self.host(shape, dtype), self.layout(len(shape))
+        return str(
+            self.pick([f"put({text}, {layout})"] * 4 + [f"zeros({shape}, '{dtype}', {layout})", f"xp.asarray({text})"])
+        )
+
+    def viewed(self, name: str) -> str:
+        x = self.plain[name]
+        ndim, size = x.ndim, x.size
+        ways = [f"{name}[{self.basic(x.shape)}]"] * 3 + [f"{name}.T", f"xp.squeeze({name})"]
+        if x.dtype.kind == "c":
+            ways += [f"{name}.real", f"{name}.imag", f"xp.imag({name})"]
+        if ndim < 4:
+            shapes = [(-1,), (2, -1), (-1, 3), (1, -1), (2, 2, -1)] if size else []
+            shapes = [s for s in shapes if size % abs(int(np.prod(s))) == 0]
+            ways += [f"xp.reshape({name}, {self.pick([*shapes, x.shape[::-1]])})"] * 2
+            ways += [f"{name}.ravel()", f"xp.expand_dims({name}, axis={self.whole(-ndim - 1, ndim)})"]
+        if ndim:
+            a, b = self.whole(-ndim, ndim - 1), self.whole(0, ndim - 1)
+            ways += [f"xp.flip({name}, axis={a})", f"xp.flip({name})", f"xp.moveaxis({name}, {a}, {b})"]
+            ways += [f"xp.unstack({name}, axis={a})[{self.whole(0, x.shape[a] - 1)}]"] if x.shape[a] else []
+            ways += [f"list({name})[{self.whole(0, x.shape[0] - 1)}]"] if x.shape[0] else []
+            order = tuple(sorted(range(ndim), key=lambda _: self.whole(0, 9)))
+            ways += [f"xp.permute_dims({name}, {order})", f"{name}.swapaxes({a}, {b})", f"{name}.transpose({order})"]
+        ways += [f"{name}.mT"] if ndim > 1 else []
+        return f"{self.new()} = {self.pick(ways)}"
+
+    def assigned(self, name: str) -> str:
+        """Where the two overlap, what NumPy assigns depends on the order of its walk: ``apart`` copies before."""
+        x = self.plain[name]
+        text, shape, dtype = *self.target(name), x.dtype
+        if dtype.kind == "c" and not self.fault and self.once_in(8):
+            text, shape, dtype = f"{name}.{self.pick(['real', 'imag'])}", x.shape, x.real.dtype
+        value = self.operand(shape, dtype, name, unsafe=True)
+        return f"{text} = apart({value})" if HANDLE.search(value) else f"{text} = {value}"
+
+    def updated(self, name: str) -> str:
+        x = self.plain[name]
+        kind = x.dtype.kind
+        if kind in "if" and x.size and np.abs(x).max() < 1e3 and self.once_in(12):
+            return f"{name} **= 2"
+        if x.ndim == 2 and kind == "i" and self.once_in(8):
+            return f"{name} @= {self.either(self.host((x.shape[1],) * 2, 'int64'), 2)}"
+        if kind == "c" and self.once_in(5):
+            return f"{name} *= {self.whole(-2, 2)}"
+        text, shape = (name, x.shape) if isinstance(x, np.generic) or self.once_in(2) else self.target(name)
+        operator = self.pick("+-*/%&|" if self.fault == "operator" else OPERATORS[kind])
+        return f"{text} {operator}= {self.operand(shape, x.dtype, name)}"
+
+    def into(self, name: str) -> str:
+        """An operator with ``out=``."""
+        x = self.plain[name]
+        kind = x.dtype.kind
+        out = f"{name}[...{', ' + self.span(x.shape[-1]) if x.ndim else ''}]" if self.once_in(2) else name
+        shape = eval(out, self.plain).shape
+        if kind in "if" and self.once_in(5):
+            tall = (*shape[:1], 3, *shape[1:])
+            source = self.fitted(tall, x.dtype, name) or self.either(self.host(tall, x.dtype), len(tall))
+            function = self.pick(["sum", "max", "min"] if kind == "i" else ["max", "min"])
+            return f"np.{function}({source}, axis={min(len(shape), 1)}, out={out})"
+        function = self.pick(["divide", "bitwise_and", "add"] if self.fault == "operator" else UFUNCS[kind])
+        operands = [self.operand(shape, x.dtype, name) for _ in range(getattr(np, function).nin)]
+        return f"np.{function}({', '.join(operands)}, out={out})"
+
+    def computed(self, name: str) -> str:
+        """A value of its own."""
+        x = self.plain[name]
+        ways = [f"{name} + {self.operand(x.shape, x.dtype, name)}", f"{name}[{self.advanced(x.shape)}]"]
+        ways += [f"xp.where({name} != 0, {name}, {self.scalar(x.dtype)})"]
+        ways += [f"{name}.astype('{np.result_type(x.dtype, 'float32')}')"]
+        if x.size and x.dtype.kind != "c":
+            ways += [f"{name}.max()"] if x.dtype.kind == "f" else [f"{name}.sum()"]
+            ways += [f"xp.max({name}, axis={self.whole(-x.ndim, x.ndim - 1)})"] if x.ndim else []
+        if 0 < x.ndim < 4 and x.size < 100:
+            ways += [f"xp.concat([{name}, {name}])", f"xp.stack([{name}, {name}], axis=1)"]
+        return f"{self.new()} = {self.pick(ways)}"
+
+    def shared(self, name: str) -> str:
+        """One more handle on the same value."""
+        ndim, new = self.plain[name].ndim, self.new()
+        if isinstance(self.plain[name], np.generic):
+            ways = [name, name, f"{name}[None]", f"{name}[...]", f"xp.reshape({name}, (1,))", f"{name} + 1"]
+        else:
+            ways = [name, f"share({name})", f"copied({name})", f"shallow({name})", f"pickled({name})"]
+            ways += [f"reshard({name}, {self.layout(ndim)})"] * 2
+        if ndim and self.once_in(6):
+            return f"{new}, {self.new()} = pieces({name}, {self.whole(-ndim, ndim - 1)}, 2)"
+        return f"{new} = {self.pick(ways)}"
+
+    def mapped(self, name: str) -> str:
+        ndim, function = self.plain[name].ndim, self.pick(list(MAPPED))
+        devices = self.program.tensors["numpy"][name].devices()
+        if len(devices) == 1 and self.once_in(2):
+            call = f"bumped([{name}])" if self.once_in(3) else f"mapped('{function if ndim else 'same'}', [{name}])"
+            return f"[{self.new()}] = {call}"
+        if not ndim:
+            return self.shared(name)
+        axis, count = self.whole(0, ndim - 1), self.pick([1, 2, 3, 8])
+        parts = f"pieces({name}, {axis}, {count})"
+        parts = f"bumped({parts})" if self.once_in(4) else f"mapped('{function}', {parts})"
+        if self.once_in(2) or "flat" in parts:
+            return f"{self.new()} = {parts}[{self.whole(0, count - 1)}]"
+        return f"{self.new()} = joined({parts}, {axis})"
+
+    def given(self, name: str) -> str:
+        return f"{self.new()} = donated({name}, {self.layout(self.plain[name].ndim)})"
+
+    def other(self, name: str) -> str:
+        """Drops a handle; or reads one: what is on the host, and what a shard held, stays as it was."""
+        if self.once_in(3):
+            return f"del {name}"
+        read = [k for k in self.plain if k[0] == "k"]
+        if len(read) > 2:
+            return f"del {self.pick(read)}"
+        return f"k{next(self.numbers)} = {self.pick(['host', 'host', 'shards'])}({name})"
+
+
+# -- the tests -------------------------------------------------------------------------------------
+
+
+def run_program(dice: Dice, length: int) -> None:
+    """Runs a program of that many lines while it is made up. A failure prints the shortest form of it that fails."""
+    watched, gap = not dice.once_in(4), dice.pick([1, 1, 1, 4])
+    program = Program(watched, gap)
+    author = Author(dice, program)
+    try:
+        with quietly():
+            for _ in range(length):
+                program.run(author.line())
+            program.compare()
+    except Exception as error:
+        error.add_note(f'replay("""\n{chr(10).join(program.lines)}\n""", {watched}, {gap})')
+        error.program = program  # type: ignore[attr-defined]
+        raise
+
+
+def run_seeds(seeds: range, length: int) -> None:
+    for seed in seeds:
+        try:
+            run_program(Dice(seed), length)
+        except Exception as error:
+            program = error.program  # type: ignore[attr-defined]
+            lines = shortest(program.lines, program.watched, program.gap)
+            text = "\n".join(lines)
+            found = failure(lines, program.watched, program.gap) or error
+            what = f'{found}\nseed {seed}, shortened:\nreplay("""\n{text}\n""", {program.watched}, {program.gap})'
+            raise AssertionError(what) from None
+
+
+@hypothesis.settings(max_examples=120)
+@hypothesis.given(data=some.data())
+def test_drawn_programs(data: Any) -> None:
+    run_program(Draws(data), 15)
+
+
+def test_programs() -> None:
+    run_seeds(range(250), 40)
+
+
+@pytest.mark.full
+def test_many_programs() -> None:
+    """As many steps as ``SHARDTENSOR_STEPS`` says; without it what takes ten minutes."""
+    run_seeds(range(1000, 1000 + int(os.environ.get("SHARDTENSOR_STEPS", "350000")) // 60), 60)
