@@ -18,7 +18,7 @@ from shardtensor.sharding import Grid, Shape
 from shardtensor.tensor import ShardedTensor
 from shardtensor.transfer import Movement
 from shardtensor.views import frozen, seen, sources, uncounted
-from shardtensor.windows import Aligned, Index, Window, aligned, box_of, permuted_grid, region_onto
+from shardtensor.windows import Aligned, Index, Window, aligned, box_of, broadcast_region, whole_box
 
 
 class _Itself:
@@ -47,6 +47,7 @@ class Edit(abc.ABC):
     def __init__(self, name: str, operands: Sequence[Any]) -> None:
         self.name = name
         self.operands = operands
+        self.inside: Sequence[bool] = ()  # which of them see what is written
         self.value: ShardedTensor | None = None
 
     def is_written(self, error: BaseException) -> bool:
@@ -57,12 +58,20 @@ class Edit(abc.ABC):
 
     def settle(self, base: ShardedTensor) -> None:
         """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
-        self.operands = [x if _owner(x) is base else frozen(x) for x in self.operands]
+        tensors = [isinstance(x, ShardedTensor) for x in self.operands]
+        if any(tensors):
+            self.inside = [here and seen(x)[0] is base for x, here in zip(self.operands, tensors, strict=True)]
+            self.operands = [
+                frozen(x) if here and not mine else x
+                for x, here, mine in zip(self.operands, tensors, self.inside, strict=True)
+            ]
 
     def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
         """Takes those that see ``base`` from its ``value``, which is taken out of it."""
-        self.operands = [frozen(x, base, value) if _owner(x) is base else x for x in self.operands]
         self.value = value
+        if any(self.inside):
+            pairs = zip(self.operands, self.inside, strict=True)
+            self.operands = [frozen(x, base, value) if mine else x for x, mine in pairs]
 
     def read(self, x: Any) -> Any:
         """An operand in host memory; what may be written while it is read is copied."""
@@ -105,10 +114,10 @@ class _Delivery:
     """How an operand gets to the devices of a grid: each gets its part, broadcast, if it has not got it."""
 
     def __init__(self, x: Any, grid: Grid) -> None:
-        source, self.arrays, box = sources(x)
-        region, self.axes = region_onto(box, tuple([int(o[-1]) for o in grid.offsets]))
+        source, self.arrays = sources(x)
         self.itemsize = x.dtype.itemsize
-        self.movement = Movement((region,), (permuted_grid(source, self.axes),), grid)
+        region = broadcast_region(x.shape, tuple([int(o[-1]) for o in grid.offsets]))
+        self.movement = Movement((region,), (source,), grid)
 
     def announce(self, who: str, copied: bool) -> None:
         """Judges and counts the move."""
@@ -117,15 +126,7 @@ class _Delivery:
 
     def run(self, dtype: Any) -> tuple[Any, ...]:
         """The parts."""
-        arrays, devices = self.arrays, self.movement.sources[0].devices
-        if self.axes != tuple(range(len(self.axes))):
-            permuted = []
-            for array, device in zip(arrays, devices, strict=True):
-                backend = backend_of(device)
-                with backend.on(device):
-                    permuted.append(backend.xp.permute_dims(array, self.axes))
-            arrays = tuple(permuted)
-        return self.movement.run((arrays,), dtype, as_they_lie=True)
+        return self.movement.run((self.arrays,), dtype, as_they_lie=True)
 
 
 class Elementwise(Edit):
@@ -139,8 +140,9 @@ class Elementwise(Edit):
 
     def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
         """See `Edit`; for a ufunc the window stands for itself."""
-        if self.ufunc is not None:
+        if self.ufunc is not None and any(self.inside):
             self.operands = [ITSELF if is_window(x, base, window) else x for x in self.operands]
+            self.inside = [mine and x is not ITSELF for x, mine in zip(self.operands, self.inside, strict=True)]
         super().enter(base, window, value)
 
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
@@ -326,15 +328,15 @@ class Scattered(Edit):
     def _plan(self, x: Any, grid: Grid, places: Sequence[tuple[Any, list[Any]]]) -> tuple[Picking, Sequence[Any]]:
         """How an operand's elements get to the devices that write with them, and the arrays that they are in."""
         chosen = self.chosen
-        source, arrays, box = sources(x)
+        source, arrays = sources(x)
         block = chosen.block or (1,)
         ndim = len(chosen.rest) + len(block)
         sizes = (*chosen.rest[: chosen.at], *block, *chosen.rest[chosen.at :])
-        index: list[Any] = [(0, n, 1) for n in box.shape]
+        index: list[Any] = [(0, n, 1) for n in x.shape]
         if not chosen.block and len(index) >= len(chosen.rest) - chosen.at:
             index.insert(len(index) - (len(chosen.rest) - chosen.at), None)
         extra = len(index) - ndim
-        box = box.at(Index([0] * extra + index[extra:] if extra > 0 else [None] * -extra + index))
+        box = whole_box(x.shape).at(Index([0] * extra + index[extra:] if extra > 0 else [None] * -extra + index))
         here = aligned(source, box)
         blocks = range(chosen.at, chosen.at + len(block))
         wants = []

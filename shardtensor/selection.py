@@ -28,7 +28,7 @@ from shardtensor.transfer import gather as gather_whole
 from shardtensor.transfer import to_host_movement
 from shardtensor.value import Aval, Storage, aval
 from shardtensor.views import sources, uncounted
-from shardtensor.windows import Aligned, Index, aligned, canonical, is_array, whole_window
+from shardtensor.windows import Aligned, Index, aligned, box_of, canonical, is_array, whole_window
 
 
 class Selection:
@@ -209,8 +209,8 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
     value = _layout(x._aval, chosen)
     itemsize, shared = x.dtype.itemsize, value.backend.one_memory
     if watched() or not shared:
-        grid, arrays, box = sources(x)
-        here = aligned(grid, box.at(chosen.basic))
+        grid, arrays = sources(x)
+        here = aligned(grid, box_of(chosen.basic, x.shape))
         plan = Picking(here.grid, chosen.dims, [_want(value.grid, k, chosen) for k in range(len(value.grid.devices))])
         if watched():
             plan.announce(itemsize, not shared, "getitem")

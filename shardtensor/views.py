@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, HostArray, backend_of, read_only
+from shardtensor.backend import HOST, Backend, HostArray, backend_of, read_only
 from shardtensor.core import Op, Params, call
 from shardtensor.log import Transfer, account, watched
 from shardtensor.picking import Picking, Want
@@ -26,7 +26,7 @@ from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Movement, gather
 from shardtensor.value import Aval, Donated, Storage, aval
-from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, whole_box, whole_window
+from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, located, whole_window
 
 
 class View:
@@ -168,7 +168,7 @@ def at_home(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
     elements = [x._storage for x in operands if type(x) is ShardedTensor]
     if not all(type(e) is Element for e in elements) or not all(type(x) in (*SCALARS, ShardedTensor) for x in operands):
         return None
-    first = elements[0]
+    first: Any = elements[0]
     grid, backend = first.grid(), first.value.backend
     if any(e.value.sharding != first.value.sharding or not e.grid().same(grid) for e in elements):
         return None
@@ -177,11 +177,10 @@ def at_home(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
     parts = []
     for k, _ in enumerate(first.parts):
         with backend.on(grid.devices[k]):
-            result = getattr(backend.xp, op.name)(
-                *[x._storage.parts[k] if hasattr(x, "_storage") else x for x in operands]
-            )
-            parts.append(backend.xp.asarray(result, dtype=value.dtype))
-    return tensor(value, Element(value, *first.place, tuple(parts)))
+            arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
+            parts.append(backend.xp.asarray(getattr(backend.xp, op.name)(*arrays), dtype=value.dtype))
+    base, index = first.place
+    return tensor(value, Element(value, base, index, tuple(parts)))
 
 
 @functools.lru_cache(4096)
@@ -302,19 +301,38 @@ def _finished(xp: Any, array: Any, box: Box) -> Any:
     return array[tuple([None if d is None else slice(None) for d in box.order])] if None in box.order else array
 
 
-def sources(x: Any) -> tuple[Grid, tuple[Any, ...], Box]:
-    """The arrays in which the elements of an operand are, and the box of them that it sees."""
+def sources(x: Any) -> tuple[Grid, tuple[Any, ...]]:
+    """The arrays in which the elements of an operand are, and how they cut it: straight from a view's base."""
     if not isinstance(x, ShardedTensor):
         array = np.asarray(x)
-        return host_grid(array.shape), (array,), whole_box(array.shape)
+        return host_grid(array.shape), (array,)
     storage = x._storage
-    if type(storage) is View and len(storage.window.boxes) == 1 and not storage.window.part:
-        base = storage.base
-        return base._aval.grid, shard_arrays(base), storage.window.boxes[0]
+    if type(storage) is View and (here := spot(storage.base._aval, storage.window.boxes)):
+        arrays = shard_arrays(storage.base)
+        return here.grid, tuple(
+            [local_view(x._aval.backend, here, n, arrays, storage.window) for n in range(len(here.boxes))]
+        )
     if type(storage) is Element:
         grid = storage.grid()
-        return grid, storage.parts * (len(grid.devices) // len(storage.parts)), whole_box(())
-    return x._aval.grid, shard_arrays(x), whole_box(x.shape)
+        return grid, storage.parts * (len(grid.devices) // len(storage.parts))
+    return x._aval.grid, shard_arrays(x)
+
+
+@functools.lru_cache(1024)
+def spot(value: Aval, boxes: tuple[Box, ...]) -> Aligned | None:
+    """Where the elements of a window are: see `shardtensor.windows.located`."""
+    return located(value.grid, boxes)
+
+
+def local_view(backend: Backend, here: Aligned, n: int, arrays: Sequence[Any], window: Window) -> Any:
+    """What the n-th device of those that hold a part of a window sees of its shard: a view, if the shard is in
+    row-major order or the window has one box.
+    """
+    array, box = arrays[here.positions[n]], here.boxes[n]
+    with backend.on(here.grid.devices[n]):
+        if len(window.boxes) > 1:
+            array = backend.xp.reshape(array, box.over)
+        return _part(box.of(backend.xp, array), window)
 
 
 def uncounted(x: Any, who: str) -> Any:

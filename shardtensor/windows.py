@@ -258,8 +258,8 @@ class Box:
 
     def of(self, xp: Any, array: Any) -> Any:
         """The box of an array: a view, of no dimensions where only one element is left."""
-        if self.is_whole:
-            return array
+        if len(self.order) == len(self.over) and self.order == tuple(range(len(self.over))):  # runs alone, in order
+            return array if self._unmoved and self.shape == self.over else array[to_numpy(self.entries)]
         if self.in_order:
             return array[(*to_numpy(self.index), Ellipsis)]
         part = xp.permute_dims(array[(*to_numpy(self.entries), Ellipsis)], self.axes)
@@ -455,12 +455,12 @@ def reshaped_chains(old: Shape, new: Shape, chains: tuple[Chain, ...]) -> tuple[
 
 
 class Aligned:
-    """A box of a sharded array, each device with the part of it that it has already.
+    """What a window sees of a sharded array, each device with the part of it that it has already.
 
     Attributes:
-        grid: the box's shape, cut where the array is, on those devices that have a part of it (or an empty one).
+        grid: the window's shape, cut where the array is, on those devices that have a part of it (or an empty one).
         positions: where these devices stand in the array's own grid.
-        boxes: for each of them, the box within its shard.
+        boxes: for each of them, the box within its shard, in the last shape of the window's chain.
     """
 
     __slots__ = ("boxes", "grid", "positions")
@@ -469,6 +469,18 @@ class Aligned:
         self.grid = grid
         self.positions = positions
         self.boxes = boxes
+
+
+def located(grid: Grid, boxes: Sequence[Box]) -> Aligned | None:
+    """The part of a window that lies in each shard; None where that is no box of the window's last shape."""
+    for earlier, later in itertools.pairwise(boxes):
+        if not earlier.is_whole:
+            return None
+        same = carried(grid, earlier.shape, later.over)
+        if same is None:
+            return None
+        grid = same
+    return aligned(grid, boxes[-1])
 
 
 def aligned(grid: Grid, box: Box) -> Aligned:
@@ -534,27 +546,14 @@ def carried(grid: Grid, old: Shape, new: Shape) -> Grid | None:
     return Grid(grid.devices, tuple(bounds), parts)
 
 
-def region_onto(box: Box, shape: Shape) -> tuple[Region, tuple[int, ...]]:
-    """The region that brings a box, broadcast to ``shape``, to a result of that shape; and the order in which the
-    dimensions of the array that the box is over must be read for it.
-    """
-    walked = [d for d in box.order if d is not None]
-    axes = (*walked, *[d for d in range(len(box.over)) if d not in walked])
-    fixed = {axes.index(d): e for d, e in enumerate(box.entries) if isinstance(e, int)}
-    lines = [Line(0, n, None) for n in shape]
-    lead = len(shape) - len(box.shape)
-    for w, d in enumerate(box.order):
-        if d is None:
-            continue
-        start, count, step = box.entries[d]  # type: ignore[misc]
-        n = shape[lead + w] if lead + w >= 0 else 1
-        if lead + w >= 0 and count == n:
-            lines[lead + w] = Line(0, n, axes.index(d), start, step)
+def broadcast_region(shape: Shape, onto: Shape) -> Region:
+    """The region that repeats an array to a shape that it broadcasts to; it may have ones too many in front."""
+    lead = len(onto) - len(shape)
+    lines = [Line(0, n, None) for n in onto]
+    fixed = []
+    for d, n in enumerate(shape):
+        if lead + d >= 0 and n == onto[lead + d]:
+            lines[lead + d] = Line(0, n, d)
         else:
-            fixed[axes.index(d)] = start
-    return Region(0, tuple(lines), tuple(sorted(fixed.items()))), axes
-
-
-def permuted_grid(grid: Grid, axes: tuple[int, ...]) -> Grid:
-    """The same shards with their dimensions in another order."""
-    return Grid(grid.devices, tuple([grid.offsets[a] for a in axes]), grid.parts[:, list(axes)])
+            fixed.append((d, 0))
+    return Region(0, tuple(lines), tuple(fixed))

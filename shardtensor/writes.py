@@ -25,11 +25,11 @@ from shardtensor.operands import admit, converted, host_aval
 from shardtensor.plans import Kind, result_dtype
 from shardtensor.protocols import is_scalar
 from shardtensor.selection import Selection
-from shardtensor.sharding import Grid, Shape
+from shardtensor.sharding import Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
 from shardtensor.value import Aval, Donated, Storage, Writing, join
-from shardtensor.views import Element, seen
-from shardtensor.windows import Box, Window, aligned, canonical, carried, has_ellipsis, whole_window
+from shardtensor.views import Element, local_view, seen, spot
+from shardtensor.windows import Aligned, Window, canonical, has_ellipsis, whole_window
 
 Apply = Callable[[Op, Operands, Params], Any]
 
@@ -108,7 +108,10 @@ def _checked_value(
         ShapeError: it does not broadcast.
         ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert it.
     """
-    if type(value) is not ShardedTensor:
+    if type(value) is ShardedTensor:
+        if value.dtype == dtype and value.shape == shape:
+            return value
+    else:
         if type(value) in SCALARS or not hasattr(value, "dtype") or _is_scalar(value):
             value = converted(value, dtype)
             if not np.ndim(value):
@@ -238,8 +241,8 @@ class _Taken:
         alone = self.free and self.backend.sole(array, 2)
         edit.enter(self.base, window, tensor(value, Storage(array)))
         if watched():
-            spot, _, counted = self._spot(edit)
-            counted.announce(spot.grid)
+            here, _, counted = self._located(edit)
+            counted.announce(here.grid)
         fresh = array
         if not alone or (len(window.boxes) > 1 and not array.flags.c_contiguous):
             if self._is_all(edit):
@@ -269,11 +272,11 @@ class _Taken:
         del array
         taken = tensor(self.value, Storage(arrays=arrays))
         edit.enter(self.base, self.window, taken)
-        spot, self.window, edit = self._spot(edit)
+        here, self.window, edit = self._located(edit)
         straight = len(self.window.boxes) == 1
-        touched = [(n, k) for n, k in enumerate(spot.positions) if 0 not in spot.grid.shape(n)]
+        touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
         alone = {k: free_arrays[k] and (straight or backend.is_contiguous(arrays[k])) for _, k in touched}
-        commit = edit.stage(spot.grid, taken)
+        commit = edit.stage(here.grid, taken)
         new = list(arrays)
         devices = self.value.grid.devices
         for k, mine in alone.items():
@@ -286,23 +289,23 @@ class _Taken:
                         self._note(edit.name, int(arrays[k].nbytes), devices[k])
         for n, k in touched:
             with backend.on(devices[k]):
-                out = self._local(spot, n, new[k])
-                old = out if alone[k] else self._local(spot, n, arrays[k])
+                out = local_view(backend, here, n, new, self.window)
+                old = out if alone[k] else local_view(backend, here, n, arrays, self.window)
                 self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == touched[0][0])
         return storage if all(alone.values()) else Storage(arrays=tuple(new))
 
-    def _spot(self, edit: Edit) -> tuple[_Spot, Window, Edit]:
+    def _located(self, edit: Edit) -> tuple[Aligned, Window, Edit]:
         """Where the window's elements are, and what is to be done there: one by one, where a shard's elements are no
         box of the window's shape.
         """
         window, value = self.window, self.value
-        spot = _spot(value, window.boxes)
-        if spot is not None:
-            return spot, window, edit
+        here = spot(value, window.boxes)
+        if here is not None:
+            return here, window, edit
         whole = whole_window(value.shape, value.sharding.spec.chains_of(value.ndim)).only(window.part)
-        spot = _spot(value, whole.boxes)
-        assert spot is not None
-        return spot, whole, edit.picked(window.positions, value.shape)
+        everywhere = spot(value, whole.boxes)
+        assert everywhere is not None
+        return everywhere, whole, edit.picked(window.positions, value.shape)
 
     def _commit(self, commit: Callable[[], None], edit: Edit, first: bool) -> None:
         """Writes on one device. After the first one has written, the others do so, too, whatever happens: half a value
@@ -315,14 +318,6 @@ class _Taken:
                 raise
             self.error = self.error or error
 
-    def _local(self, spot: _Spot, n: int, array: Any) -> Any:
-        """What a device holds of the window: a view of its shard."""
-        xp, box = self.backend.xp, spot.boxes[n]
-        if len(self.window.boxes) > 1:
-            array = xp.reshape(array, box.over)
-        array = box.of(xp, array)
-        return getattr(array, self.window.part) if self.window.part else array
-
     def _is_all(self, edit: Edit) -> bool:
         """Whether no old element is left."""
         boxes = self.window.boxes
@@ -333,34 +328,3 @@ class _Taken:
         if nbytes:
             here = device or self.value.grid.devices[0]
             account(who, 0, True, lambda: [Transfer(0, nbytes, here, here, who, True)])
-
-
-class _Spot:
-    """Where the elements of a window are: like `Aligned`, through a chain of boxes."""
-
-    __slots__ = ("boxes", "grid", "positions")
-
-    def __init__(self, grid: Grid, positions: list[int], boxes: list[Box]) -> None:
-        self.grid = grid
-        self.positions = positions
-        self.boxes = boxes
-
-
-@functools.lru_cache(1024)
-def _spot(value: Aval, boxes: tuple[Box, ...]) -> _Spot | None:
-    """The part of a window in each shard; None where a shard's elements are no box of the window's last shape."""
-    grid: Grid | None = value.grid
-    shape = value.shape
-    for box in boxes[:-1]:
-        if not box.is_whole:
-            return None
-    if len(boxes) > 1:
-        for box in boxes[1:]:
-            assert grid is not None
-            grid = carried(grid, shape, box.over)
-            if grid is None:
-                return None
-            shape = box.over
-    assert grid is not None
-    here = aligned(grid, boxes[-1])
-    return _Spot(here.grid, here.positions, here.boxes)

@@ -20,12 +20,10 @@ from shardtensor.windows import (
     Index,
     Window,
     aligned,
-    box_of,
+    broadcast_region,
     canonical,
     carried,
-    permuted_grid,
     region_of,
-    region_onto,
     reshape_groups,
     reshaped_chains,
     reshaped_strides,
@@ -403,10 +401,9 @@ def test_boxes_are_sent_and_broadcast(data: Any) -> None:
     wide = tuple(data.draw(some.sampled_from([1, 2, 5])) if n == 1 else n for n in taken.shape)
     wide = (*data.draw(some.lists(some.sampled_from([1, 3]), max_size=2)), *wide)
     wanted = np.broadcast_to(taken, wide)
-    region, axes = region_onto(box, wide)
-    assert sorted(axes) == list(range(len(shape)))
-    arrays = [piece.transpose(axes) for piece in shards(grid, a)]
-    source = permuted_grid(grid, axes)
+    here = aligned(grid, box)
+    region, source = broadcast_region(box.shape, wide), here.grid
+    arrays = [local.of(np, shards(grid, a)[k]) for k, local in zip(here.positions, here.boxes, strict=True)]
     for target in (host_grid(wide), some_grid(data, wide)):
         movement = Movement((region,), (source,), target)
         parts = movement.run((arrays,), a.dtype)
@@ -422,11 +419,9 @@ def test_boxes_are_sent_and_broadcast(data: Any) -> None:
 def test_leading_ones_of_a_value_are_dropped() -> None:
     """As NumPy does in assignments: ``x[...] = np.ones((1, 1, 3))`` for two dimensions."""
     a = numbered((1, 2, 1, 3))
-    box = box_of(canonical((), a.shape) or Index(), a.shape)
     for shape in [(2, 1, 3), (2, 5, 3), (1, 2, 1, 3), (4, 2, 2, 3)]:
-        region, axes = region_onto(box, shape)
-        moved = Movement((region,), (permuted_grid(host_grid(a.shape), axes),), host_grid(shape))
-        (out,) = moved.run(((a.transpose(axes),),), a.dtype)
+        moved = Movement((broadcast_region(a.shape, shape),), (host_grid(a.shape),), host_grid(shape))
+        (out,) = moved.run(((a,),), a.dtype)
         np.testing.assert_array_equal(np.broadcast_to(out, shape), np.broadcast_to(a.reshape(2, 1, 3), shape))
 
 
