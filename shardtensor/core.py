@@ -35,6 +35,7 @@ class Op:
 
     Attributes:
         name: its public name.
+        said: the name by which its errors go: that of the operator for which it stands in.
         operands: the names of its array arguments, in order; one name if it takes a sequence of arrays (`variadic`).
         optional: those of them that may be None.
         params: the names of its other arguments, in order. `bind` gets their values, defaults included.
@@ -61,11 +62,12 @@ class Op:
 
     __slots__ = (
         "algorithm", "combine", "composite", "creates", "dispatch", "is_ufunc", "kernel", "mover", "name",
-        "operands", "optional", "params", "positional", "rule", "split", "variadic", "window",
+        "operands", "optional", "params", "positional", "rule", "said", "split", "variadic", "window",
     )  # fmt: skip
 
-    def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None) -> None:
+    def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None, said: str | None) -> None:
         self.name = function.__name__
+        self.said = said or self.name
         self.rule = rule
         self.combine = combine
         self.kernel: Callable[..., Any] | None = None
@@ -159,12 +161,12 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 
 
 def operator(
-    rule: Any = None, *, combine: str | None = None
+    rule: Any = None, *, combine: str | None = None, said: str | None = None
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Declares an operator; see the module's docstring and `Op`."""
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        op = OPS[function.__name__] = Op(function, rule, combine)
+        op = OPS[function.__name__] = Op(function, rule, combine, said)
         return cast("Callable[Arguments, Result]", op.dispatch)
 
     return declare
@@ -183,7 +185,7 @@ def implements(function: Callable[..., Any], part: str) -> Callable[[Function], 
 def in_the_name_of(op: Op, error: ShardTensorError) -> ShardTensorError:
     """The same error, its message beginning with the operator's name unless some function's stands there already."""
     text = str(error)
-    return error if text.partition(":")[0].isidentifier() else type(error)(f"{op.name}: {text}")
+    return error if text.partition(":")[0].isidentifier() else type(error)(f"{op.said}: {text}")
 
 
 def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,12 +23,12 @@ from shardtensor.log import account, watched
 from shardtensor.operands import admit
 from shardtensor.picking import Picking, Want
 from shardtensor.sharding import Chain, Grid, P, Shape
-from shardtensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor import ShardedTensor, own, tensor
 from shardtensor.transfer import gather as gather_whole
 from shardtensor.transfer import to_host_movement
 from shardtensor.value import Aval, Storage, aval
 from shardtensor.views import sources, uncounted
-from shardtensor.windows import Aligned, Index, aligned, box_of, canonical, is_array, whole_window
+from shardtensor.windows import Aligned, Index, aligned, box_of, canonical, has_ellipsis, is_array, whole_window
 
 
 class Selection:
@@ -51,7 +51,7 @@ class Selection:
         self.is_mask = len(entries) == 1 and _is_mask(entries[0])
         taken = sum(_width(e) for e in entries)
         if taken > len(shape):
-            raise IndexingError(f"getitem: {taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+            raise IndexingError(f"{taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
         basic: list[Any] = []  # for `canonical`
         self._walkers: list[_Walker] = []
         d = 0
@@ -63,7 +63,7 @@ class Selection:
                 width = _width(entry)
                 if isinstance(entry, np.ndarray) and entry.dtype.kind == "b" and entry.shape != shape[d : d + width]:
                     raise IndexingError(
-                        f"getitem: a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
+                        f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
                         f"{shape[d : d + width]}"
                     )
                 self._walkers.append(_Walker(len(basic), np.asarray(entry), d, shape))
@@ -82,7 +82,7 @@ class Selection:
             self.block: Shape = np.broadcast_shapes(*shapes)
         except ValueError:
             raise IndexingError(
-                f"getitem: index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
+                f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
             ) from None
         groups = [isinstance(e, (int, np.ndarray)) for e in entries]
         self.at = min(self.dims) if _one_group(groups) else 0
@@ -142,8 +142,7 @@ class _Walker:
         wrong = (array < -self.size) | (array >= self.size)
         if wrong.any():
             raise IndexingError(
-                f"getitem: index {int(array[wrong].flat[0])} is out of bounds for dimension {self.d} of "
-                f"size {self.size}"
+                f"index {int(array[wrong].flat[0])} is out of bounds for dimension {self.d} of size {self.size}"
             )
         return (np.where(array < 0, array + self.size, array).astype(np.intp),)
 
@@ -164,7 +163,7 @@ def _entry(entry: Any) -> Any:
         try:
             array = np.asarray(entry)
         except ValueError as error:
-            raise ShapeError(f"getitem: nested lists of different lengths as an index ({error})") from None
+            raise ShapeError(f"nested lists of different lengths as an index ({error})") from None
         array = array.astype(np.intp) if array.size == 0 else array
     else:
         x = admit(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
@@ -173,7 +172,7 @@ def _entry(entry: Any) -> Any:
             account("getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False))
         array = gather_whole(x, "getitem")
     if array.dtype.kind not in "biu":
-        raise IndexingError(f"getitem: an index array of dtype {array.dtype}; wanted integers or bools")
+        raise IndexingError(f"an index array of dtype {array.dtype}; wanted integers or bools")
     return array
 
 
@@ -203,6 +202,11 @@ def _one_group(groups: Sequence[bool]) -> bool:
 
 @implements(gather, "algorithm")
 def _gather(x: Any, index: Any) -> ShardedTensor:
+    result = _gathered(x, index)
+    return own(result) if has_ellipsis(index) else result  # without one, no dimensions are a scalar in NumPy
+
+
+def _gathered(x: Any, index: Any) -> ShardedTensor:
     if not isinstance(x, ShardedTensor):
         x = call("asarray", x)
     chosen = Selection(index, x.shape)
@@ -229,7 +233,7 @@ def indexing_errors() -> Iterator[None]:
     try:
         yield
     except IndexError as error:
-        raise error if isinstance(error, IndexingError) else IndexingError(f"getitem: {error}") from None
+        raise error if isinstance(error, IndexingError) else IndexingError(str(error)) from None
 
 
 def _layout(x: Aval, chosen: Selection) -> Aval:

@@ -80,9 +80,9 @@ def canonical(index: Any, shape: Shape) -> Index | None:
                 out.append(i % size)
             d += 1
     if d > len(shape):
-        raise IndexingError(f"getitem: {d} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+        raise IndexingError(f"{d} indices for a tensor of {len(shape)} dimensions, shape {shape}")
     if ellipses > 1:
-        raise IndexingError("getitem: an index can have one ellipsis ('...') only")
+        raise IndexingError("an index can have one ellipsis ('...') only")
     out.extend([(0, n, 1) for n in shape[d:]])
     return Index(out)
 
@@ -108,7 +108,7 @@ def _span(entry: slice, size: int, dimension: int) -> Span:
         start, stop, step = entry.indices(size)
     except (TypeError, ValueError) as error:
         kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
-        raise kind(f"getitem: {entry} in dimension {dimension}: {error}") from None
+        raise kind(f"{entry} in dimension {dimension}: {error}") from None
     count = len(range(start, stop, step))
     return (start if count else 0, count, step)
 
@@ -118,13 +118,13 @@ def _integer(entry: Any, dimension: int) -> int:
         return python.index(entry)
     except TypeError:
         raise IndexingError(
-            f"getitem: index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; wanted integers, "
+            f"index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; wanted integers, "
             "slices, '...', None, and arrays of integers or bools"
         ) from None
 
 
 def _out_of_bounds(index: int, dimension: int, size: int) -> IndexingError:
-    return IndexingError(f"getitem: index {index} is out of bounds for dimension {dimension} of size {size}")
+    return IndexingError(f"index {index} is out of bounds for dimension {dimension} of size {size}")
 
 
 def to_numpy(index: Sequence[Entry]) -> tuple[int | slice | None, ...]:

@@ -78,7 +78,7 @@ def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -
     return Moved(shape, sharding.with_spec(spec), (region,), lambda array: array[at])
 
 
-@operator()
+@operator(said="getitem")
 def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """``x[index]`` for an index with arrays in it: see `getitem`.
 
