@@ -3,7 +3,7 @@ raises.
 
 Its arrays are NumPy's, tagged with the memory that they live in. Mixing two devices, touching an array while another
 device (or none) is current, mixing in a host array, and reading across devices what no event ordered are errors that
-name the culprit.
+name the culprit. So is an operation that reads an array where it writes it, other than element for element.
 What holds here holds on GPUs: it stands in for them where there are none.
 """
 
@@ -61,6 +61,8 @@ class CheckedArray(np.ndarray):
         bare = _bare(kwargs, who)
         if out:
             bare["out"] = _bare(out, who)
+            for array in out:
+                _not_read(array, inputs, who)
         result = getattr(ufunc, method)(*_bare(inputs, who), **bare)
         if not out:
             return _tagged(result)
@@ -74,6 +76,8 @@ class CheckedArray(np.ndarray):
         return _tagged(_bare(self, "getitem")[_bare(index, "getitem")], (self,))
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        _not_read(self, (index if isinstance(index, tuple) else (index,)), "setitem")
+        _not_read(self[index] if _is_basic(index) else self, (value,), "setitem")
         _bare(self, "setitem")[_bare(index, "setitem")] = _bare(value, "setitem")
         _wrote(self)
 
@@ -146,10 +150,36 @@ def _wrote(*arrays: CheckedArray) -> None:
         memory.written = _tick(memory.device)
 
 
+def _not_read(out: Any, inputs: Sequence[Any], who: str) -> None:
+    """That nothing is read where it is written, unless element for element: devices do both at once."""
+    for x in inputs:
+        if type(x) is CheckedArray and type(out) is CheckedArray and not _same_place(x, out) and _overlap(x, out):
+            raise BackendError(f"{who}: reads elements of an array that it writes at the same time; copy them first")
+
+
+def _same_place(a: HostArray, b: HostArray) -> bool:
+    mine, theirs = a.__array_interface__, b.__array_interface__
+    return (mine["data"], a.shape, a.strides) == (theirs["data"], b.shape, b.strides)
+
+
+def _overlap(a: HostArray, b: HostArray) -> bool:
+    try:
+        return np.shares_memory(a.view(np.ndarray), b.view(np.ndarray), max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:  # nobody knows
+        return False
+
+
+def _is_basic(index: Any) -> bool:
+    entries = index if isinstance(index, tuple) else (index,)
+    return all(e is None or e is Ellipsis or isinstance(e, (int, slice, np.integer)) for e in entries)
+
+
 def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A function of NumPy's on arrays of the current device."""
     who = function.__name__
     _here(who)
+    if kwargs.get("out") is not None:
+        _not_read(kwargs["out"], args, who)
     result = function(*_bare(args, who), **_bare(kwargs, who))
     written = args[0] if function is np.copyto else kwargs.get("out")
     if type(written) is CheckedArray:

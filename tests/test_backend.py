@@ -1162,3 +1162,22 @@ def test_threads_have_current_devices_of_their_own(checked: Backend) -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_checked_refuses_to_read_what_it_writes(checked: Backend) -> None:
+    """NumPy would copy first; devices read and write at once."""
+    a = made(checked, 0)
+    with checked.on(checked.devices()[0]):
+        before = np.array(a.view(np.ndarray))
+        for write in (
+            lambda: checked.xp.add(a[1:], a[:-1], out=a[1:]),
+            lambda: a.__setitem__(slice(1, None), a[:-1]),
+            lambda: a.__setitem__(checked.xp.asarray([0, 1]), a[1:]),
+            lambda: np.multiply(a, a[::-1], out=a),
+        ):
+            with pytest.raises(st.BackendError, match="reads elements of an array that it writes"):
+                write()
+        np.testing.assert_array_equal(a.view(np.ndarray), before)
+        checked.xp.add(a, a, out=a)  # element for element
+        a[:1] = a[1:2]  # elsewhere
+        assert a.view(np.ndarray)[0] == 2 * before[1]
