@@ -197,8 +197,6 @@ def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     """
     base, window = seen(x)
     scalar = is_scalar(x)
-    if scalar:
-        base = own(tensor(x._aval, x._storage))  # what is made of a scalar is made of a copy
     assert op.window is not None
     window = op.window(window, *params)
     if window is None or 0 in window.shape:  # of nothing there is nothing to see
@@ -210,6 +208,8 @@ def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     value = _aval_of(base._aval, window.chains, window.shape, window.part)
     if window.scalar or (scalar and not window.shape and op.name not in ("getitem", "reshape")):
         return _element(base, window, value)
+    if scalar:  # of what never changes there are copies alone
+        return own(tensor(value, evaluate(tensor(x._aval, x._storage), window)._storage))
     return tensor(value, View(base, window))
 
 

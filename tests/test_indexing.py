@@ -960,7 +960,7 @@ def test_unstack_gives_views(backend: str) -> None:
         x = st.device_put(start, st.NamedSharding(mesh_of((2, 2), backend), spec))
         for axis in range(-len(shape), len(shape)):
             parts = st.unstack(x, axis=axis)
-            answers = np.unstack(start, axis=axis)
+            answers = tuple(np.moveaxis(start, axis, 0))
             assert isinstance(parts, tuple)
             assert len(parts) == len(answers)
             for part, answer in zip(parts, answers, strict=True):

@@ -467,7 +467,11 @@ class Author:
         if ndim:
             a, b = self.whole(-ndim, ndim - 1), self.whole(0, ndim - 1)
             ways += [f"xp.flip({name}, axis={a})", f"xp.flip({name})", f"xp.moveaxis({name}, {a}, {b})"]
-            ways += [f"xp.unstack({name}, axis={a})[{self.whole(0, x.shape[a] - 1)}]"] if x.shape[a] else []
+            ways += (
+                [f"xp.unstack({name}, axis={a})[{self.whole(0, x.shape[a] - 1)}]"]
+                if x.shape[a] and hasattr(np, "unstack")
+                else []
+            )
             ways += [f"list({name})[{self.whole(0, x.shape[0] - 1)}]"] if x.shape[0] else []
             order = tuple(sorted(range(ndim), key=lambda _: self.whole(0, 9)))
             ways += [f"xp.permute_dims({name}, {order})", f"{name}.swapaxes({a}, {b})", f"{name}.transpose({order})"]

@@ -127,6 +127,10 @@ LOOKS: dict[str, Look] = {
     "np.flip": lambda xp, x: np.flip(x),
 }  # fmt: skip
 
+if not hasattr(np, "unstack"):  # before NumPy 2.1
+    for name in [name for name in LOOKS if "unstack" in name or "copy=" in name]:
+        del LOOKS[name]
+
 BASES: dict[str, Callable[[], np.ndarray]] = {
     "two dimensions": lambda: np.arange(24.0).reshape(6, 4),
     "three dimensions": lambda: np.arange(24.0).reshape(2, 3, 4),
@@ -354,7 +358,7 @@ def test_rows_and_elements_of_a_loop(backend: str) -> None:
         for element in row:
             element += 100
     assert_same(x, a, exact=True)
-    for column, wanted in zip(st.unstack(x, axis=1), np.unstack(a, axis=1), strict=True):
+    for column, wanted in zip(st.unstack(x, axis=1), a.T, strict=True):
         column /= 2
         wanted /= 2
     assert_same(x, a, exact=True)
