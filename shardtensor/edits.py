@@ -69,16 +69,15 @@ class Edit(abc.ABC):
     def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
         """Takes those that see ``base`` from its ``value``, which is taken out of it."""
         self.value = value
-        if any(self.inside):
-            pairs = zip(self.operands, self.inside, strict=True)
-            self.operands = [frozen(x, base, value) if mine else x for x, mine in pairs]
+        pairs = zip(self.operands, self.inside, strict=True)
+        self.operands = [frozen(x, base, value) if mine else x for x, mine in pairs]
 
     def read(self, x: Any) -> Any:
         """An operand in host memory; what may be written while it is read is copied."""
         if not _is_array(x):
             return x
         array = uncounted(x, self.name)
-        return np.array(array) if _owner(x) is self.value else array
+        return np.array(array) if isinstance(x, ShardedTensor) and _owner(x) is self.value else array
 
     @abc.abstractmethod
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
@@ -140,7 +139,7 @@ class Elementwise(Edit):
 
     def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
         """See `Edit`; for a ufunc the window stands for itself."""
-        if self.ufunc is not None and any(self.inside):
+        if self.ufunc is not None:
             self.operands = [ITSELF if is_window(x, base, window) else x for x in self.operands]
             self.inside = [mine and x is not ITSELF for x, mine in zip(self.operands, self.inside, strict=True)]
         super().enter(base, window, value)

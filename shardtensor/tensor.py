@@ -412,7 +412,7 @@ def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
 def settled(x: ShardedTensor) -> Any:
     """The storage of a tensor, once nobody writes to it."""
     storage = x._storage
-    return storage.done() if type(storage) is Writing else storage
+    return storage.stored() if type(storage) is Writing else storage
 
 
 def _unpickle(data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool) -> ShardedTensor:

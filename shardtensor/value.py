@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 import threading
@@ -62,6 +63,26 @@ class Storage:
         self.arrays = arrays
 
 
+class StandIn(abc.ABC):
+    """What a handle holds in place of a storage that has to be waited for, brought or refused first."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def stored(self) -> Any:
+        """The storage."""
+
+    @property
+    def array(self) -> Any:
+        """See `Storage`."""
+        return self.stored().array
+
+    @property
+    def arrays(self) -> Any:
+        """See `Storage`."""
+        return self.stored().arrays
+
+
 class Ledger:
     """What a tensor that is written to, or looked at by views, keeps beside its value.
 
@@ -87,7 +108,7 @@ class Ledger:
                 view.forget()
 
 
-class Writing:
+class Writing(StandIn):
     """In place of the storage of a tensor that is being written: readers wait until it has its new value."""
 
     __slots__ = ("ledger", "storage")
@@ -96,17 +117,7 @@ class Writing:
         self.ledger = ledger
         self.storage: Any = None
 
-    @property
-    def array(self) -> Any:
-        """See `Storage`."""
-        return self.done().array
-
-    @property
-    def arrays(self) -> Any:
-        """See `Storage`."""
-        return self.done().arrays
-
-    def done(self) -> Any:
+    def stored(self) -> Any:
         """The new value's storage, once it is there."""
         with self.ledger.lock:
             if self.storage is None:
@@ -114,23 +125,13 @@ class Writing:
             return self.storage
 
 
-class Donated:
+class Donated(StandIn):
     """In place of the storage of a tensor that was given away: every use says so."""
 
     def __init__(self, by: str) -> None:
         self.by = by
 
-    @property
-    def array(self) -> Any:
-        """Refused."""
-        self.refuse()
-
-    @property
-    def arrays(self) -> Any:
-        """Refused."""
-        self.refuse()
-
-    def refuse(self) -> NoReturn:
+    def stored(self) -> NoReturn:
         """Raises DonatedError."""
         raise DonatedError(
             f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate"

@@ -25,7 +25,7 @@ from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Movement, gather
-from shardtensor.value import Aval, Donated, Storage, aval
+from shardtensor.value import Aval, Donated, StandIn, Storage, aval
 from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, located, whole_window
 
 
@@ -109,7 +109,7 @@ def _picked_to_host(x: ShardedTensor, window: Window) -> HostArray:
     return read_only(_part(array, window))
 
 
-class Element:
+class Element(StandIn):
     """In place of the storage of a tensor that is one element of another, copied where it was; it goes to the other
     devices when one of them asks for it.
     """
@@ -122,22 +122,12 @@ class Element:
         self.parts = parts
         self._storage: Storage | None = None
 
-    @property
-    def array(self) -> Any:
-        """See `Storage`."""
-        return self.spread().array
-
-    @property
-    def arrays(self) -> Any:
-        """See `Storage`."""
-        return self.spread().arrays
-
     def grid(self) -> Grid:
         """The devices that have it from the start."""
         base, index = self.place
         return _element_of(base, index).grid
 
-    def spread(self) -> Storage:
+    def stored(self) -> Storage:
         """The element on every device of the base."""
         if self._storage is None:
             n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
@@ -219,7 +209,7 @@ def seen(x: ShardedTensor) -> tuple[ShardedTensor, Window]:
     if type(storage) is View:
         return storage.base, storage.window
     if type(storage) is Donated:
-        storage.refuse()
+        storage.stored()
     return x, _window_of(x._aval)
 
 

@@ -27,8 +27,8 @@ from shardtensor.protocols import is_scalar
 from shardtensor.selection import Selection
 from shardtensor.sharding import Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
-from shardtensor.value import Aval, Donated, Storage, Writing, join
-from shardtensor.views import Element, local_view, seen, spot
+from shardtensor.value import Aval, StandIn, Storage, Writing, join
+from shardtensor.views import local_view, seen, spot
 from shardtensor.windows import Aligned, Window, canonical, has_ellipsis, whole_window
 
 Apply = Callable[[Op, Operands, Params], Any]
@@ -64,12 +64,10 @@ def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> N
     dtype = _dtype_of(base._aval, window)
     at = canonical(index, window.shape)
     if at is None:
-        scalar = _is_scalar(value)
-        if scalar and _is_mask(index, window.shape):
+        if _is_scalar(value) and _is_mask(index, window.shape):
+            scalar, mask = _checked_value(value, dtype, ()), admit(index, "setitem")
             if window.size:
-                _write(
-                    base, window, Masked(admit(index, "setitem"), len(window.shape), _checked_value(value, dtype, ()))
-                )
+                _write(base, window, Masked(mask, len(window.shape), scalar))
             return
         chosen = Selection(index, window.shape)
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
@@ -188,10 +186,8 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
     ledger = ledger_of(base)
     with ledger.lock:
         storage = settled(base)
-        if type(storage) is Element:
-            storage = storage.spread()
-        elif type(storage) is Donated:
-            storage.refuse()
+        if isinstance(storage, StandIn):  # an element; what was donated refuses
+            storage = storage.stored()
         new: Storage | None = None
         writing = Writing(ledger)
         try:
@@ -200,7 +196,7 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
             free = references(storage) == 1  # nobody has got hold of it before
             taken = _Taken(base, window, storage, free)
             new = (taken.shared if base._aval.backend.one_memory else taken.apart)(edit)
-            error = taken.error
+            error, taken.error = taken.error, None  # else the two would keep each other, and the memory, alive
             del taken
         finally:
             writing.storage = storage if new is None else new
@@ -239,7 +235,8 @@ class _Taken:
             self._note(edit.name, copied)
             storage = Storage(array)
         alone = self.free and self.backend.sole(array, 2)
-        edit.enter(self.base, window, tensor(value, Storage(array)))
+        if any(edit.inside):
+            edit.enter(self.base, window, tensor(value, Storage(array)))
         if watched():
             here, _, counted = self._located(edit)
             counted.announce(here.grid)
@@ -271,7 +268,8 @@ class _Taken:
             free_arrays.append(free and backend.sole(array, 2))
         del array
         taken = tensor(self.value, Storage(arrays=arrays))
-        edit.enter(self.base, self.window, taken)
+        if any(edit.inside):
+            edit.enter(self.base, self.window, taken)
         here, self.window, edit = self._located(edit)
         straight = len(self.window.boxes) == 1
         touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
@@ -308,13 +306,13 @@ class _Taken:
         return everywhere, whole, edit.picked(window.positions, value.shape)
 
     def _commit(self, commit: Callable[[], None], edit: Edit, first: bool) -> None:
-        """Writes on one device. After the first one has written, the others do so, too, whatever happens: half a value
-        is worse than an error that comes late. Ctrl-C comes through when a device has written, too.
+        """Writes on one device. What is refused is refused by the first one. After that all write, whatever happens,
+        also when Ctrl-C comes: half a value is worse than an error that comes late.
         """
         try:
             commit()
         except BaseException as error:
-            if first and not edit.is_written(error):
+            if first and isinstance(error, Exception) and not edit.is_written(error):
                 raise
             self.error = self.error or error
 
