@@ -108,6 +108,8 @@ class Selection:
     @functools.cached_property
     def arrays(self) -> list[HostArray]:
         """For each of the dimensions that arrays walk the indices, none negative, flattened."""
+        if not self.rows:  # NumPy does not look at indices that select nothing
+            return [np.zeros(0, np.intp) for _ in self.dims]
         walks = [array for w in self._walkers for array in w.indices()]
         return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
 
