@@ -161,7 +161,7 @@ def _entry(entry: Any) -> Any:
         if isinstance(entry, (int, np.integer)):
             return int(entry)
         return int(entry.__index__()) if hasattr(entry, "__index__") else canonical(entry, (1,))
-    if isinstance(entry, (list, tuple)):
+    if isinstance(entry, (list, tuple, range)):
         try:
             array = np.asarray(entry)
         except ValueError as error:

@@ -114,7 +114,7 @@ class Element(StandIn):
     devices when one of them asks for it.
     """
 
-    __slots__ = ("_storage", "device", "parts", "place", "value")
+    __slots__ = ("_storage", "parts", "place", "value")
 
     def __init__(self, value: Aval, base: Aval, index: Index, parts: tuple[Any, ...]) -> None:
         self.value = value

@@ -96,7 +96,7 @@ def is_array(entry: Any) -> bool:
     """Whether an index entry is an array of indices or a mask. NumPy's integer scalars, and what stands for them here,
     are not; its bools, and arrays of no dimensions, are.
     """
-    if isinstance(entry, (list, tuple, bool, np.bool_, np.ndarray)):
+    if isinstance(entry, (list, tuple, range, bool, np.bool_, np.ndarray)):
         return True
     if not hasattr(entry, "ndim") or isinstance(entry, np.generic):
         return False
