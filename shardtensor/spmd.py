@@ -108,7 +108,8 @@ def pmap(
 
     Inside, ``fn`` has the backend's own arrays, not to be written to, on the current device; `st` functions on them
     run there, too. It may be any Python function. In what order and how many calls at once is not promised. Arrays
-    that it returns become tensors on the device; other leaves stay what they are.
+    that it returns become tensors on the device (without dimensions, they stand for scalars: ``+=`` gives another
+    one); other leaves stay what they are.
 
     Args:
         fn: the function.
