@@ -153,7 +153,9 @@ def _wrote(*arrays: CheckedArray) -> None:
 def _not_read(out: Any, inputs: Sequence[Any], who: str) -> None:
     """That nothing is read where it is written, unless element for element: devices do both at once."""
     for x in inputs:
-        if type(x) is CheckedArray and type(out) is CheckedArray and not _same_place(x, out) and _overlap(x, out):
+        if type(x) is not CheckedArray or type(out) is not CheckedArray or x._memory is not out._memory:
+            continue
+        if not _same_place(x, out) and _overlap(x, out):
             raise BackendError(f"{who}: reads elements of an array that it writes at the same time; copy them first")
 
 
