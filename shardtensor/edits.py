@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import Device, HostArray, backend_of
+from shardtensor.indices import Index
 from shardtensor.log import account, watched
 from shardtensor.picking import Picking, Want, last_of_each, on_device
-from shardtensor.selection import Selection, indexing_errors, local_views
+from shardtensor.selection import Selection, indexing_errors
 from shardtensor.sharding import Grid, Shape
 from shardtensor.tensor import ShardedTensor
 from shardtensor.transfer import Movement
-from shardtensor.views import frozen, seen, sources, uncounted
-from shardtensor.windows import Aligned, Index, Window, aligned, box_of, broadcast_region, whole_box
+from shardtensor.views import frozen, local_views, seen, sources, uncounted
+from shardtensor.windows import Aligned, Window, aligned, box_of, broadcast_region, whole_box
 
 
 class _Itself:

@@ -69,15 +69,14 @@ class Picking:
         for j, parts in enumerate(source.parts.tolist()):
             self.holders.setdefault(tuple(parts), []).append(j)
         self.pieces = [piece for k, want in enumerate(wants) for piece in self._pieces(k, want)]
+        self.size = sum(p.size for p in self.pieces if source.devices[p.j] != wants[p.k].device)
 
     def _pieces(self, k: int, want: Want) -> Iterator[_Piece]:
         if not math.prod(want.shape):
             return
         offsets = self.source.offsets
         parts = [np.searchsorted(offsets[d], c, "right") - 1 for d, c in zip(self.dims, want.coordinates, strict=True)]
-        keys = np.zeros(want.rows, np.int64)
-        for d, p in zip(self.dims, parts, strict=True):
-            keys = keys * (len(offsets[d]) - 1) + p
+        keys = np.ravel_multi_index(tuple(parts), [len(offsets[d]) - 1 for d in self.dims])
         order = np.argsort(keys, kind="stable")
         cuts = np.flatnonzero(np.diff(keys[order])) + 1
         runs = [_overlaps(offsets[d], a, b) for d, (a, b) in zip(self.others, want.rest, strict=True)]
@@ -105,8 +104,7 @@ class Picking:
 
     def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
         """Judges and counts the moves."""
-        total = sum(r.bytes for r in self.records(itemsize, copied, operator, explicit))
-        account(operator, total, explicit, lambda: self.records(itemsize, copied, operator, explicit))
+        account(operator, self.size * itemsize, explicit, lambda: self.records(itemsize, copied, operator, explicit))
 
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
         """What each gets: an array of `Want.shape`."""
@@ -155,8 +153,6 @@ def on_device(index: Ints, device: Device) -> Any:
 
 def last_of_each(coordinates: Sequence[Ints], sizes: Sequence[int]) -> Ints | None:
     """The positions of the last occurrence of each place; None where none occurs twice."""
-    key = np.zeros(len(coordinates[0]), np.int64)
-    for c, n in zip(coordinates, sizes, strict=True):
-        key = key * n + c
+    key = np.ravel_multi_index(tuple(coordinates), tuple(sizes))
     places, last = np.unique(key[::-1], return_index=True)
     return None if len(places) == len(key) else np.sort(len(key) - 1 - last)

@@ -11,14 +11,15 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from shardtensor.backend import HostArray, backend_of
+from shardtensor.backend import HostArray
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.indexing import gather
+from shardtensor.indices import Index, canonical, has_ellipsis, is_array
 from shardtensor.log import account, watched
 from shardtensor.operands import admit
 from shardtensor.picking import Picking, Want
@@ -27,8 +28,8 @@ from shardtensor.tensor import ShardedTensor, own, tensor
 from shardtensor.transfer import gather as gather_whole
 from shardtensor.transfer import to_host_movement
 from shardtensor.value import Aval, Storage, aval
-from shardtensor.views import sources, uncounted
-from shardtensor.windows import Aligned, Index, aligned, box_of, canonical, has_ellipsis, is_array, whole_window
+from shardtensor.views import local_views, sources, uncounted
+from shardtensor.windows import aligned, box_of, whole_window
 
 
 class Selection:
@@ -61,7 +62,7 @@ class Selection:
                 d += len(shape) - taken
             elif isinstance(entry, (int, np.ndarray)):
                 width = _width(entry)
-                if isinstance(entry, np.ndarray) and entry.dtype.kind == "b" and entry.shape != shape[d : d + width]:
+                if _is_mask(entry) and entry.shape != shape[d : d + width]:
                     raise IndexingError(
                         f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
                         f"{shape[d : d + width]}"
@@ -149,7 +150,7 @@ class _Walker:
         return (np.where(array < 0, array + self.size, array).astype(np.intp),)
 
 
-def _is_mask(entry: Any) -> bool:
+def _is_mask(entry: Any) -> TypeGuard[HostArray]:
     return isinstance(entry, np.ndarray) and entry.dtype.kind == "b"
 
 
@@ -267,13 +268,3 @@ def _placed(rows: Any, value: Aval, chosen: Selection, k: int) -> Any:
     with backend.on(device):
         array = backend.xp.reshape(rows, (*block, *rest))
         return array if not chosen.at else backend.contiguous(backend.xp.permute_dims(array, tuple(axes)))
-
-
-def local_views(here: Aligned, arrays: Sequence[Any]) -> list[Any]:
-    """The part of a box in each shard."""
-    out = []
-    for k, box, device in zip(here.positions, here.boxes, here.grid.devices, strict=True):
-        backend = backend_of(device)
-        with backend.on(device):
-            out.append(box.of(backend.xp, arrays[k]))
-    return out

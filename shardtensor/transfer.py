@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import HOST, Device, HostArray, backend_of
+from shardtensor.indices import Index, region_of
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import HostAval
 from shardtensor.planner import Copies, Piece, Region, host_grid, identity, plan_reshard
 from shardtensor.sharding import Grid, NamedSharding, Shape
 from shardtensor.tensor import ShardedTensor, shard_arrays, whole_array
 from shardtensor.value import Aval
-from shardtensor.windows import Index, region_of
 
 
 class Movement:

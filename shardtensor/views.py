@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, Backend, HostArray, backend_of, read_only
+from shardtensor.backend import HOST, HostArray, backend_of, read_only
 from shardtensor.core import Op, Params, call
+from shardtensor.indices import Index
 from shardtensor.log import Transfer, account, watched
 from shardtensor.picking import Picking, Want
 from shardtensor.planner import host_grid, identity
@@ -26,7 +27,7 @@ from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Movement, gather
 from shardtensor.value import Aval, Donated, StandIn, Storage, aval
-from shardtensor.windows import Aligned, Box, Index, Window, aligned, box_of, located, whole_window
+from shardtensor.windows import Aligned, Box, Window, aligned, box_of, located, whole_window
 
 
 class View:
@@ -91,7 +92,7 @@ class View:
             return read_only(window.of(np, call("to_host", x)))
         if len(window.boxes) == 1:
             (box,) = window.boxes
-            array = _finished(np, call("to_host", x, index=Index(box.entries)), box)
+            array = box.arranged(np, call("to_host", x, index=Index(box.entries)))
             return read_only(_part(array, window))
         return _picked_to_host(x, window)
 
@@ -228,11 +229,7 @@ def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: str | No
 def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
     """One element, copied on the devices that hold it."""
     source = base._aval
-    where, rest = [], window.offset
-    for n in reversed(source.shape):
-        rest, i = divmod(rest, n)
-        where.append(i)
-    index = Index(reversed(where))
+    index = window.place
     if source.backend.one_memory:
         array = whole_array(base, "getitem")[index]
         return tensor(value, Element(value, source, index, (np.array(_part(array, window)),)))
@@ -285,12 +282,6 @@ def _boxed(x: ShardedTensor, box: Box) -> ShardedTensor:
     return value_of("getitem", x, box.index)
 
 
-def _finished(xp: Any, array: Any, box: Box) -> Any:
-    """What a box's entries took of an array, with its dimensions in the box's order."""
-    array = xp.permute_dims(array, box.axes)
-    return array[tuple([None if d is None else slice(None) for d in box.order])] if None in box.order else array
-
-
 def sources(x: Any) -> tuple[Grid, tuple[Any, ...]]:
     """The arrays in which the elements of an operand are, and how they cut it: straight from a view's base."""
     if not isinstance(x, ShardedTensor):
@@ -298,10 +289,7 @@ def sources(x: Any) -> tuple[Grid, tuple[Any, ...]]:
         return host_grid(array.shape), (array,)
     storage = x._storage
     if type(storage) is View and (here := spot(storage.base._aval, storage.window.boxes)):
-        arrays = shard_arrays(storage.base)
-        return here.grid, tuple(
-            [local_view(x._aval.backend, here, n, arrays, storage.window) for n in range(len(here.boxes))]
-        )
+        return here.grid, tuple(local_views(here, shard_arrays(storage.base), storage.window))
     if type(storage) is Element:
         grid = storage.grid()
         return grid, storage.parts * (len(grid.devices) // len(storage.parts))
@@ -314,12 +302,18 @@ def spot(value: Aval, boxes: tuple[Box, ...]) -> Aligned | None:
     return located(value.grid, boxes)
 
 
-def local_view(backend: Backend, here: Aligned, n: int, arrays: Sequence[Any], window: Window) -> Any:
-    """What the n-th device of those that hold a part of a window sees of its shard: a view, if the shard is in
-    row-major order or the window has one box.
-    """
-    array, box = arrays[here.positions[n]], here.boxes[n]
-    with backend.on(here.grid.devices[n]):
+def local_views(here: Aligned, arrays: Sequence[Any], window: Window | None = None) -> list[Any]:
+    """What each device that holds a part of a window (of one box, without any) sees of its shard."""
+    return [local_view(here, n, arrays, window) for n in range(len(here.boxes))]
+
+
+def local_view(here: Aligned, n: int, arrays: Sequence[Any], window: Window | None = None) -> Any:
+    """What the n-th of them sees: a view, if the shard is in row-major order or the window has one box."""
+    array, box, device = arrays[here.positions[n]], here.boxes[n], here.grid.devices[n]
+    backend = backend_of(device)
+    with backend.on(device):
+        if window is None:
+            return box.of(backend.xp, array)
         if len(window.boxes) > 1:
             array = backend.xp.reshape(array, box.over)
         return _part(box.of(backend.xp, array), window)

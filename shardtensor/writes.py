@@ -20,6 +20,7 @@ from shardtensor.backend import Backend, Device, references
 from shardtensor.core import Op, Operands, Params
 from shardtensor.edits import Edit, Elementwise, Masked, Scattered, is_window
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.indices import canonical, has_ellipsis
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import admit, converted, host_aval
 from shardtensor.plans import Kind, result_dtype
@@ -29,7 +30,7 @@ from shardtensor.sharding import Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
 from shardtensor.value import Aval, StandIn, Storage, Writing, join
 from shardtensor.views import local_view, seen, spot
-from shardtensor.windows import Aligned, Window, canonical, has_ellipsis, whole_window
+from shardtensor.windows import Aligned, Window, whole_window
 
 Apply = Callable[[Op, Operands, Params], Any]
 
@@ -47,7 +48,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
         )
     base, window = seen(out)
     if op.name == "setitem":
-        _assign_at(base, window, operands[1], params[0])
+        _assign_at(base, window, operands[1], params[0], out.dtype)
     elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):  # which fails for some exponents
         _update(out, base, window, op, operands)
     else:
@@ -59,9 +60,8 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
             _write(base, window, Elementwise(op.name, None, (result,), out.dtype))
 
 
-def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any) -> None:
+def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
     """``view[index] = value``."""
-    dtype = _dtype_of(base._aval, window)
     at = canonical(index, window.shape)
     if at is None:
         if _is_scalar(value) and _is_mask(index, window.shape):
@@ -91,10 +91,6 @@ def _is_mask(index: Any, shape: Shape) -> bool:
 
 def _is_scalar(value: Any) -> bool:
     return type(value) in SCALARS or (isinstance(value, (np.generic, np.ndarray)) and not value.ndim)
-
-
-def _dtype_of(value: Aval, window: Window) -> np.dtype[Any]:
-    return value.dtype if window.part is None else np.empty(0, value.dtype).real.dtype
 
 
 def _checked_value(
@@ -287,8 +283,8 @@ class _Taken:
                         self._note(edit.name, int(arrays[k].nbytes), devices[k])
         for n, k in touched:
             with backend.on(devices[k]):
-                out = local_view(backend, here, n, new, self.window)
-                old = out if alone[k] else local_view(backend, here, n, arrays, self.window)
+                out = local_view(here, n, new, self.window)
+                old = out if alone[k] else local_view(here, n, arrays, self.window)
                 self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == touched[0][0])
         return storage if all(alone.values()) else Storage(arrays=tuple(new))
 

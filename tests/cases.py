@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS
-from shardtensor.windows import is_array
+from shardtensor.indices import is_array
 from tests.layouts import DTYPES, FLOATS, array, broadcastable, shapes
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.functions.indexing import setitem
-from shardtensor.windows import is_array
+from shardtensor.indices import is_array
 from tests.cases import array_indices, assigned, indices
 from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, shapes, specs
 from tests.test_programs import twin

@@ -17,10 +17,10 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import HOST, Device
 from shardtensor.core import OPS
+from shardtensor.indices import canonical, region_of, to_numpy
 from shardtensor.planner import Copies, Line, Region, host_grid, identity, plan_reshard
 from shardtensor.sharding import Grid
 from shardtensor.transfer import Movement
-from shardtensor.windows import canonical, region_of, to_numpy
 from tests.layouts import SIZES, mesh_of, meshes, specs
 
 Shape = tuple[int, ...]

@@ -20,8 +20,8 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import HOST, Backend, load
 from shardtensor.core import OPS, bind
+from shardtensor.indices import canonical
 from shardtensor.running import run
-from shardtensor.windows import canonical
 from tests.layouts import MESHES, all_specs, array, assert_same, mesh_of, shapes, specs
 
 Look = Callable[[Any, Any], Any]

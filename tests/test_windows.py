@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from shardtensor.indices import Index, canonical, region_of, to_numpy
 from shardtensor.picking import Picking, Want, last_of_each
 from shardtensor.planner import host_grid
 from shardtensor.selection import Selection
@@ -17,17 +18,13 @@ from shardtensor.sharding import Grid
 from shardtensor.transfer import Movement
 from shardtensor.windows import (
     Box,
-    Index,
     Window,
     aligned,
     broadcast_region,
-    canonical,
     carried,
-    region_of,
     reshape_groups,
     reshaped_chains,
     reshaped_strides,
-    to_numpy,
     whole_box,
     whole_window,
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardtensor.core import OPS, bind_into, call, implements, operator
 from shardtensor.functions.manipulation import layout_of
+from shardtensor.indices import Index, canonical, region_of, to_numpy
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval, converted
@@ -16,7 +17,7 @@ from shardtensor.sharding import P
 from shardtensor.tensor import ArrayLike, ShardedTensor, own, tensor
 from shardtensor.transfer import Moved
 from shardtensor.value import Aval, Storage
-from shardtensor.windows import Index, Window, canonical, region_of, to_numpy
+from shardtensor.windows import Window
 
 
 @operator()

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.indices import Index
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
@@ -24,7 +25,7 @@ from shardtensor.sharding import Grid, NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
 from shardtensor.value import Aval
-from shardtensor.windows import Index, Window, reshape_groups, reshaped_chains
+from shardtensor.windows import Window, reshape_groups, reshaped_chains
 
 Operand = Aval | HostAval
 

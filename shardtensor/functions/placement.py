@@ -10,6 +10,7 @@ import numpy.typing as npt
 from shardtensor.backend import Device, HostArray, read_only
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
+from shardtensor.indices import Index, canonical, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, host_aval, sharded_dtype
@@ -18,7 +19,6 @@ from shardtensor.tensor import ArrayLike, ShardedTensor, give_away, own, shard_a
 from shardtensor.transfer import Arrival, arrival, gather, to_host_movement
 from shardtensor.trees import map_leaves
 from shardtensor.value import Aval, Storage, aval, whole_of
-from shardtensor.windows import Index, canonical, to_numpy
 
 Where = Device | Mesh | NamedSharding
 
