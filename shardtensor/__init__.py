@@ -8,23 +8,14 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 import shardtensor.eager  # noqa: F401 - the default interpreter enters
-from shardtensor.backend import (
-    HOST,
-    Backend,
-    Device,
-    backend_names,
-    current_device,
-    device_count,
-    devices,
-    local_devices,
-    num_shards,
-)
+from shardtensor.backend import HOST, Backend, Device, current_device
 from shardtensor.core import OPS
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
     AxisError,
     BackendError,
+    DeviceMemoryError,
     DonatedError,
     IndexingError,
     ShapeError,
@@ -134,6 +125,7 @@ from shardtensor.functions.searching import argmax, argmin, where
 from shardtensor.functions.statistical import all, any, max, mean, min, prod, std, sum, var
 from shardtensor.log import Transfer, TransferLog, transfer_guard, transfers
 from shardtensor.mesh import Mesh, make_mesh, use_mesh
+from shardtensor.plugins import backend_names, device_count, devices, local_devices, num_shards
 from shardtensor.sharding import NamedSharding, P, PartitionSpec, SingleDeviceSharding
 from shardtensor.spmd import pmap, smap
 from shardtensor.tensor import Shard, ShardedTensor
@@ -152,6 +144,7 @@ __all__ = [
     "Backend",
     "BackendError",
     "Device",
+    "DeviceMemoryError",
     "DonatedError",
     "IndexingError",
     "Mesh",

@@ -1,8 +1,4 @@
-"""What drives devices: `Device`, the `Backend` that a plugin implements, and how plugins are found.
-
-A plugin is a class with a handful of methods, registered by its distribution under the entry-point group
-``shardtensor.backends``; the in-tree ones are found by the same road. Nothing is imported or asked for a device
-before somebody names the backend or needs a default one.
+"""What drives devices: `Device`, and the `Backend` that a plugin implements (`shardtensor.plugins` finds them).
 
 Writing one
 -----------
@@ -13,36 +9,41 @@ Subclass `Backend`, implement the abstract members, and register it::
 
 The class is instantiated once per process, without arguments. If its devices cannot be used here, raise
 `BackendError` in ``__init__`` saying why and what to do; ``shardtensor info`` and ``st.devices("mine")`` show it.
+The module that the entry point names is imported to read the class's `priority`: import the array library itself in
+``__init__``. `shardtensor.testing.BackendTests` is the suite that proves a backend.
+
 Arrays of a backend are its own; the library touches them through `Backend.xp` and the methods below, always inside
 ``with backend.on(device)``. Which device an array belongs to is known to the tensor that holds it, never asked of
-the array, so that several logical devices may share a physical one.
+the array, so that several logical devices may share a physical one. Of the arrays themselves it asks ``shape``,
+``ndim``, ``nbytes``, ``real`` and ``imag``, index arrays (of the same backend), and assignment to what slices, index
+arrays and masks select.
+
+Devices may work behind the caller's back, each in the order in which it was told. What crosses devices is ordered by
+`record` and `wait`; what comes from the caller's own use of the array library, or goes back to it, by `enter` and
+`leave`.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import innermost
-from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
+from shardtensor.errors import BackendError
 from shardtensor.team import usable_cores
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-ENTRY_POINTS = "shardtensor.backends"
 MEMORY_KINDS = ("device", "pinned_host")
+HOST_MEMORY = (1, 0)
+"""The host's memory as DLPack names it: kDLCPU, and its number."""
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
@@ -95,8 +96,14 @@ class Backend(abc.ABC):
     one_memory: bool = False
     """All devices share the host's memory and arrays are NumPy's: a tensor is then one buffer cut into views."""
 
-    threads: bool = True
-    """Calls block the thread that makes them, so that devices run at once only in several threads."""
+    negative_strides: bool = True
+    """What `view` gives for a slice with a negative step is a view, too, through which can be written."""
+
+    pinned_host: bool = False
+    """Memory kind ``pinned_host`` is a memory of its own (`offload`, `onload`); else it is but a name."""
+
+    patience: float = 200e-6
+    """Seconds that a mapped call may take before it counts as one that blocks, and others start in helper threads."""
 
     @abc.abstractmethod
     def devices(self) -> Sequence[Device]:
@@ -105,7 +112,11 @@ class Backend(abc.ABC):
     @property
     @abc.abstractmethod
     def xp(self) -> Any:
-        """The array-API namespace that works on this backend's arrays (on the device that is current)."""
+        """The array-API namespace that works on this backend's arrays, on the device that is current.
+
+        It is NumPy's in what the standard leaves open: dtypes are given as NumPy's, Python scalars mix with arrays,
+        elementwise functions take ``out=`` (which may be an operand, at the same place), ``asarray`` takes ``copy``.
+        """
 
     @abc.abstractmethod
     def is_array(self, x: object) -> bool:
@@ -113,27 +124,79 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        """A copy of ``array``, which lives on ``source``, on ``destination``: contiguous, and nobody else's.
+        """A copy of ``array``, which is in row-major order on ``source``, on ``destination``: nobody else's.
 
         The only call that crosses devices. The caller has ordered ``destination`` after what ``source`` had queued
-        (`record`, `wait`), and ``destination`` is current.
+        (`record`, `wait`), and ``destination`` is current. Where devices work behind the caller's back, the memory of
+        ``array`` must neither be given to others nor be `sole` before it is read.
         """
 
     @abc.abstractmethod
     def from_host(self, array: HostArray, device: Device) -> Any:
-        """A copy of a host array on ``device``, which is current."""
+        """A copy of a host array on ``device``, which is current; the host array may be written afterwards."""
 
     @abc.abstractmethod
     def to_host(self, array: Any, device: Device) -> HostArray:
-        """The values of ``array``, which lives on ``device``, as a host array, once they are computed."""
+        """The values of ``array``, which lives on ``device``, as a host array, once they are computed. ``device`` is
+        current.
+        """
+
+    # -- devices -----------------------------------------------------------------------------------
 
     def on(self, device: Device) -> AbstractContextManager[object]:
         """Makes ``device`` current in this thread, and what was current before again at the end, also on an error."""
         return contextlib.nullcontext()
 
+    def row(self, count: int) -> Sequence[Device]:
+        """``count`` devices such that neighbours reach one another as fast as can be: what `make_mesh` takes."""
+        return self.devices()[:count]
+
+    def memory_info(self, device: Device) -> tuple[int, int] | None:
+        """Bytes (free, total) of the memory that ``device`` allocates from; None where nobody knows."""
+        return None
+
+    # -- order -------------------------------------------------------------------------------------
+
+    def record(self, device: Device) -> Any:
+        """A token for everything queued on ``device`` so far. None where calls are synchronous."""
+        return None
+
+    def wait(self, device: Device, token: Any) -> None:  # noqa: B027 - calls that are synchronous are ordered
+        """What is queued on ``device`` from now on runs after ``token``."""
+
+    def synchronize(self, device: Device) -> None:  # noqa: B027 - likewise
+        """Returns when ``device`` has nothing left to do.
+
+        Raises:
+            BackendError: something that was queued failed; it names the device.
+        """
+
+    def enter(self, device: Device) -> None:  # noqa: B027 - likewise
+        """What is queued on ``device`` from now on runs after what the caller has queued by himself."""
+
+    def leave(self, device: Device) -> None:  # noqa: B027 - likewise
+        """What the caller queues by himself from now on runs after what is queued on ``device``."""
+
+    # -- arrays ------------------------------------------------------------------------------------
+
     def asarray(self, x: Any) -> Any:
         """An array of this backend from what `is_array` accepts (array scalars become 0-d arrays)."""
         return x
+
+    def dtype_of(self, array: Any) -> np.dtype[Any]:
+        """The NumPy dtype of an array's elements."""
+        dtype: np.dtype[Any] = np.dtype(array.dtype)
+        return dtype
+
+    def has_dtype(self, dtype: np.dtype[Any]) -> bool:
+        """Whether there are arrays of that dtype, and operators for them."""
+        return True
+
+    def view(self, array: Any, index: Any) -> Any:
+        """The elements at a basic index (integers, slices with any step, None, Ellipsis): a view; of no dimensions, or
+        an array scalar, where one is left. See `negative_strides`.
+        """
+        return array[index]
 
     def contiguous(self, array: Any) -> Any:
         """``array`` in row-major order: itself if it is, else a copy on the current device."""
@@ -147,16 +210,6 @@ class Backend(abc.ABC):
         """Where an array that comes from outside lives, as far as the array itself can tell."""
         return self.devices()[0]
 
-    def record(self, device: Device) -> Any:
-        """A token for everything queued on ``device`` so far. None where calls are synchronous."""
-        return None
-
-    def wait(self, device: Device, token: Any) -> None:  # noqa: B027 - calls that are synchronous are ordered
-        """What is queued on ``device`` from now on runs after ``token``."""
-
-    def synchronize(self, device: Device) -> None:  # noqa: B027 - likewise
-        """Returns when ``device`` has nothing left to do."""
-
     def export(self, array: Any) -> Any:
         """The view of a shard that a user may hold: read-only where the library can enforce it."""
         return array
@@ -164,14 +217,15 @@ class Backend(abc.ABC):
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """An array that nobody outside can write, from one that a mapped function returned; and whether it is a copy.
 
-        ``shards`` are the arrays that the function was given. The caller holds one reference to ``result``.
+        ``shards`` are the arrays that the function was given. The caller holds one reference to ``result``, and its
+        device is current.
         """
         return self.xp.asarray(result, copy=True), True
 
     def sole(self, array: Any, holders: int) -> bool:
         """Whether nothing reaches the memory of ``array`` but the ``holders`` references that the caller knows of (its
-        variables included, see `references`), and no two of its elements share a place. It is then made writable.
-        False is always right: what is not alone is copied before it is written.
+        variables included, see `references`), and no two of its elements share a place. It is then made writable. Its
+        device is current. False is always right: what is not alone is copied before it is written.
         """
         return False
 
@@ -179,10 +233,44 @@ class Backend(abc.ABC):
         """An array that its only holder may write, from one that was given up; and whether it is a copy."""
         if self.sole(array, holders + FRAME):
             return array, False
-        return self.xp.asarray(array, copy=True), True
+        return self.contiguous(self.xp.asarray(array, copy=True)), True
 
-    def memory_info(self, device: Device) -> tuple[int, int] | None:
-        """Bytes (free, total) of the memory that ``device`` allocates from; None where nobody knows."""
+    # -- other memories and libraries --------------------------------------------------------------
+
+    def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
+        """A copy of an array of ``device`` in host memory that the device copies fast from, and a token for when it is
+        complete (`settle`). The device need not wait for it, nor the caller.
+        """
+        return self.to_host(array, device), None
+
+    def onload(self, host: Any, device: Device) -> tuple[Any, Any]:
+        """The way back from what `offload` gave, once it is complete: an array of ``device``, and a token after which
+        the device may use it (`wait`).
+        """
+        return self.from_host(host, device), None
+
+    def settle(self, token: Any) -> None:  # noqa: B027 - likewise
+        """Returns when what the token of `offload` stands for is done."""
+
+    def lend(self, array: Any) -> Any:
+        """What another library takes by DLPack; its device is current."""
+        return array
+
+    def dlpack_device(self, device: Device) -> tuple[int, int]:
+        """The DLPack device type and number of the memory that ``device`` allocates from."""
+        return HOST_MEMORY
+
+    def from_dlpack(self, x: Any, device: Device) -> Any:
+        """An array on ``device``, which is current, that shares the memory of ``x`` (an object with ``__dlpack__`` in
+        the memory that `dlpack_device` names), ordered after what its producer has queued.
+        """
+        return self.xp.from_dlpack(x)
+
+    def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> list[Any] | None:
+        """The sum, product, maximum or minimum (``operator`` is ``"add"``, ``"multiply"``, ``"maximum"`` or
+        ``"minimum"``) of integer arrays of equal shapes, one on each device, on all of them; by a library that does so
+        faster than copies and additions. None where there is none.
+        """
         return None
 
 
@@ -225,184 +313,13 @@ _ASKING, FRAME = _measure()
 """`FRAME`: how many references a function's parameter adds to those that its caller has."""
 
 
-class _Host(Backend):
-    """Host arrays, so that a move from or to one is a move like any other."""
-
-    name = "host"
-    one_memory = True
-    xp = np
-
-    def devices(self) -> Sequence[Device]:
-        return (HOST,)
-
-    def is_array(self, x: object) -> bool:
-        return isinstance(x, np.ndarray)
-
-    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        return np.array(array)
-
-    def from_host(self, array: HostArray, device: Device) -> Any:
-        return np.array(array)
-
-    def to_host(self, array: Any, device: Device) -> HostArray:
-        return array  # type: ignore[no-any-return]
-
-
-# -- finding them ----------------------------------------------------------------------------------
-
-_host = _Host()
-_loaded: dict[str, Backend] = {}
-_rivals: dict[str, str] = {}  # by name, the plugins that both claim it
-_lock = threading.RLock()
-
-
-@functools.cache
-def _entry_points() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # a third of this package's import time, and wanted once
-
-    found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=ENTRY_POINTS):
-        other = found.setdefault(point.name, point)
-        if other.value != point.value:
-            _rivals[point.name] = f"{other.value} and {point.value}"
-    return found
-
-
-def backend_names() -> list[str]:
-    """The names of all installed backends, usable here or not, in alphabetical order.
-
-    >>> "numpy" in st.backend_names()
-    True
+def logical_device_count(default: int | None = None) -> int:
+    """How many devices a backend with logical devices offers: ``SHARDTENSOR_NUM_DEVICES``, else ``default``, else the
+    usable cores.
     """
-    return sorted(_entry_points())
-
-
-def load(name: str) -> Backend:
-    """The backend of that name, imported and started on first use.
-
-    Raises:
-        ArgumentError: no such backend is installed.
-        BackendError: it is installed and cannot be used here; the message says why.
-    """
-    if backend := _loaded.get(name):
-        return backend
-    with _lock:
-        if backend := _loaded.get(name):
-            return backend
-        points = _entry_points()
-        if name not in points:
-            hint = "; run `pip install -e .` in the source tree" if not points else ""
-            raise ArgumentError(f"there is no backend named {name!r}; installed are {sorted(points)}{hint}")
-        if name in _rivals:
-            raise BackendError(
-                f"two distributions bring a backend named {name!r}: {_rivals[name]}; uninstall one of them"
-            )
-        try:
-            backend = points[name].load()()
-        except BackendError:
-            raise
-        except Exception as error:  # a plugin's import may fail in any way: said, with its reason, not hidden
-            raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
-        if not isinstance(backend, Backend):
-            raise BackendError(f"backend {name!r}: {points[name].value} is no subclass of shardtensor.backend.Backend")
-        if (said := getattr(backend, "name", None)) != name:
-            raise BackendError(f"backend {name!r} calls itself {said!r}; its `name` must be the entry point's")
-        _loaded[name] = backend
-        return backend
-
-
-@functools.cache
-def default_backend() -> Backend:
-    """The backend where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority."""
-    if name := os.environ.get("SHARDTENSOR_BACKEND"):
-        try:
-            return load(name)
-        except ShardTensorError as error:
-            raise type(error)(f"{error} (it is SHARDTENSOR_BACKEND that says so)") from None
-    usable, reasons = [], []
-    for name in backend_names():
-        try:
-            usable.append(load(name))
-        except BackendError as error:  # no candidate; why, is said if nothing else is one, and by `shardtensor info`
-            reasons.append(f"{name}: {error}")
-    if not usable:
-        raise BackendError("no backend can be used here: " + ("; ".join(reasons) or "none is installed"))
-    return max(usable, key=lambda b: b.priority)
-
-
-def backend_of(device: Device) -> Backend:
-    """The backend that drives ``device``."""
-    return _loaded.get(device.backend) or (_host if device == HOST else load(device.backend))
-
-
-@functools.lru_cache(1024)
-def backend_of_group(devices: tuple[Device, ...]) -> Backend:
-    """The backend that drives all of these devices.
-
-    Raises:
-        BackendError: they are of several backends, or one of them is not there.
-    """
-    names = sorted({device.backend for device in devices})
-    if len(names) > 1:
-        raise BackendError(f"the devices belong to the backends {names}; a tensor lives on devices of one")
-    backend = backend_of(devices[0])
-    if absent := set(devices) - set(backend.devices()):
-        there = len(backend.devices())
-        raise BackendError(
-            f"there is no device {min(absent)}; backend {backend.name!r} has {there}, from 0 to {there - 1}"
-        )
-    return backend
-
-
-def owner_of(x: object) -> Backend | None:
-    """The backend among those in use whose array ``x`` is; None for host arrays and for strangers."""
-    for backend in _loaded.values():
-        if not backend.one_memory and backend.is_array(x):
-            return backend
-    return None
-
-
-def logical_device_count() -> int:
-    """How many devices a backend with logical devices offers: ``SHARDTENSOR_NUM_DEVICES``, else the usable cores."""
     given = os.environ.get("SHARDTENSOR_NUM_DEVICES")
     if given is None:
-        return usable_cores()
+        return usable_cores() if default is None else default
     if not given.isascii() or not given.isdigit() or int(given) < 1:
         raise BackendError(f"SHARDTENSOR_NUM_DEVICES is {given!r}; it must be a whole number of at least 1")
     return int(given)
-
-
-# -- what users ask --------------------------------------------------------------------------------
-
-
-def devices(backend: str | None = None) -> list[Device]:
-    """All devices of a backend (of the default one without an argument), those of other processes included.
-
-    Raises:
-        ArgumentError: no backend of that name is installed.
-        BackendError: it cannot be used here; the message says why.
-
-    >>> len(st.devices()) == st.device_count()
-    True
-    """
-    return list((load(backend) if backend is not None else default_backend()).devices())
-
-
-def local_devices(backend: str | None = None) -> list[Device]:
-    """The devices of a backend that this process owns."""
-    return [d for d in devices(backend) if d.process_index == process_index()]
-
-
-def device_count(backend: str | None = None) -> int:
-    """How many devices a backend has, over all processes."""
-    return len(devices(backend))
-
-
-def num_shards(backend: str | None = None) -> int:
-    """How many shards a backend supports at once here: Nx's name for the number of this process's devices."""
-    return len(local_devices(backend))
-
-
-def process_index() -> int:
-    """The number of this process among all that share the program."""
-    return 0

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardtensor.backend import Backend, backend_names, default_backend, load
+from shardtensor.backend import Backend
 from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.plugins import backend_names, default_backend, load
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Device, HostArray, backend_of
+from shardtensor.backend import Device, HostArray
 from shardtensor.indices import Index
 from shardtensor.log import account, watched
 from shardtensor.picking import Picking, Want, last_of_each, on_device
+from shardtensor.plugins import backend_of
 from shardtensor.selection import Selection, indexing_errors
 from shardtensor.sharding import Grid, Shape
 from shardtensor.tensor import ShardedTensor
@@ -297,7 +298,8 @@ class Scattered(Edit):
                 indices.append(tuple([on_device(c, device) for c in coordinates]))
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            target, index = xp.permute_dims(here.boxes[n].of(xp, out), axes), indices[n]
+            backend = backend_of(grid.devices[n])
+            target, index = xp.permute_dims(here.boxes[n].of(backend, out), axes), indices[n]
             if self.ufunc is None:
                 target[index] = columns[0][n]
             else:

@@ -35,6 +35,10 @@ class BackendError(ShardTensorError, RuntimeError):
     """A backend or device that is missing, broken or used against its rules."""
 
 
+class DeviceMemoryError(ShardTensorError, MemoryError):
+    """A device's memory is full; what was there before is still there."""
+
+
 class TransferError(ShardTensorError, RuntimeError):
     """An implicit move of bytes under ``transfer_guard("disallow")``."""
 

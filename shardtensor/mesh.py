@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor import backend as backends
-from shardtensor.backend import Device
+from shardtensor import plugins
+from shardtensor.backend import Backend, Device
 from shardtensor.errors import ArgumentTypeError, ShardingError
 
 
@@ -96,7 +96,7 @@ class Mesh:
     @property
     def local_devices(self) -> list[Device]:
         """Its devices that this process owns."""
-        return [d for d in self._devices if d.process_index == backends.process_index()]
+        return [d for d in self._devices if d.process_index == plugins.process_index()]
 
     @property
     def coordinates(self) -> npt.NDArray[np.int64]:
@@ -166,7 +166,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
         sizes = [operator.index(s) for s in axis_sizes]
     except TypeError:
         raise ArgumentTypeError(f"make_mesh: axis_sizes is {axis_sizes!r}; wanted a sequence of integers") from None
-    pool = backends.devices() if devices is None else list(devices)
+    pool = plugins.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
         if rest == 0 or len(pool) % rest:
@@ -213,11 +213,11 @@ def default_mesh() -> Mesh:
     """The mesh of what is created without ``device=``: that of `use_mesh`, else all of the default backend's devices,
     axis ``d``.
     """
-    return _mesh.get() or _all_devices(backends.default_backend())
+    return _mesh.get() or _all_devices(plugins.default_backend())
 
 
 @functools.cache
-def _all_devices(backend: backends.Backend) -> Mesh:
+def _all_devices(backend: Backend) -> Mesh:
     return mesh_of(tuple(backend.devices()))
 
 

@@ -90,9 +90,9 @@ def _count(place: Place, axis: int | tuple[int, ...] | None) -> int:
 
 def _widened(xp: Any, x: Any, place: Place) -> Any:
     """``x`` in the precision that NumPy accumulates in: float16 in float32, integers in float64."""
-    if x.dtype.kind in "biu":
+    if xp.isdtype(x.dtype, ("bool", "integral")):
         return xp.asarray(x, dtype=xp.float64)
-    return xp.asarray(x, dtype=xp.float32) if x.dtype.itemsize == 2 else x
+    return xp.asarray(x, dtype=xp.float32) if xp.finfo(x.dtype).bits == 16 else x
 
 
 def _mean_partial(xp: Any, place: Place, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
@@ -122,7 +122,7 @@ def _var_partial(
 
 def _squared(xp: Any, x: Any) -> Any:
     """|x|², real for complex x."""
-    if x.dtype.kind == "c":
+    if xp.isdtype(x.dtype, "complex floating"):
         return xp.add(xp.square(xp.real(x)), xp.square(xp.imag(x)))
     return xp.square(x)
 
@@ -138,7 +138,7 @@ def _var_merge(xp: Any, a: Any, b: Any) -> Any:
 def _var_finish(xp: Any, place: Place, state: Any, *, correction: float = 0.0, **params: Any) -> Any:
     count, _, spread = state
     freedom = max(count - correction, 0.0)
-    return xp.asarray(xp.divide(spread, xp.asarray(freedom, dtype=spread.dtype)), dtype=place.dtype)
+    return xp.asarray(xp.divide(spread, freedom), dtype=place.dtype)
 
 
 def _std_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
@@ -171,7 +171,7 @@ def _arg_merge(better: str) -> Merge:
         (value, index), (other, other_index) = a, b
         tie = xp.equal(other, value)
         wins = getattr(xp, better)(other, value)
-        if value.dtype.kind in "fc":
+        if xp.isdtype(value.dtype, ("real floating", "complex floating")):
             nan, other_nan = xp.isnan(value), xp.isnan(other)
             wins = xp.logical_and(wins, xp.logical_not(nan)) | xp.logical_and(other_nan, xp.logical_not(nan))
             tie = tie | xp.logical_and(nan, other_nan)

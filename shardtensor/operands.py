@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import owner_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.planner import host_grid
+from shardtensor.plugins import owner_of
 from shardtensor.sharding import Grid, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, tensor
 from shardtensor.value import Storage, aval
@@ -66,9 +66,11 @@ def admit(x: Any, who: str) -> Any:
         return x
     if backend := owner_of(x):
         device = backend.device_of(x)
+        backend.enter(device)
         with backend.on(device):
             mine = backend.xp.asarray(backend.asarray(x), copy=True)
-        value = aval(tuple(mine.shape), np.dtype(mine.dtype), as_sharding(device, mine.ndim, who), True)
+        backend.leave(device)  # the caller may write to x next
+        value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, who), True)
         return tensor(value, Storage(arrays=(mine,)))
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # subclasses of Python's numbers, too
         return np.asarray(x)

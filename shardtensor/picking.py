@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, Device, backend_of
+from shardtensor.backend import HOST, Device
 from shardtensor.log import Transfer, account
+from shardtensor.plugins import backend_of
 from shardtensor.sharding import Grid, Ints, Shape
 from shardtensor.transfer import send
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Device, backend_of
+from shardtensor.backend import Backend, Device
 from shardtensor.blocks import partial_sums
 from shardtensor.collectives import groups_along, reduce_groups
 from shardtensor.core import Op, Operands, Params
@@ -21,6 +21,7 @@ from shardtensor.log import Transfer, account, logger, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
+from shardtensor.plugins import backend_of
 from shardtensor.protocols import is_scalar
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
@@ -256,7 +257,7 @@ class Work:
                 groups, speakers, reduce_groups(speakers, states, merge, carry), strict=True
             ):
                 with backend.on(devices[leader]):
-                    result = _typed(xp, monoid.finish(xp, places[leader], state, **self.params), value)
+                    result = _typed(backend, monoid.finish(xp, places[leader], state, **self.params), value)
                     if not one_memory:
                         result = backend.contiguous(result)  # like what the others are sent
                 for k in group:
@@ -294,7 +295,7 @@ class Work:
         with self.backend.on(self.devices[k]):
             arrays = [x if column is None else column[k] for x, column in zip(operands, columns, strict=True)]
             result = kernel(xp, self.places[k], *arrays, **self.params)
-            return _typed(xp, result, self.value) if kernel is self.kernel else result
+            return _typed(self.backend, result, self.value) if kernel is self.kernel else result
 
     def _combination(
         self,
@@ -314,10 +315,10 @@ class Work:
         return records
 
 
-def _typed(xp: Any, array: Any, value: Aval) -> Any:
+def _typed(backend: Backend, array: Any, value: Aval) -> Any:
     """A kernel's result as an array of the dtype that was promised: libraries differ in what they promote to."""
-    if isinstance(array, np.generic) or not hasattr(array, "dtype") or array.dtype != value.dtype:
-        return xp.asarray(array, dtype=value.dtype)
+    if isinstance(array, np.generic) or not hasattr(array, "dtype") or backend.dtype_of(array) != value.dtype:
+        return backend.xp.asarray(array, dtype=value.dtype)
     return array
 
 

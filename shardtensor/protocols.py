@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import owner_of
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.plugins import owner_of
 
 
 def _is_operand(x: object) -> bool:

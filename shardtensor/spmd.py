@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor import team
-from shardtensor.backend import Backend, Device, backend_of, owner_of
+from shardtensor.backend import Backend, Device
 from shardtensor.core import Op, Operands, Params, interpreting
 from shardtensor.eager import apply
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
@@ -23,6 +23,7 @@ from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import admit, host_aval
 from shardtensor.plans import result_dtype
+from shardtensor.plugins import backend_of, owner_of
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import NamedSharding, P, as_sharding, offsets
 from shardtensor.tensor import SCALARS, ShardedTensor, give_away, tensor
@@ -66,7 +67,7 @@ class OnDevice:
             function = getattr(xp, op.name)
             return function(list(arrays), **named) if op.variadic else function(*arrays, **named)
         kinds: list[Any] = [
-            x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), np.dtype(x.dtype))
+            x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), self.backend.dtype_of(x))
             for x in arrays
         ]
         shapes = [k.shape if hasattr(k, "shape") else () for k in kinds]
@@ -192,7 +193,7 @@ def run_mapped(
 
     tasks = [task(i, device) for i, device in enumerate(places)]
     try:
-        return team.run_all(tasks, side_by_side=all(backend_of(d).threads for d in set(places)))
+        return team.run_all(tasks, patience=max([backend_of(d).patience for d in set(places)], default=0.0))
     except team.Failed as failure:
         number, error = failure.number, failure.error
     error.add_note(f"{who}: raised for shard {number} on {places[number]}")
@@ -282,7 +283,7 @@ def _on_one(array: Any, copied: bool, device: Device, who: str) -> ShardedTensor
     if copied:
         _note_copy(array, device, who)
     shape = tuple(array.shape)
-    value = aval(shape, np.dtype(array.dtype), as_sharding(device, len(shape), who), True)
+    value = aval(shape, backend_of(device).dtype_of(array), as_sharding(device, len(shape), who), True)
     return tensor(value, Storage(array) if value.backend.one_memory else Storage(arrays=(array,)))
 
 

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-# A helper costs about 14 µs to wake and 50 µs through an executor; work shorter than this is done before it is there.
-LONG = 200e-6
-
 _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 
@@ -58,11 +55,12 @@ class Failed(Exception):
         self.error = error
 
 
-def run_all(tasks: Sequence[Callable[[], Any]], *, side_by_side: bool) -> list[Any]:
+def run_all(tasks: Sequence[Callable[[], Any]], *, patience: float) -> list[Any]:
     """The results of all tasks, in order.
 
-    The caller works through them; once one has taken long and ``side_by_side`` allows it, helper threads take tasks,
-    too, each in a copy of the caller's context. When a task fails, those not yet started are not run.
+    The caller works through them; once that has taken more than ``patience`` (seconds; a helper costs about 50 µs to
+    wake), helper threads take tasks, too, each in a copy of the caller's context. When a task fails, those not yet
+    started are not run.
 
     Raises:
         Failed: a task failed; of several, the first in order.
@@ -93,7 +91,7 @@ def run_all(tasks: Sequence[Callable[[], Any]], *, side_by_side: bool) -> list[A
         attempt(number)
         if errors:
             break
-        if side_by_side and time.perf_counter() - started > LONG and usable_cores() > 1:
+        if time.perf_counter() - started > patience and usable_cores() > 1:
             left = len(tasks) - number - 1
             try:
                 for _ in range(min(usable_cores() - 1, left - 1)):

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, Device, HostArray, backend_of
+from shardtensor.backend import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.indices import Index, region_of
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import HostAval
 from shardtensor.planner import Copies, Piece, Region, host_grid, identity, plan_reshard
+from shardtensor.plugins import backend_of
 from shardtensor.sharding import Grid, NamedSharding, Shape
 from shardtensor.tensor import ShardedTensor, shard_arrays, whole_array
 from shardtensor.value import Aval
@@ -73,7 +74,7 @@ class Movement:
             with backend.on(device):
                 # Like what is sent: devices that hold the same elements must reduce them in the same order.
                 part = part if as_they_lie else backend.contiguous(part)
-                return part if part.dtype == dtype else backend.xp.asarray(part, dtype=dtype)
+                return part if backend.dtype_of(part) == dtype else backend.xp.asarray(part, dtype=dtype)
         with backend.on(device):
             out = backend.xp.empty(shape, dtype=dtype)
         for piece in pieces:
@@ -88,24 +89,40 @@ class Movement:
         source = self.sources[region.operand].devices[piece.j]
         array = operands[region.operand][piece.j]
         with backend_of(source).on(source):
-            part = array[piece.index] if piece.index else array
+            part = backend_of(source).view(array, piece.index) if piece.index else array
         return part if piece.local else send(part, source, device)
 
 
 def send(array: Any, source: Device, destination: Device) -> Any:
-    """A copy of ``array``, which lives on ``source``, on another device: of the same backend, or through the host."""
+    """A copy of ``array``, which lives on ``source``, on another device: of the same backend, of another one that uses
+    the same memory, or through the host.
+    """
     giver, taker = backend_of(source), backend_of(destination)
     if giver is taker:
-        token = giver.record(source)
-        giver.wait(destination, token)
+        with giver.on(source):
+            array = giver.contiguous(array)
+        giver.wait(destination, giver.record(source))
         with giver.on(destination):
             return giver.to_device(array, source, destination)
+    if giver.dlpack_device(source) == taker.dlpack_device(destination) != HOST_MEMORY:
+        return _share(array, source, destination)
     with giver.on(source):
         host = giver.to_host(array, source)
     if destination == HOST:
         return host
     with taker.on(destination):
         return taker.from_host(host, destination)
+
+
+def _share(array: Any, source: Device, destination: Device) -> Any:
+    """A copy on a device of another backend that can read the memory where ``array`` is."""
+    giver, taker = backend_of(source), backend_of(destination)
+    with giver.on(source):
+        lent = giver.lend(array)
+    with taker.on(destination):
+        copy = taker.xp.asarray(taker.from_dlpack(lent, destination), copy=True)
+    taker.synchronize(destination)  # the two know nothing of each other's order: the giver may write or free it next
+    return copy
 
 
 class Arrival:

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from shardtensor.backend import Backend, HostArray, backend_of_group
-from shardtensor.errors import DonatedError, ShardTensorError
+from shardtensor.backend import Backend, HostArray
+from shardtensor.errors import ArgumentTypeError, DonatedError, ShardTensorError
+from shardtensor.plugins import backend_of_group
 from shardtensor.sharding import Grid, NamedSharding, Shape
 
 
@@ -35,6 +36,10 @@ class Aval:
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
+        if not self.backend.has_dtype(dtype):
+            raise ArgumentTypeError(
+                f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, or use another backend"
+            )
 
     @property
     def grid(self) -> Grid:

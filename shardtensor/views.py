@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, HostArray, backend_of, read_only
+from shardtensor.backend import HOST, HostArray, read_only
 from shardtensor.core import Op, Params, call
 from shardtensor.indices import Index
 from shardtensor.log import Transfer, account, watched
 from shardtensor.picking import Picking, Want
 from shardtensor.planner import host_grid, identity
 from shardtensor.plans import result_dtype
+from shardtensor.plugins import backend_of
 from shardtensor.protocols import is_scalar
 from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
@@ -59,7 +60,7 @@ class View:
 
     def now(self) -> HostArray:
         """Where memory is shared: the view of the base's buffer, and nothing counted."""
-        return self.window.of(np, row_major(self.base, self.window))  # type: ignore[no-any-return]
+        return self.window.of(self.base._aval.backend, row_major(self.base, self.window))  # type: ignore[no-any-return]
 
     @property
     def arrays(self) -> Any:
@@ -89,7 +90,7 @@ class View:
         window = self.window if index is None else self.window.at(index)
         x = tensor(self.base._aval, settled(self.base))
         if window.size == x.size:  # all of it, in another order
-            return read_only(window.of(np, call("to_host", x)))
+            return read_only(window.of(backend_of(HOST), call("to_host", x)))
         if len(window.boxes) == 1:
             (box,) = window.boxes
             array = box.arranged(np, call("to_host", x, index=Index(box.entries)))
@@ -105,7 +106,7 @@ def _picked_to_host(x: ShardedTensor, window: Window) -> HostArray:
         plan = Picking(x._aval.grid, range(x.ndim), [Want(HOST, window.size, places, ())])
         plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
     if shared:
-        return read_only(window.of(np, whole_array(x)))
+        return read_only(window.of(x._aval.backend, whole_array(x)))
     array = plan.run(shard_arrays(x), x.dtype)[0].reshape(window.shape)
     return read_only(_part(array, window))
 
@@ -238,7 +239,7 @@ def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
     backend = source.backend
     for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
         with backend.on(device):
-            parts.append(backend.xp.asarray(_part(box.of(backend.xp, arrays[k]), window), copy=True))
+            parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), window), copy=True))
     return tensor(value, Element(value, source, index, tuple(parts)))
 
 
@@ -313,10 +314,10 @@ def local_view(here: Aligned, n: int, arrays: Sequence[Any], window: Window | No
     backend = backend_of(device)
     with backend.on(device):
         if window is None:
-            return box.of(backend.xp, array)
+            return box.of(backend, array)
         if len(window.boxes) > 1:
             array = backend.xp.reshape(array, box.over)
-        return _part(box.of(backend.xp, array), window)
+        return _part(box.of(backend, array), window)
 
 
 def uncounted(x: Any, who: str) -> Any:

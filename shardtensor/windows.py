@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.backend import Backend
 from shardtensor.indices import Entry, Index, Span, to_numpy
 from shardtensor.planner import Line, Region
 from shardtensor.sharding import Chain, Grid, Shape
@@ -121,13 +122,13 @@ class Box:
             at = d + 1
         return Index((*out, *self.entries[at:]))
 
-    def of(self, xp: Any, array: Any) -> Any:
-        """The box of an array: a view, of no dimensions where only one element is left."""
+    def of(self, backend: Backend, array: Any) -> Any:
+        """The box of an array of a backend: a view, of no dimensions where only one element is left."""
         if len(self.order) == len(self.over) and self.order == tuple(range(len(self.over))):  # runs alone, in order
-            return array if self._unmoved and self.shape == self.over else array[to_numpy(self.entries)]
+            return array if self._unmoved and self.shape == self.over else backend.view(array, to_numpy(self.entries))
         if self.in_order:
-            return array[(*to_numpy(self.index), Ellipsis)]
-        return self.arranged(xp, array[(*to_numpy(self.entries), Ellipsis)])
+            return backend.view(array, (*to_numpy(self.index), Ellipsis))
+        return self.arranged(backend.xp, backend.view(array, (*to_numpy(self.entries), Ellipsis)))
 
     def arranged(self, xp: Any, taken: Any) -> Any:
         """What the entries took of an array, with its dimensions in the box's order."""
@@ -232,6 +233,12 @@ class Window:
         return Window(boxes, strides, self.offset, chains, self.part)
 
     @property
+    def turns(self) -> bool:
+        """Whether it walks a dimension backwards."""
+        entries = [e for box in self.boxes for e in box.entries]
+        return any(type(e) is tuple and e[2] < 0 and e[1] > 1 for e in entries)
+
+    @property
     def place(self) -> Index:
         """Where in the array its first element is."""
         where, rest = [], self.offset
@@ -249,11 +256,11 @@ class Window:
         """The real or imaginary part of what it would see."""
         return Window(self.boxes, self.strides, self.offset, self.chains, part)
 
-    def of(self, xp: Any, array: Any) -> Any:
+    def of(self, backend: Backend, array: Any) -> Any:
         """The window on an array: a view of it, if the array is in row-major order or the chain has one box."""
-        array = self.boxes[0].of(xp, array)
+        array = self.boxes[0].of(backend, array)
         for box in self.boxes[1:]:
-            array = box.of(xp, xp.reshape(array, box.over))
+            array = box.of(backend, backend.xp.reshape(array, box.over))
         return getattr(array, self.part) if self.part else array
 
     def same(self, other: Window) -> bool:

@@ -243,8 +243,8 @@ class _Taken:
             else:
                 fresh = np.array(array, order="C")
                 self._note(edit.name, fresh.nbytes)
-        out = window.of(np, fresh)
-        old = out if fresh is array else window.of(np, array)
+        out = window.of(self.backend, fresh)
+        old = out if fresh is array else window.of(self.backend, array)
         try:
             edit.shared(out, old)
         except Exception as error:
@@ -260,8 +260,11 @@ class _Taken:
         assert arrays is not None
         free = self.free and references(arrays) == 2
         free_arrays, array = [], None
-        for array in arrays:
-            free_arrays.append(free and backend.sole(array, 2))
+        devices = self.value.grid.devices
+        for k in range(len(arrays)):  # enumerate and zip would hold a reference, too
+            array = arrays[k]
+            with backend.on(devices[k]):
+                free_arrays.append(free and backend.sole(array, 2))
         del array
         taken = tensor(self.value, Storage(arrays=arrays))
         if any(edit.inside):
@@ -272,7 +275,6 @@ class _Taken:
         alone = {k: free_arrays[k] and (straight or backend.is_contiguous(arrays[k])) for _, k in touched}
         commit = edit.stage(here.grid, taken)
         new = list(arrays)
-        devices = self.value.grid.devices
         for k, mine in alone.items():
             if not mine:
                 with backend.on(devices[k]):
@@ -290,11 +292,11 @@ class _Taken:
 
     def _located(self, edit: Edit) -> tuple[Aligned, Window, Edit]:
         """Where the window's elements are, and what is to be done there: one by one, where a shard's elements are no
-        box of the window's shape.
+        box of the window's shape, or no view.
         """
         window, value = self.window, self.value
         here = spot(value, window.boxes)
-        if here is not None:
+        if here is not None and (self.backend.negative_strides or not window.turns):
             return here, window, edit
         whole = whole_window(value.shape, value.sharding.spec.chains_of(value.ndim)).only(window.part)
         everywhere = spot(value, whole.boxes)

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor import backend as backends
-from shardtensor.backend import HOST, Backend, Device, load
+from shardtensor import plugins as backends
+from shardtensor.backend import HOST, Backend, Device
+from shardtensor.plugins import load
 from shardtensor.testing import CheckedArray
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def test_loaded_once(backend: str) -> None:
 @pytest.mark.parametrize("name", ["nonsense", "", "NumPy", "host"])
 def test_unknown_name_lists_the_installed(name: str) -> None:
     """`host` is where host arrays live, and no backend that anybody installed: no tensor lives there."""
-    with pytest.raises(st.ArgumentError, match=rf"no backend named {name!r}.*'checked', 'numpy'"):
+    with pytest.raises(st.ArgumentError, match=rf"no backend named {name!r}.*'checked', .*'numpy'"):
         load(name)
 
 
@@ -167,7 +168,7 @@ def test_variable_that_names_no_backend() -> None:
     assert fine == 2
     assert kind in ("ArgumentError", "BackendError")
     assert "'nonsense'" in message
-    assert "'checked', 'numpy'" in message
+    assert "'checked'" in message and "'numpy'" in message
     assert "SHARDTENSOR_BACKEND" in message
 
 
@@ -224,10 +225,13 @@ BROKEN = {
     "lacks": ("import module_that_is_not_there", "module_that_is_not_there"),
     "syntax": ("class It(", "SyntaxError"),
     "nothing": ("", "It"),
-    "starts": ("class It:\n    def __init__(self):\n        raise ValueError('no licence')", "no licence"),
+    "starts": (
+        "from shardtensor.backend import Backend\nclass It(Backend):\n    name = devices = xp = is_array = to_device = from_host = to_host = None\n    def __init__(self):\n        raise ValueError('no licence')",
+        "no licence",
+    ),
     "abstract": ("from shardtensor.backend import Backend\nclass It(Backend):\n    name = 'abstract'", "to_device"),
     "stranger": ("class It:\n    name = 'stranger'", "Backend"),
-    "number": ("It = 3", "int"),
+    "number": ("It = 3", "no subclass"),
     "nameless": (
         "from shardtensor.backend import Backend\nclass It(Backend):\n    xp = None\n"
         "    devices = is_array = to_device = from_host = to_host = lambda self, *given: None",
@@ -264,8 +268,10 @@ def test_plugin_that_cannot_be_used_here_says_it_itself(install: Callable[..., N
     install(
         "absent",
         """
+        from shardtensor.backend import Backend
         from shardtensor.errors import BackendError
-        class It:
+        class It(Backend):
+            name = devices = xp = is_array = to_device = from_host = to_host = None
             def __init__(self):
                 raise BackendError("absent: there is no such device; plug one in")
         """,
@@ -430,7 +436,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
 def with_stranger(path: str, code: str) -> None:
     head = """
         import numpy as np, shardtensor as st
-        from shardtensor.backend import load
+        from shardtensor.plugins import load
         mesh = st.Mesh(st.devices("pebble"), ("x",))
         def same(x, wanted):
             np.testing.assert_array_equal(np.asarray(x), wanted)
@@ -446,7 +452,7 @@ def test_stranger_is_found(stranger: str) -> None:
     with_stranger(
         stranger,
         """
-        assert st.backend_names() == ["checked", "numpy", "pebble"], st.backend_names()
+        assert {"checked", "numpy", "pebble"} <= set(st.backend_names()), st.backend_names()
         devices = st.devices("pebble")
         assert [str(d) for d in devices] == ["pebble:0", "pebble:1", "pebble:2"]
         assert devices[0].kind == "stone"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor import backend as backends
 from shardtensor import cli
+from shardtensor import plugins as backends
 from shardtensor.backend import Backend, Device
 
 
@@ -58,7 +58,7 @@ class Plugin(Backend):
 def test_info_lists_every_backend_and_the_default_one(capsys):
     assert cli.main(["info"]) == 0
     table = rows(capsys.readouterr().out)
-    assert sorted(table) == st.backend_names()
+    assert sorted(name for name in table if name) == st.backend_names()  # what is long goes on below
     default = st.devices()[0].backend
     assert [name for name, cells in table.items() if cells[0] == "yes"] == [default]
     assert table["numpy"][1:] == [str(len(st.devices("numpy"))), "cpu", ""]

@@ -750,7 +750,7 @@ def test_default_devices() -> None:
     "function", [st.devices, st.local_devices, st.device_count, st.num_shards], ids=lambda f: f.__name__
 )
 def test_devices_of_a_backend_that_is_not_there(function: Any) -> None:
-    with pytest.raises(st.ArgumentError, match=r"no backend named 'nonsense'.*'checked', 'numpy'"):
+    with pytest.raises(st.ArgumentError, match=r"no backend named 'nonsense'.*'checked', .*'numpy'"):
         function("nonsense")
 
 

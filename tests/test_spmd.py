@@ -163,7 +163,7 @@ def test_results_that_somebody_else_holds_are_copied(backend: str) -> None:
         return y, y
 
     made = st.pmap(fn, st.shard(np.arange(4.0), devices=row(backend, 2)))
-    with st.backend.backend_of(row(backend)[0]).on(row(backend)[0]):
+    with st.plugins.backend_of(row(backend)[0]).on(row(backend)[0]):
         kept[0][...] = 99
     for first, second in made[:1]:
         assert_same(first, np.array([1.0, 2.0]))

@@ -18,9 +18,10 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.backend import HOST, Backend, load
+from shardtensor.backend import HOST, Backend
 from shardtensor.core import OPS, bind
 from shardtensor.indices import canonical
+from shardtensor.plugins import load
 from shardtensor.running import run
 from tests.layouts import MESHES, all_specs, array, assert_same, mesh_of, shapes, specs
 

@@ -13,6 +13,7 @@ import shardtensor as st
 from shardtensor.indices import Index, canonical, region_of, to_numpy
 from shardtensor.picking import Picking, Want, last_of_each
 from shardtensor.planner import host_grid
+from shardtensor.plugins import load
 from shardtensor.selection import Selection
 from shardtensor.sharding import Grid
 from shardtensor.transfer import Movement
@@ -33,6 +34,8 @@ from tests.layouts import meshes, shapes, specs
 from tests.test_indexing import outcome
 
 Shape = tuple[int, ...]
+
+HERE = load("numpy")
 
 
 def numbered(shape: Shape) -> np.ndarray:
@@ -212,7 +215,7 @@ def test_boxes_are_chains_of_indices_and_permutations(data: Any) -> None:
     a = numbered(shape)
     box, wanted = some_box(data, shape)
     assert (box.over, box.shape) == (shape, wanted.shape)
-    taken = box.of(np, a)
+    taken = box.of(HERE, a)
     np.testing.assert_array_equal(taken, wanted)
     assert isinstance(taken, np.ndarray)
     assert np.shares_memory(taken, a) or not taken.size
@@ -240,7 +243,7 @@ def test_windows_have_the_strides_of_numpy(data: Any) -> None:
     assert window.shape == a.shape
     assert window.size == a.size
     assert len(window.strides) == len(window.chains) == a.ndim
-    seen = window.of(np, base)
+    seen = window.of(HERE, base)
     np.testing.assert_array_equal(seen, a)
     if a.size:
         assert np.shares_memory(seen, base)
@@ -263,7 +266,7 @@ def test_reshapes_are_views_exactly_where_they_are_in_numpy(data: Any) -> None:
     assert (other is not None) == np.shares_memory(wanted, base)
     if other is not None:
         assert other.shape == new
-        np.testing.assert_array_equal(other.of(np, base), wanted)
+        np.testing.assert_array_equal(other.of(HERE, base), wanted)
         strides = reshaped_strides(a.shape, window.strides, new)
         assert strides == other.strides
 
@@ -293,11 +296,11 @@ def test_parts_of_complex_numbers() -> None:
     z = numbered((3, 4)) * (1 + 2j)
     window = whole_window((3, 4), (("x",), ()))
     part = window.only("imag").at(Index([(1, 2, 1), 3])).permuted((0,))
-    np.testing.assert_array_equal(part.of(np, z), z.imag[1:3, 3])
+    np.testing.assert_array_equal(part.of(HERE, z), z.imag[1:3, 3])
     flat = window.only("real").reshaped((12,))
     assert flat is not None
-    np.testing.assert_array_equal(flat.of(np, z), z.real.ravel())
-    assert np.shares_memory(flat.of(np, z), z)
+    np.testing.assert_array_equal(flat.of(HERE, z), z.real.ravel())
+    assert np.shares_memory(flat.of(HERE, z), z)
     assert window.only("imag").only(None).part is None
 
 
@@ -341,7 +344,7 @@ def test_aligned_boxes_are_where_their_elements_are(data: Any) -> None:
     mine: dict[int, np.ndarray] = {}
     for n, (k, local) in enumerate(zip(here.positions, here.boxes, strict=True)):
         assert local.over == pieces[k].shape
-        part = local.of(np, pieces[k])
+        part = local.of(HERE, pieces[k])
         np.testing.assert_array_equal(part, wanted[here.grid.index(n)])
         assert local.shape == part.shape == here.grid.shape(n)
         whole[here.grid.index(n)] = part
@@ -400,7 +403,7 @@ def test_boxes_are_sent_and_broadcast(data: Any) -> None:
     wanted = np.broadcast_to(taken, wide)
     here = aligned(grid, box)
     region, source = broadcast_region(box.shape, wide), here.grid
-    arrays = [local.of(np, shards(grid, a)[k]) for k, local in zip(here.positions, here.boxes, strict=True)]
+    arrays = [local.of(HERE, shards(grid, a)[k]) for k, local in zip(here.positions, here.boxes, strict=True)]
     for target in (host_grid(wide), some_grid(data, wide)):
         movement = Movement((region,), (source,), target)
         parts = movement.run((arrays,), a.dtype)

@@ -22,8 +22,9 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import FRAME, HOST, load, references
+from shardtensor.backend import FRAME, HOST, references
 from shardtensor.core import OPS, bind_into
+from shardtensor.plugins import load
 from shardtensor.testing import CheckedArray, CheckedBackend, _Namespace
 from tests.layouts import all_specs, array, assert_same, mesh_of
 

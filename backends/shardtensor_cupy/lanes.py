@@ -1,0 +1,110 @@
+"""Lanes: what a logical device is made of, and the ``with`` block in which it is current."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from shardtensor.backend import Device
+from shardtensor.errors import BackendError, DeviceMemoryError
+
+
+class Lane:
+    """A logical device: a GPU and two streams on it, both blocking ones, so that code on the null stream stays right.
+
+    Attributes:
+        device: whose lane it is.
+        gpu: the GPU; several lanes may share one.
+        stream: where everything runs that computes, and copies from other lanes.
+        copies: where copies to and from host memory run beside it.
+    """
+
+    __slots__ = ("_cupy", "_current_stream", "copies", "device", "gpu", "stream")
+
+    def __init__(self, cupy: Any, device: Device, gpu: int) -> None:
+        self._cupy = cupy
+        self._current_stream = cupy.cuda.get_current_stream
+        self.device = device
+        self.gpu = cupy.cuda.Device(gpu)
+        with self.gpu:
+            self.stream = cupy.cuda.Stream()
+            self.copies = cupy.cuda.Stream()
+
+    def record(self, stream: Any = None) -> Any:
+        """An event for everything queued so far."""
+        with self.gpu:  # events belong to the device that is current when they are made
+            return (stream or self.stream).record(self._cupy.cuda.Event(disable_timing=True))
+
+    def callers_stream(self) -> Any:
+        """The caller's current stream on this GPU; None where CUDA orders it by itself: the null stream, and ours."""
+        stream = self._current_stream(self.gpu.id)
+        return None if stream.ptr in (_NULL, _LEGACY, self.stream.ptr) else stream
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that can still be allocated, those in CuPy's pool included, and bytes of the GPU."""
+        with self.gpu:
+            free, total = self._cupy.cuda.runtime.memGetInfo()
+            return free + self._cupy.get_default_memory_pool().free_bytes(), total
+
+    def explain(self, error: BaseException) -> None:
+        """Raises what CuPy says of the device, with its name; returns for all other errors."""
+        if isinstance(error, self._cupy.cuda.memory.OutOfMemoryError):
+            free, total = self.memory()
+            raise DeviceMemoryError(
+                f"{self.device} ({self.device.kind}) is out of memory: {error} {_mib(free)} of {_mib(total)} are free. "
+                "Tensors are as they were: delete some, take more devices, or offload what waits "
+                "(NamedSharding(..., memory_kind='pinned_host'))"
+            ) from error
+        if isinstance(error, self._cupy.cuda.runtime.CUDARuntimeError):
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Raises a CUDA error with the device's name. Kernels run later than they are called: so do their errors."""
+        raise BackendError(
+            f"{self.device} ({self.device.kind}) failed, in this call or in one before it: {error}"
+        ) from error
+
+
+_NULL, _LEGACY = 0, 1  # both stand for the legacy default stream, which waits for blocking streams and they for it
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+class Current:
+    """A ``with`` block in which a lane's GPU and stream are current; what was so before is so again after it.
+
+    The stream is pushed, so that the user's own ``with stream`` inside of it comes back to ours, and what ``use()`` had
+    set before it is set again: CuPy keeps the two apart.
+    """
+
+    __slots__ = ("_lane", "_saved")
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def __enter__(self) -> None:
+        lane = self._lane
+        lane.gpu.__enter__()
+        try:
+            self._saved = lane._current_stream()
+            if self._saved is not lane.stream:
+                lane.stream.__enter__()
+        except BaseException:
+            lane.gpu.__exit__()
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        lane, saved = self._lane, self._saved
+        try:
+            lane.gpu.use()  # the block may have left another one
+            left = lane._current_stream()
+            if left is not lane.stream and left.ptr not in (_NULL, _LEGACY):
+                lane.stream.wait_event(lane.record(left))  # what it has queued there is ours, too
+            if saved is not lane.stream:
+                lane.stream.__exit__()
+                saved.use()
+        finally:
+            lane.gpu.__exit__()
+        if error is not None:
+            lane.explain(error)

@@ -1,0 +1,56 @@
+"""All-reduce by NCCL, where it is there and every shard has a GPU of its own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from shardtensor_cupy.lanes import Lane
+
+# Of integers alone: NCCL adds in an order of its own, and sums of floats are promised to the bit.
+_TYPES = {"b": "INT8", "B": "UINT8", "i": "INT32", "I": "UINT32", "l": "INT64", "L": "UINT64"}
+_OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
+
+
+@functools.cache
+def _library() -> Any:
+    """The module cupy.cuda.nccl; None where it is not there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says so if its library is missing
+        try:
+            nccl: Any = importlib.import_module("cupy.cuda.nccl")
+        except ImportError:
+            return None
+    return nccl if getattr(nccl, "available", True) else None
+
+
+@functools.lru_cache(16)
+def _communicators(gpus: tuple[int, ...]) -> Any:
+    return _library().NcclCommunicator.initAll(list(gpus))
+
+
+def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[Lane], operator: str) -> list[Any] | None:
+    """The combined array on every lane; None where NCCL cannot."""
+    gpus = tuple([lane.gpu.id for lane in lanes])
+    first = arrays[0]
+    if len(gpus) < 2 or len(set(gpus)) < len(gpus) or first.dtype.char not in _TYPES or not first.nbytes:
+        return None
+    nccl = _library()
+    if nccl is None:
+        return None
+    out = []
+    for lane in lanes:  # all memory first: a call to CUDA within the group may wait for the others, and they for it
+        with lane.gpu, lane.stream:
+            out.append(cupy.empty(first.shape, first.dtype))
+    kind, how = [getattr(nccl, f"NCCL_{n}") for n in (_TYPES[first.dtype.char], _OPERATORS[operator])]
+    communicators = _communicators(gpus)
+    nccl.groupStart()
+    try:
+        for communicator, lane, array, result in zip(communicators, lanes, arrays, out, strict=True):
+            communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, lane.stream.ptr)
+    finally:
+        nccl.groupEnd()
+    return out
