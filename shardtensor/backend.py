@@ -239,13 +239,17 @@ class Backend(abc.ABC):
 
     def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
         """A copy of an array of ``device`` in host memory that the device copies fast from, and a token for when it is
-        complete (`settle`). The device need not wait for it, nor the caller.
+        complete (`settle`; None if it is). The device need not wait for it, nor the caller.
         """
         return self.to_host(array, device), None
 
-    def onload(self, host: Any, device: Device) -> tuple[Any, Any]:
-        """The way back from what `offload` gave, once it is complete: an array of ``device``, and a token after which
-        the device may use it (`wait`).
+    def pin(self, host: HostArray) -> Any:
+        """A copy of a host array in the memory that `offload` copies to."""
+        return np.array(host, order="C")
+
+    def onload(self, host: Any, device: Device, after: Any) -> tuple[Any, Any]:
+        """The way back from what `offload` or `pin` gave, once the token ``after`` is reached: an array of ``device``,
+        which is current, and a token after which the device may use it (`wait`; None if it may).
         """
         return self.from_host(host, device), None
 

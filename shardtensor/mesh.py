@@ -154,7 +154,8 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     Args:
         axis_sizes: the size of each axis; -1, at most once, stands for what is left.
         axis_names: the name of each axis.
-        devices: where to take them from, in order; without it, the default backend's.
+        devices: where to take them from, in order; without it, the default backend's, so that neighbours along the
+            last axis reach one another as fast as can be (GPUs that are peers).
 
     Raises:
         ShardingError: there are fewer devices than the sizes ask for, or sizes and names do not fit each other.
@@ -166,7 +167,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
         sizes = [operator.index(s) for s in axis_sizes]
     except TypeError:
         raise ArgumentTypeError(f"make_mesh: axis_sizes is {axis_sizes!r}; wanted a sequence of integers") from None
-    pool = plugins.devices() if devices is None else list(devices)
+    pool: Sequence[Device] = plugins.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
         if rest == 0 or len(pool) % rest:
@@ -182,6 +183,8 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
             f"make_mesh: axis_sizes={tuple(sizes)} asks for {wanted} devices and there are {len(pool)}; "
             f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
         )
+    if devices is None:
+        pool = plugins.default_backend().row(wanted)
     grid = np.empty(wanted, object)
     grid[:] = pool[:wanted]
     return Mesh(grid.reshape(sizes), axis_names)

@@ -65,12 +65,14 @@ class Monoid:
         finish: the result from the last state.
         exact: kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
             grouped: where devices share one memory, the operator may then run once over all of it.
+        reduces: the operator that merges, where that is all.
     """
 
     merge: Merge
     partial: Partial | None = None
     finish: Finish = _finished
     exact: str = ""
+    reduces: str = ""
 
 
 # -- mean and variance: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample
@@ -190,10 +192,10 @@ def _by(name: str) -> Merge:
 
 
 MONOIDS: dict[str, Monoid] = {
-    "sum": Monoid(_by("add"), exact="biu"),
-    "prod": Monoid(_by("multiply"), exact="biu"),
-    "max": Monoid(_by("maximum"), exact="biu"),
-    "min": Monoid(_by("minimum"), exact="biu"),
+    "sum": Monoid(_by("add"), exact="biu", reduces="add"),
+    "prod": Monoid(_by("multiply"), exact="biu", reduces="multiply"),
+    "max": Monoid(_by("maximum"), exact="biu", reduces="maximum"),
+    "min": Monoid(_by("minimum"), exact="biu", reduces="minimum"),
     "any": Monoid(_by("logical_or"), exact="b"),
     "all": Monoid(_by("logical_and"), exact="b"),
     "mean": Monoid(_mean_merge, _mean_partial, _mean_finish),

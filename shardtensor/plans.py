@@ -7,27 +7,30 @@ elsewhere, and where partial results are owed, it runs once per shard.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend import Backend, Device
 from shardtensor.blocks import partial_sums
-from shardtensor.collectives import groups_along, reduce_groups
+from shardtensor.collectives import SCATTERED_FROM, Ways, all_reduce, groups_along, messages
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.log import Transfer, account, logger, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
+from shardtensor.parking import apart
 from shardtensor.plugins import backend_of
 from shardtensor.protocols import is_scalar
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, own, tensor, whole_array
-from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of, send
-from shardtensor.value import Aval, Storage, aval, whole_of
+from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of
+from shardtensor.transfer import send as send_array
+from shardtensor.value import Aval, Storage, aval, memory_kind, whole_of
 
 Plan = Callable[[Operands], Any]
 Kind = Aval | HostAval | type | None
@@ -110,7 +113,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         mesh.shape,
         combines=op.combine is not None and not nothing,
     )
-    memory = home(tensors).sharding.memory_kind if tensors else None
+    memory = memory_kind(tensors)
     targets = [
         NamedSharding(mesh, P(*chains), memory_kind=memory) if isinstance(k, (Aval, HostAval)) else None
         for k, chains in zip(kinds, laid.operands, strict=True)
@@ -219,14 +222,14 @@ class Work:
         def plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             arrays = [self._run(self.kernel, k, operands, columns) for k in positions]
-            return tensor(self.value, Storage(arrays=tuple(arrays)))
+            return tensor(self.value, apart(self.value, arrays))
 
         return plan
 
     def combined(self, monoid: Monoid, owed: tuple[str, ...]) -> Plan:
         """Once per shard; then the partial results along the owed axes become one, in mesh order."""
         value, backend, places, devices = self.value, self.backend, self.places, self.devices
-        one_memory, xp = backend.one_memory, backend.xp
+        one_memory = backend.one_memory
         partial = monoid.partial or self.kernel
         groups = groups_along(value.sharding.mesh, owed)
         # A shard without elements has nothing to say; where all are empty, the first says what the operator says of
@@ -240,37 +243,73 @@ class Work:
             first: dict[Any, int] = {}
             twin = [first.setdefault(place.boxes, k) for k, place in enumerate(places)]
         computing = sorted({twin[k] for group in speakers for k in group})
+        ways = self._ways(monoid)
+        sizes = [math.prod(places[g[0]].local_shape) for g in groups]
+        scattered = [
+            size * value.dtype.itemsize >= SCATTERED_FROM and len(s) > 2
+            for size, s in zip(sizes, speakers, strict=True)
+        ]
+        exact = monoid.reduces if value.dtype.kind in "iu" else ""
 
-        def merge(k: int, earlier: Any, later: Any) -> Any:
-            with backend.on(devices[k]):
-                return monoid.merge(xp, earlier, later)
+        def combine(n: int, states: Sequence[Any]) -> dict[int, Any]:
+            group = groups[n]
+            if exact and len(speakers[n]) == len(group) > 1:
+                together = backend.all_reduce([states[k] for k in group], [devices[k] for k in group], exact)
+                if together is not None:
+                    return dict(zip(group, together, strict=True))
+            return all_reduce(group, speakers[n], states, ways, sizes[n], scattered[n] and not one_memory)
 
-        def carry(state: Any, source: int, destination: int) -> Any:
-            return state if one_memory else _send_state(state, devices[source], devices[destination])
+        def records(states: Sequence[Any]) -> Iterator[Transfer]:
+            for n, group in enumerate(groups):
+                state, result = _state_bytes(states[speakers[n][0]]), sizes[n] * value.dtype.itemsize
+                for source, destination, size in messages(group, speakers[n], state, result, scattered[n]):
+                    copied = 0 if one_memory else size
+                    yield Transfer(size, copied, devices[source], devices[destination], self.name, True)
 
         def plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             own = {k: self._run(partial, k, operands, columns) for k in computing}
             states = [own.get(t) for t in twin]
-            results: list[Any] = [None] * len(devices)
-            for group, (leader, *_), state in zip(
-                groups, speakers, reduce_groups(speakers, states, merge, carry), strict=True
-            ):
-                with backend.on(devices[leader]):
-                    result = _typed(backend, monoid.finish(xp, places[leader], state, **self.params), value)
-                    if not one_memory:
-                        result = backend.contiguous(result)  # like what the others are sent
-                for k in group:
-                    results[k] = result if k == leader else carry(result, leader, k)
             if watched():
-                account(self.name, 0, True, lambda: self._combination(groups, speakers, states, results))
-            if one_memory:
-                results = [whole_of(r, value) for r in (results[:1] if len(groups) == 1 else results)]
-            return tensor(
-                value, Storage(results[0]) if one_memory and len(groups) == 1 else Storage(arrays=tuple(results))
-            )
+                account(self.name, 0, True, lambda: records(states))
+            results: dict[int, Any] = {}
+            for n in range(len(groups)):
+                results |= combine(n, states)
+            if not one_memory:
+                return tensor(value, apart(value, [results[k] for k in range(len(devices))]))
+            arrays = tuple([whole_of(results[k], value) for k in range(len(devices))])
+            return tensor(value, Storage(arrays[0]) if len(groups) == 1 else Storage(arrays=arrays))
 
         return plan
+
+    def _ways(self, monoid: Monoid) -> Ways:
+        """What devices do with partial results."""
+        value, backend, places, devices, params = self.value, self.backend, self.places, self.devices, self.params
+        one_memory, xp = backend.one_memory, backend.xp
+
+        def send(state: Any, source: int, destination: int) -> Any:
+            if one_memory or source == destination:
+                return state
+            return _each_array(lambda array: send_array(array, devices[source], devices[destination]), state)
+
+        def merge(k: int, earlier: Any, later: Any) -> Any:
+            with backend.on(devices[k]):
+                return monoid.merge(xp, earlier, later)
+
+        def finish(k: int, state: Any) -> Any:
+            with backend.on(devices[k]):
+                result = _typed(backend, monoid.finish(xp, places[k], state, **params), value)
+                return result if one_memory else backend.contiguous(result)  # like what the others are sent
+
+        def cut(k: int, state: Any, begin: int, end: int) -> Any:
+            with backend.on(devices[k]):
+                return _each_array(lambda array: backend.view(xp.reshape(array, (-1,)), slice(begin, end)), state)
+
+        def join(k: int, parts: list[Any]) -> Any:
+            with backend.on(devices[k]):
+                return xp.reshape(xp.concat(parts), places[k].local_shape)
+
+        return Ways(send, merge, finish, cut, join)
 
     def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
         """For each operand one array per device (where memory is shared, views of the whole); None for scalars."""
@@ -297,23 +336,6 @@ class Work:
             result = kernel(xp, self.places[k], *arrays, **self.params)
             return _typed(self.backend, result, self.value) if kernel is self.kernel else result
 
-    def _combination(
-        self,
-        groups: Sequence[Sequence[int]],
-        speakers: Sequence[Sequence[int]],
-        states: Sequence[Any],
-        results: Sequence[Any],
-    ) -> list[Transfer]:
-        """The way of the partial results to the first device of each group, and of the result back."""
-        records = []
-        for group, (leader, *others) in zip(groups, speakers, strict=True):
-            there = [(k, leader, _state_bytes(states[k])) for k in others]
-            back = [(leader, k, _state_bytes(results[k])) for k in group if k != leader]
-            for source, destination, size in there + back:
-                copied = 0 if self.backend.one_memory else size
-                records.append(Transfer(size, copied, self.devices[source], self.devices[destination], self.name, True))
-        return records
-
 
 def _typed(backend: Backend, array: Any, value: Aval) -> Any:
     """A kernel's result as an array of the dtype that was promised: libraries differ in what they promote to."""
@@ -322,10 +344,11 @@ def _typed(backend: Backend, array: Any, value: Aval) -> Any:
     return array
 
 
-def _send_state(state: Any, source: Device, destination: Device) -> Any:
+def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
+    """A state with another array in the place of each of its own; counts stay what they are."""
     if isinstance(state, tuple):
-        return tuple([_send_state(part, source, destination) for part in state])
-    return state if type(state) in (int, float) else send(state, source, destination)  # np.float64 is a float, too
+        return tuple([_each_array(function, part) for part in state])
+    return state if type(state) in (int, float) else function(state)  # np.float64 is a float, too
 
 
 def _state_bytes(state: Any) -> int:
@@ -365,14 +388,14 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
         columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
         if moved.as_pieces:
             pieces = [_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)]
-            return tensor(value, Storage(arrays=tuple(pieces)))
+            return tensor(value, apart(value, pieces))
         announce(True)
         if moved.flat:
             columns = [_reshaped(columns[0], sources[0].devices, sources[0].shape)]
         results = movement().run(columns, dtype)
         if moved.flat:
             results = _reshaped(results, result.devices, value.grid.shape)
-        return tensor(value, Storage(arrays=tuple(results)))
+        return tensor(value, apart(value, results))
 
     return once if value.backend.one_memory else per_shard
 

@@ -22,6 +22,7 @@ from shardtensor.functions.indexing import gather
 from shardtensor.indices import Index, canonical, has_ellipsis, is_array
 from shardtensor.log import account, watched
 from shardtensor.operands import admit
+from shardtensor.parking import apart
 from shardtensor.picking import Picking, Want
 from shardtensor.sharding import Chain, Grid, P, Shape
 from shardtensor.tensor import ShardedTensor, own, tensor
@@ -225,9 +226,8 @@ def _gathered(x: Any, index: Any) -> ShardedTensor:
         with indexing_errors():
             return tensor(value, Storage(np.asarray(uncounted(x, "getitem")[chosen.numpy])))
     columns = local_views(here, arrays)
-    return tensor(
-        value, Storage(arrays=tuple([_placed(r, value, chosen, k) for k, r in enumerate(plan.run(columns, x.dtype))]))
-    )
+    rows = plan.run(columns, x.dtype)
+    return tensor(value, apart(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
 
 
 @contextlib.contextmanager

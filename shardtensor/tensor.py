@@ -130,17 +130,23 @@ class ShardedTensor(Operators):
         [[0, 1, 2], [3, 4]]
         """
         grid, seen, shards = self._aval.grid, dict[int, int](), []
-        export = self._aval.backend.export
+        backend = self._aval.backend
         numbers = grid.linear_parts().tolist()
-        for k, (device, data) in enumerate(zip(grid.devices, shard_arrays(self), strict=True)):
+        parked = getattr(self._storage, "shards", None)
+        arrays = [backend.export(a) for a in shard_arrays(self)] if parked is None else parked()
+        for k, (device, data) in enumerate(zip(grid.devices, arrays, strict=True)):
+            backend.leave(device)
             replica = seen[numbers[k]] = seen.get(numbers[k], -1) + 1
-            shards.append(Shard(device, grid.index(k), replica, export(data)))
+            shards.append(Shard(device, grid.index(k), replica, data))
         return shards
 
     def block_until_ready(self) -> ShardedTensor:
         """Waits until its elements are computed, and returns it."""
         storage = self._storage
-        assert storage.array is not None or storage.arrays is not None
+        if hasattr(storage, "settle"):
+            storage.settle()
+        else:
+            assert storage.array is not None or storage.arrays is not None
         for device in self._aval.sharding.mesh.flat:
             self._aval.backend.synchronize(device)
         return self

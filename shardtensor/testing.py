@@ -235,6 +235,7 @@ class CheckedBackend(Backend):
 
     name = "checked"
     priority = -1
+    pinned_host = True
 
     def __init__(self) -> None:
         self._devices = tuple(Device(self.name, i) for i in range(logical_device_count()))

@@ -51,12 +51,10 @@ class Movement:
         """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak
         of): in row-major order, or ``as_they_lie``, so that what stays where it is need not be copied.
         """
-        return tuple(
-            [self._receive(k, pieces, operands, dtype, as_they_lie) for k, pieces in enumerate(self._incoming)]
-        )
+        return tuple([self._receive(k, pieces, operands, dtype, as_they_lie) for k, pieces in enumerate(self.incoming)])
 
     @functools.cached_property
-    def _incoming(self) -> list[list[Piece]]:
+    def incoming(self) -> list[list[Piece]]:
         """The pieces that each device of the result gets."""
         incoming: list[list[Piece]] = [[] for _ in self.result.devices]
         for copies in self.copies:

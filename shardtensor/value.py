@@ -6,7 +6,7 @@ import abc
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,7 +24,7 @@ class Aval:
     that is what keeps a look-up in the plan cache under a microsecond.
     """
 
-    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "shape", "sharding", "size")
+    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "parked", "shape", "sharding", "size")
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
         sharding.check_rank(len(shape), "sharding")
@@ -36,6 +36,7 @@ class Aval:
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
+        self.parked = self.backend.pinned_host and sharding.memory_kind == "pinned_host"  # see shardtensor.parking
         if not self.backend.has_dtype(dtype):
             raise ArgumentTypeError(
                 f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, or use another backend"
@@ -51,6 +52,19 @@ class Aval:
 def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
     """The `Aval` of that value."""
     return Aval(shape, dtype, sharding, committed)
+
+
+def memory_kind(values: Iterable[Aval]) -> str | None:
+    """Where the result of an operator lies: in host memory only if all that it reads does."""
+    kinds = {value.sharding.memory_kind for value in values}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def on_devices(value: Aval) -> Aval:
+    """The same in device memory."""
+    if not value.parked:
+        return value
+    return aval(value.shape, value.dtype, value.sharding.with_memory_kind("device"), value.committed)
 
 
 class Storage:

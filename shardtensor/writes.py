@@ -23,6 +23,7 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.indices import canonical, has_ellipsis
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import admit, converted, host_aval
+from shardtensor.parking import apart
 from shardtensor.plans import Kind, result_dtype
 from shardtensor.protocols import is_scalar
 from shardtensor.selection import Selection
@@ -181,10 +182,11 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
     edit.settle(base)
     ledger = ledger_of(base)
     with ledger.lock:
-        storage = settled(base)
-        if isinstance(storage, StandIn):  # an element; what was donated refuses
+        before = storage = settled(base)
+        if isinstance(storage, StandIn):  # what waits somewhere; what was donated refuses
             storage = storage.stored()
-        new: Storage | None = None
+            before = before if base._aval.parked else storage
+        new: Any = None
         writing = Writing(ledger)
         try:
             base._storage = writing
@@ -194,8 +196,10 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
             new = (taken.shared if base._aval.backend.one_memory else taken.apart)(edit)
             error, taken.error = taken.error, None  # else the two would keep each other, and the memory, alive
             del taken
+            if base._aval.parked:
+                new = apart(base._aval, new.arrays)
         finally:
-            writing.storage = storage if new is None else new
+            writing.storage = before if new is None else new
             ledger.version += 1
             base._storage = writing.storage
         if error is not None:

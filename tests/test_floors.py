@@ -19,9 +19,10 @@ FLOORS = {
     "backend": 1, "plugins": 2, "log": 3, "mesh": 3, "sharding": 4,
     "rules": 5, "monoids": 5, "planner": 5, "collectives": 5, "value": 5,
     "protocols": 5, "indices": 6, "windows": 7, "tensor": 7, "operands": 8, "transfer": 9,
-    "functions": 10, "picking": 10,
-    "blocks": 11, "plans": 12, "running": 13, "views": 14, "selection": 15, "edits": 16, "writes": 17,
-    "eager": 18, "spmd": 19, "visualize": 20, "testing": 20, "": 21, "demo": 22, "cli": 23, "__main__": 24,
+    "parking": 10,
+    "functions": 11, "picking": 11,
+    "blocks": 12, "plans": 13, "running": 14, "views": 15, "selection": 16, "edits": 17, "writes": 18,
+    "eager": 19, "spmd": 20, "visualize": 21, "testing": 21, "": 22, "demo": 23, "cli": 24, "__main__": 25,
 }  # fmt: skip
 
 # Within a floor modules may look at one another, as long as they form no circle.

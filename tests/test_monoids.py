@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import blocks, plans, running
-from shardtensor.collectives import groups_along, reduce_groups
+from shardtensor.collectives import Ways, all_reduce, groups_along, messages
 from shardtensor.core import OPS
 from shardtensor.monoids import MONOIDS, Place
 from tests.layouts import MESHES, NAMES, all_specs, array, mesh_of, meshes, specs
@@ -267,20 +267,85 @@ def test_groups_along(shape: Shape) -> None:
             assert groups_along(mesh, axes) == list(wanted.values())
 
 
-def test_groups_are_reduced_from_left_to_right() -> None:
-    sent = []
+class Watched:
+    """Ways on lists of strings, which say what was merged where; and what was sent."""
 
-    def send(state: str, source: int, destination: int) -> str:
-        sent.append((source, destination))
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int, int]] = []
+
+    def send(self, state: list[str], source: int, destination: int) -> list[str]:
+        if source != destination:
+            self.sent.append((source, destination, len(state)))
         return state
 
-    def merge(position: int, a: str, b: str) -> str:
-        return f"({a}{b}@{position})"
+    @property
+    def ways(self) -> Ways:
+        return Ways(
+            self.send,
+            lambda k, a, b: [f"({x}{y}@{k})" for x, y in zip(a, b, strict=True)],
+            lambda k, state: [f"{x}." for x in state],
+            lambda k, state, begin, end: state[begin:end],
+            lambda k, parts: [x for part in parts for x in part],
+        )
 
-    states = list("abcdef")
-    assert reduce_groups([[0, 2, 4], [1, 3, 5], [3]], states, merge, send) == ["((ac@0)e@0)", "((bd@1)f@1)", "d"]
-    assert sent == [(2, 0), (4, 0), (3, 1), (5, 1)]
-    assert states == list("abcdef")
+
+def test_groups_are_reduced_from_left_to_right() -> None:
+    watched, states = Watched(), [[c] for c in "abcdef"]
+    for group, said in ([0, 2, 4], "((ac@0)e@0)."), ([1, 3, 5], "((bd@1)f@1)."), ([3], "d."):
+        found = all_reduce(group, group, states, watched.ways, 1, scattered=False)
+        assert found == {k: [said] for k in group}
+    assert watched.sent == [(2, 0, 1), (4, 0, 1), (0, 2, 1), (0, 4, 1), (3, 1, 1), (5, 1, 1), (1, 3, 1), (1, 5, 1)]
+    assert states == [[c] for c in "abcdef"]
+
+
+def test_large_results_are_combined_in_chunks_and_in_the_same_order() -> None:
+    watched, states = Watched(), [[f"{c}{i}" for i in range(5)] for c in "abcd"]
+    found = all_reduce([0, 1, 2, 3], [0, 1, 3], states, watched.ways, 5, scattered=True)
+    wanted = [f"((a{i}b{i}@{k})d{i}@{k})." for i, k in enumerate([0, 0, 1, 1, 3])]
+    assert found == dict.fromkeys(range(4), wanted)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize(
+    ("group", "speakers"), [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]), ([5, 2, 7], [2, 7]), ([1, 3, 4], [1, 3, 4])]
+)
+def test_messages_are_what_is_sent(group: list[int], speakers: list[int], scattered: bool) -> None:
+    watched, states = Watched(), [["x"] * 7] * 8
+    all_reduce(group, speakers, states, watched.ways, 7, scattered)
+    wanted = sorted(m for m in messages(group, speakers, 7, 7, scattered) if m[2])
+    assert sorted(watched.sent) == wanted
+    n, m = len(speakers), len(group)
+    assert sum(size for *_, size in wanted) == 7 * (n - 1 + m - 1)
+    if (
+        scattered and n == m
+    ):  # no device sends or receives more than 2 (n - 1) / n of the result, but for whole elements
+        for k in group:
+            assert sum(size for a, *_, size in wanted if a == k) <= 2 * (n - 1) * -(-7 // n)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "var", "argmax", "prod", "max"])
+def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the way over chunks, and by that over the first device; with an empty shard that has nothing to say."""
+    mesh = st.make_mesh((3, 2), ("x", "y"), devices=st.devices("checked"))
+    x = np.random.default_rng(0).standard_normal((2, 5, 4)).astype("float32")
+    for spec in st.P(("x", "y")), st.P("y", "x"), st.P(None, ("y", "x")):
+        given = st.device_put(x, st.NamedSharding(mesh, spec))
+        found = []
+        for limit in 1, 1 << 30:
+            monkeypatch.setattr(plans, "SCATTERED_FROM", limit)
+            running._plans.clear()
+            with st.transfers() as log:
+                found.append(getattr(st, name)(given, axis=(0, 1) if name in ("sum", "max") else 0))
+            if limit == 1:
+                first = log.bytes
+            assert log.bytes == first == log.copied
+        few, many = found
+        assert_same_bits(few, many)
+
+
+def assert_same_bits(a: st.ShardedTensor, b: st.ShardedTensor) -> None:
+    for left, right in zip(a.addressable_shards, b.addressable_shards, strict=True):
+        assert np.asarray(left.data).tobytes() == np.asarray(right.data).tobytes()
 
 
 def left_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bool, name: str) -> dict[Any, np.ndarray]:

@@ -89,8 +89,7 @@ class CuPyBackend(Backend):
 
     def wait(self, device: Device, token: Any) -> None:
         """The device's stream waits for the event."""
-        if token is not None:
-            self._lanes[device].stream.wait_event(token)
+        self._lanes[device].stream.wait_event(token)
 
     def synchronize(self, device: Device) -> None:
         """Waits for the device's streams; what has failed on them says so now."""
@@ -194,14 +193,17 @@ class CuPyBackend(Backend):
         """A page-locked copy, made on a stream of its own."""
         return self._copier.off(array, self._lanes[device])
 
-    def onload(self, host: Any, device: Device) -> tuple[Any, Any]:
+    def pin(self, host: HostArray) -> Any:
+        """A page-locked copy."""
+        return self._copier.pinned(host)
+
+    def onload(self, host: Any, device: Device, after: Any) -> tuple[Any, Any]:
         """The way back, on the same stream."""
-        return self._copier.on(host, self._lanes[device])
+        return self._copier.on(host, self._lanes[device], after)
 
     def settle(self, token: Any) -> None:
         """Waits for the event."""
-        if token is not None:
-            token.synchronize()
+        token.synchronize()
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
         """CUDA memory of the device's GPU."""

@@ -129,7 +129,7 @@ class Copier:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._pinned = importlib.import_module("cupyx").empty_pinned
+        self._pinned: Any = importlib.import_module("cupyx").empty_pinned
         self.flights = Flights()
         self.peers = Peers(cupy)
 
@@ -161,12 +161,20 @@ class Copier:
         self.flights.add(event, array, lane.stream, host)
         return host, event
 
-    def on(self, host: HostArray, lane: Lane) -> tuple[Any, Any]:
-        """The way back: an array of the lane, which is current, and the event after which it is complete."""
+    def pinned(self, host: HostArray) -> HostArray:
+        """A page-locked copy of a host array."""
+        copy: HostArray = self._pinned(host.shape, host.dtype) if host.nbytes else np.empty(host.shape, host.dtype)
+        copy[...] = host
+        return copy
+
+    def on(self, host: HostArray, lane: Lane, after: Any) -> tuple[Any, Any]:
+        """The way back, after an event: an array of the lane, which is current, and the event when it is complete."""
         out = self._cupy.empty(host.shape, host.dtype)
         if not host.nbytes:
             return out, None
         lane.copies.wait_event(lane.record())  # whoever had this memory before
+        if after is not None:
+            lane.copies.wait_event(after)
         out.set(host, stream=lane.copies)
         event = lane.record(lane.copies)
         self.flights.add(event, out, lane.stream, host)

@@ -21,7 +21,7 @@ from shardtensor.rules import normalize_axes, parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, offsets
 from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
-from shardtensor.value import Aval
+from shardtensor.value import Aval, memory_kind
 
 Operand = Aval | HostAval
 
@@ -176,7 +176,7 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
     chains = list(propagate(rule, [tuple(inner)] * len(operands), layouts, weights, mesh.shape, combines=False).result)
     if new:
         chains.insert(along, ())
-    memory = next((x.sharding.memory_kind for x in operands if isinstance(x, Aval) and x.sharding.mesh == mesh), None)
+    memory = memory_kind([x for x in operands if isinstance(x, Aval)])
     return NamedSharding(mesh, P(*chains), memory_kind=memory)
 
 

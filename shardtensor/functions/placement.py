@@ -14,11 +14,12 @@ from shardtensor.indices import Index, canonical, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, host_aval, sharded_dtype
+from shardtensor.parking import Parked, apart, pinned, way
 from shardtensor.sharding import NamedSharding, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Arrival, arrival, gather, to_host_movement
 from shardtensor.trees import map_leaves
-from shardtensor.value import Aval, Storage, aval, whole_of
+from shardtensor.value import Aval, StandIn, Storage, aval, whole_of
 
 Where = Device | Mesh | NamedSharding
 
@@ -73,6 +74,7 @@ def put(
     except BackendError as error:
         raise BackendError(f"{who}: {error}") from None
     move = arrival(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
+    _count_kind(x, value, who)
     storage = (_put_shared if value.backend.one_memory else _put_apart)(x, value, move, who, may_alias)
     if donate and isinstance(x, ShardedTensor):
         give_away(x, who)
@@ -105,12 +107,25 @@ def _shared_out(move: Arrival, who: str, copied: int) -> list[Transfer]:
     return records
 
 
-def _put_apart(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage:
+def _put_apart(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage | StandIn:
     """Into memories of their own: what is on its device already is shared, unless it must be a copy."""
+    parked = getattr(x, "_storage", None)
+    if isinstance(parked, Parked) and move.stays:  # it is never written: a write makes another one
+        return parked if value.parked else parked.coming()
+    if value.parked and not isinstance(x, ShardedTensor):
+        return pinned(value, np.asarray(x))
     arrays = move.shards(x, who, explicit=True)
     if not may_alias and move.stays:
         arrays = [_copied(array, value, k) for k, array in enumerate(arrays)]
-    return Storage(arrays=tuple(arrays))
+    return apart(value, arrays)
+
+
+def _count_kind(x: Any, value: Aval, who: str) -> None:
+    """Counts the way into host memory of kind ``pinned_host``, or out of it."""
+    if watched() and isinstance(x, ShardedTensor):
+        before, after = x.sharding.memory_kind, value.sharding.memory_kind
+        if before != after:
+            account(who, 0, True, lambda: way(value, on=after == "device", explicit=True, who=who))
 
 
 def _copied(array: Any, value: Aval, k: int) -> Any:
