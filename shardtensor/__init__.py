@@ -105,6 +105,7 @@ from shardtensor.functions.elementwise import (
     tanh,
     trunc,
 )
+from shardtensor.functions.interchange import InterchangeError, from_dlpack
 from shardtensor.functions.joining import concat, stack, unshard
 from shardtensor.functions.linear_algebra import matmul, tensordot, vecdot
 from shardtensor.functions.lists import shard, to_batched_list
@@ -147,6 +148,7 @@ __all__ = [
     "DeviceMemoryError",
     "DonatedError",
     "IndexingError",
+    "InterchangeError",
     "Mesh",
     "NamedSharding",
     "P",
@@ -207,6 +209,7 @@ __all__ = [
     "flip",
     "floor",
     "floor_divide",
+    "from_dlpack",
     "full",
     "full_like",
     "greater",

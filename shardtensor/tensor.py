@@ -181,6 +181,19 @@ class ShardedTensor(Operators):
             return array.astype(dtype)
         return array.copy() if copy else array
 
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return call("dlpack_device", self)  # type: ignore[no-any-return]
+
     def tolist(self) -> Any:
         """The elements as nested Python lists (a scalar for 0-d)."""
         return np.asarray(self).tolist()

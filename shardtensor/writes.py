@@ -182,10 +182,10 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
     edit.settle(base)
     ledger = ledger_of(base)
     with ledger.lock:
-        before = storage = settled(base)
+        storage = settled(base)
+        parked = storage if base._aval.parked else None  # and no other reference to what may be alone
         if isinstance(storage, StandIn):  # what waits somewhere; what was donated refuses
             storage = storage.stored()
-            before = before if base._aval.parked else storage
         new: Any = None
         writing = Writing(ledger)
         try:
@@ -196,10 +196,10 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
             new = (taken.shared if base._aval.backend.one_memory else taken.apart)(edit)
             error, taken.error = taken.error, None  # else the two would keep each other, and the memory, alive
             del taken
-            if base._aval.parked:
+            if parked is not None:
                 new = apart(base._aval, new.arrays)
         finally:
-            writing.storage = before if new is None else new
+            writing.storage = new or parked or storage
             ledger.version += 1
             base._storage = writing.storage
         if error is not None:

@@ -428,6 +428,6 @@ def _reshard(data: Any) -> Case:
 
 #: Operators that create, or whose result is no single tensor: they have tests of their own.
 ELSEWHERE = {
-    "arange", "asarray", "assemble", "empty", "empty_like", "eye", "full", "full_like", "ones", "ones_like", "shard", "to_batched_list",
-    "to_host", "unstack", "zeros", "zeros_like",
+    "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like", "ones", "ones_like",
+    "shard", "to_batched_list", "to_dlpack", "to_host", "unstack", "zeros", "zeros_like",
 }  # fmt: skip

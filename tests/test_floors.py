@@ -28,7 +28,7 @@ FLOORS = {
 # Within a floor modules may look at one another, as long as they form no circle.
 FUNCTIONS = [
     "elementwise", "statistical", "searching", "linear_algebra", "data_types", "manipulation", "creation", "indexing", "joining",
-    "placement", "lists",
+    "placement", "lists", "interchange",
 ]  # fmt: skip
 
 

@@ -25,7 +25,8 @@ import shardtensor as st
 from shardtensor.backend import FRAME, HOST, references
 from shardtensor.core import OPS, bind_into
 from shardtensor.plugins import load
-from shardtensor.testing import CheckedArray, CheckedBackend, _Namespace
+from shardtensor.testing import CheckedArray, CheckedBackend
+from shardtensor.testing.checked import _Namespace
 from tests.layouts import all_specs, array, assert_same, mesh_of
 
 Write = Callable[[Any], Any]
