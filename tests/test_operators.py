@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import Any
 
 import hypothesis
@@ -13,8 +12,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS
-from tests.cases import CASES, ELSEWHERE, Case
-from tests.layouts import MESHES, all_specs, array, assert_same, mesh_of, meshes, placed
+from tests.cases import CASES, ELSEWHERE, Case, check, sharded_somehow
+from tests.layouts import MESHES, all_specs, array, assert_same, mesh_of
 
 OPERATORS = sorted(CASES)
 
@@ -24,33 +23,12 @@ def test_every_declared_operator_is_tested() -> None:
     assert not set(CASES) & ELSEWHERE
 
 
-def wanted(name: str, made: Case) -> Any:
-    if made.answer is not None:
-        return made.answer
-    return made.run(getattr(np, name), made.operands)
-
-
-def check(name: str, made: Case, operands: list[Any]) -> None:
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # NumPy warns of means of nothing; so do we, with its own words
-        answer = wanted(name, made)
-        result = made.run(OPS[name].dispatch, operands)
-    before = [np.asarray(x).copy() for x in operands]
-    assert_same(result, answer)
-    for x, value in zip(operands, before, strict=True):
-        np.testing.assert_array_equal(np.asarray(x), value)
-
-
 def sweep(name: str, backend: str, examples: int) -> None:
     @hypothesis.settings(max_examples=examples)
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         made = CASES[name](data)
-        mesh = data.draw(meshes(backend))
-        operands = [placed(data, x, backend, mesh) for x in made.operands]
-        if not any(isinstance(x, st.ShardedTensor) for x in operands):
-            operands[0] = placed(data, made.operands[0], backend, None)
-        check(name, made, operands)
+        check(name, made, sharded_somehow(data, made, backend))
 
     run()
 

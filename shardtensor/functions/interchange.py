@@ -1,0 +1,511 @@
+"""Interchange: memory shared with other array libraries by DLPack, both ways, without a copy where that can be.
+
+What is shared is not to be written. Here nothing does: a tensor that is written takes memory of its own first while
+another library holds what it had. The others are told so where the protocol can say it (from version 1.0 on; NumPy
+heeds it). Those that ask for an older version get the same memory, as there is no word for it, and must not write to
+it either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shardtensor.backend import HOST_MEMORY, Backend, Device, HostArray, current_device
+from shardtensor.core import implements, operator
+from shardtensor.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendError,
+    ShapeError,
+    ShardingError,
+    ShardTensorError,
+)
+from shardtensor.functions.placement import Where, put
+from shardtensor.log import Transfer, account
+from shardtensor.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.parking import Parked
+from shardtensor.plugins import backend_names, backend_of, devices
+from shardtensor.sharding import NamedSharding, Shape, as_sharding
+from shardtensor.tensor import ArrayLike, ShardedTensor, own, shard_arrays, tensor
+from shardtensor.value import Storage, aval
+
+Memory: TypeAlias = tuple[int, int]
+"""A memory as DLPack names it: the type of device, and its number."""
+
+_ON_HOST = (1, 3, 11)  # plain host memory, and what CUDA and ROCm have pinned of it
+_CUDA, _CUDA_MANAGED = 2, 13  # managed memory is used like the GPU's own
+
+
+class InterchangeError(ShardTensorError, BufferError):
+    """Memory that cannot be shared with another library as it was asked for."""
+
+
+# -- in --------------------------------------------------------------------------------------------
+
+
+@operator()
+def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = None) -> ShardedTensor:
+    """A tensor of another library's array, in the same memory where a device can use that; of a list of them, one
+    tensor over as many devices.
+
+    The owner's later writes may show in the tensor, so make none. Writing to the tensor never shows in his array.
+
+    One array becomes a tensor on one device: the first of the default mesh that uses its memory, else of another
+    backend's (NumPy's first). With ``device=`` it goes there as with `device_put`: what lies in the right memory stays.
+
+    The arrays of a list are the shards, and stay where they are. Without ``device=`` they follow one another along the
+    first dimension, each on the next device that uses its memory. With a mesh or a sharding, array k is what device k
+    of the mesh holds; those that hold the same part are taken to be equal.
+
+    Args:
+        x: an object with ``__dlpack__`` and ``__dlpack_device__`` (arrays of NumPy, CuPy, PyTorch, JAX, ...), or a list
+            of them, of any shape and strides; of bools, integers, floats or complex numbers that NumPy has.
+        device: see above.
+        copy: True copies always, False never, None where it must.
+
+    Raises:
+        ArgumentTypeError: x has no such methods, or its dtype is none that the backend has.
+        InterchangeError: the memory cannot be shared: ``copy=False`` and it takes a copy, x's library refuses, or no
+            usable backend drives its device. It is a BufferError.
+        ShapeError: the shapes of a list are not those that the sharding gives the devices.
+        ShardingError: a list of more, or fewer, arrays than there are devices.
+
+    >>> a = np.arange(3)
+    >>> x = st.from_dlpack(a)
+    >>> a[0] = 9
+    >>> x.tolist()
+    [9, 1, 2]
+    >>> st.from_dlpack([np.ones((2, 3)), np.zeros((1, 3))]).sharding
+    NamedSharding(Mesh(d=2; numpy:0, numpy:1), P('d'))
+    """
+
+
+@implements(from_dlpack, "algorithm")
+def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
+    if isinstance(x, (list, tuple)):
+        return _from_pieces(x, device, copy)
+    committed = device is not None or _memory(x, "x") != HOST_MEMORY
+    return _from_one(x, "x", device, copy, committed)
+
+
+@implements(from_dlpack, "kernel")
+def _from_dlpack_on_device(xp: Any, place: None, *, x: Any, copy: bool | None) -> Any:
+    device = current_device()
+    assert device is not None
+    (array,) = shard_arrays(_from_dlpack(x, device, copy))
+    return array if copy else backend_of(device).export(array)
+
+
+def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committed: bool = True) -> ShardedTensor:
+    memory = _memory(x, what)
+    mesh = None if where is None else _mesh_of(where)
+    home = _dealt([memory], mesh.flat) if mesh else _find([memory])
+    if mesh and not home:  # it comes from elsewhere
+        if copy is False:
+            raise InterchangeError(
+                f"from_dlpack: copy=False, and {what} lies in {_said(memory)}, which is not that of {mesh!r}"
+            )
+        home = None if memory == HOST_MEMORY else _find([memory])
+    source = x if home and memory != HOST_MEMORY else _host_array(x, what, memory, copy)
+    if home:
+        source = _shared(source, what, home[0], copy)
+    target = as_sharding(where or (home[0] if home else default_mesh().flat[0]), source.ndim, "from_dlpack")
+    if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).one_memory:
+        raise InterchangeError(
+            f"from_dlpack: copy=False, and {what} is one array for {target.mesh!r}, whose devices have memories of "
+            "their own; give a list with an array for each"
+        )
+    _check_kind(what, target, copy)
+    shared = isinstance(source, ShardedTensor) or not copy
+    return put(source, target, "from_dlpack", committed=committed, may_alias=shared)
+
+
+def _check_kind(what: str, target: NamedSharding, copy: bool | None) -> None:
+    """That it need not go to another kind of memory, if it must not be copied."""
+    if copy is False and target.memory_kind != "device" and backend_of(target.mesh.flat[0]).pinned_host:
+        raise InterchangeError(f"from_dlpack: copy=False, and to {target.memory_kind} memory {what} takes a copy")
+
+
+def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArray:
+    """What lies in host memory, as an array of NumPy's that shares it; a copy of what no backend can use."""
+    elsewhere = memory != HOST_MEMORY
+    if elsewhere and copy is False:
+        raise InterchangeError(
+            f"from_dlpack: copy=False, and {what} lies in {_said(memory)}, which no usable backend drives; "
+            "`shardtensor info` says why"
+        )
+    try:
+        return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(x)
+    except Exception as error:  # the other library's, whatever it raises
+        where = f" in {_said(memory)}, which no usable backend drives (`shardtensor info` says why),"
+        raise _refused(what, x, error, where if elsewhere else "") from error
+
+
+def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
+    """A tensor on a device in whose memory x lies; x itself, a host array, if the device's library refuses it."""
+    backend = backend_of(device)
+    backwards = isinstance(x, np.ndarray) and not backend.one_memory and any(n < 0 for n in x.strides)
+    try:
+        if backwards:  # PyTorch does not say no, it ends the process
+            raise BufferError("strides are negative")
+        with backend.on(device):
+            array = backend.export(backend.from_dlpack(_Lent(x), device))
+        dtype = x.dtype if isinstance(x, np.ndarray) else backend.dtype_of(array)
+    except ShardTensorError:
+        raise
+    except Exception as error:  # likewise
+        if copy is not False and isinstance(x, np.ndarray):
+            return x
+        raise _refused(what, x, error, f" on {device}") from error
+    value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "from_dlpack"), True)
+    if copy:
+        array = _copied(array, backend, device, "from_dlpack")
+    return own(tensor(value, Storage(array) if backend.one_memory else Storage(arrays=(array,))))
+
+
+class _Lent:
+    """An array as those who take it see it: what it is besides does not matter to them."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        return self._x.__dlpack__(**wishes)
+
+    def __dlpack_device__(self) -> Any:
+        return self._x.__dlpack_device__()
+
+
+def _refused(what: str, x: Any, error: Exception, where: str = "") -> InterchangeError:
+    return InterchangeError(
+        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be taken: {error}. Wanted an array of bools, native "
+        "integers, floats or complex numbers that NumPy has; convert it in its own library first"
+    )
+
+
+# -- a list ----------------------------------------------------------------------------------------
+
+
+def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) -> ShardedTensor:
+    """One tensor, of which each piece is a shard."""
+    if not pieces:
+        raise ShapeError("from_dlpack: x is an empty list; wanted at least one array")
+    names = [f"x[{k}]" for k in range(len(pieces))]
+    memories = [_memory(x, name) for x, name in zip(pieces, names, strict=True)]
+    mesh = mesh_of(_row_for(memories)) if where is None else _mesh_of(where)
+    if mesh.size != len(pieces):
+        said = f"a list of {len(pieces)} arrays for the {mesh.size} devices of {mesh!r}"
+        raise ShardingError(f"from_dlpack: x is {said}; wanted one for each")
+    parts = [_from_one(x, name, d, copy) for x, name, d in zip(pieces, names, mesh.flat, strict=True)]
+    first = parts[0]
+    for part, name in zip(parts, names, strict=True):
+        if part.dtype != first.dtype:
+            raise ArgumentTypeError(f"from_dlpack: {name} is of {part.dtype} and x[0] of {first.dtype}; convert one")
+        if part.ndim != first.ndim or (not part.ndim and len(parts) > 1 and not isinstance(where, NamedSharding)):
+            raise ShapeError(
+                f"from_dlpack: {name} has shape {part.shape} and x[0] {first.shape}; wanted as many dimensions, and "
+                "at least one to follow one another along (st.stack joins scalars)"
+            )
+    sharding = as_sharding(mesh if where is None else where, first.ndim, "from_dlpack")
+    shape = _whole_shape(parts, sharding)
+    arrays = tuple([shard_arrays(part)[0] for part in parts])
+    value = aval(shape, first.dtype, sharding, True)
+    if not value.parked:
+        return own(tensor(value, Storage(arrays=arrays)))
+    _check_kind("x", sharding, copy)
+    there = aval(shape, first.dtype, sharding.with_memory_kind("device"), True)
+    return put(tensor(there, Storage(arrays=arrays)), sharding, "from_dlpack")
+
+
+def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:
+    """The shape of a tensor that has these shards.
+
+    Raises:
+        ShapeError: none has.
+    """
+    places = sharding.grid((0,) * parts[0].ndim).parts.tolist()
+    sizes: list[dict[int, int]] = [{} for _ in parts[0].shape]
+    for part, place in zip(parts, places, strict=True):
+        for known, p, n in zip(sizes, place, part.shape, strict=True):
+            known.setdefault(p, n)
+    shape = tuple([sum(known.values()) for known in sizes])
+    grid = sharding.grid(shape)
+    for k, (part, device) in enumerate(zip(parts, grid.devices, strict=True)):
+        if part.shape != grid.shape(k):
+            raise ShapeError(
+                f"from_dlpack: x[{k}] has shape {part.shape}, and of the whole {shape} {sharding.spec} gives {device} "
+                f"{grid.shape(k)}; sizes must follow the split rule (10 over 4 is 3, 3, 2, 2). "
+                "st.unshard([st.from_dlpack(a) for a in x]) takes any along one axis, and rebalances them"
+            )
+    return shape
+
+
+# -- which devices ---------------------------------------------------------------------------------
+
+
+def _memory(x: Any, what: str) -> Memory:
+    """Where an array lies.
+
+    Raises:
+        ArgumentTypeError: it is no array that can be shared.
+    """
+    if isinstance(x, type) or not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
+        raise ArgumentTypeError(
+            f"from_dlpack: {what} is a {type(x).__name__} without __dlpack__ and __dlpack_device__; wanted an array of "
+            "a library that has them, or a list of such arrays (st.asarray takes what NumPy does)"
+        )
+    if getattr(x, "is_neg", bool)():
+        raise InterchangeError(
+            f"from_dlpack: {what} is a tensor that is yet to be negated, which DLPack cannot say; give x.resolve_neg()"
+        )
+    return _pair(x.__dlpack_device__(), "from_dlpack", f"{what}.__dlpack_device__()")
+
+
+def _pair(given: Any, who: str, what: str) -> Memory:
+    try:
+        kind, number = [int(n) for n in given]
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"{who}: {what} is {given!r:.60}; wanted a device type and a number") from None
+    return HOST_MEMORY if kind in _ON_HOST else (_CUDA if kind == _CUDA_MANAGED else kind, number)
+
+
+def _said(memory: Memory) -> str:
+    kinds = {1: "host memory", _CUDA: "the memory of CUDA GPU", 10: "the memory of ROCm GPU"}
+    kind = kinds.get(memory[0], f"the memory of DLPack's device type {memory[0]}, number")
+    return kind if memory == HOST_MEMORY else f"{kind} {memory[1]}"
+
+
+def _mesh_of(where: Where) -> Mesh:
+    """The devices that ``device=`` names."""
+    return where.mesh if isinstance(where, NamedSharding) else as_sharding(where, 1, "from_dlpack").mesh
+
+
+def _rows() -> Iterator[Sequence[Device]]:
+    """The devices among which a memory's is looked for. Backends are started as far as need be."""
+    yield default_mesh().flat
+    for name in sorted(backend_names(), key=lambda name: name != "numpy"):
+        try:
+            row = devices(name)
+        except BackendError:
+            continue
+        yield row
+
+
+def _dealt(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
+    """For each memory the next device of a row that uses it; None if there is none."""
+    free, dealt = list(row), []
+    for memory in memories:
+        here = next((d for d in free if backend_of(d).dlpack_device(d) == memory), None)
+        if here is None:
+            return None
+        free.remove(here)
+        dealt.append(here)
+    return tuple(dealt)
+
+
+def _find(memories: Sequence[Memory]) -> tuple[Device, ...] | None:
+    return next(filter(None, (_dealt(memories, row) for row in _rows())), None)
+
+
+def _row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
+    """A device for each array of a list.
+
+    Raises:
+        InterchangeError: no backend drives them all.
+        ShardingError: one does, and has not that many devices.
+    """
+    if row := _find(memories):
+        return row
+    names = ", ".join([_said(m) for m in dict.fromkeys(memories)])
+    if not _find(list(dict.fromkeys(memories))):
+        raise InterchangeError(
+            f"from_dlpack: the arrays of x lie in {names}, and no usable backend drives all of that "
+            "(`shardtensor info` says which are usable); copy them where one does"
+        )
+    raise ShardingError(
+        f"from_dlpack: x is a list of {len(memories)} arrays in {names}, and no backend has that many devices there; "
+        f"for logical ones set SHARDTENSOR_NUM_DEVICES={len(memories)} before the first use, or join some of them first"
+    )
+
+
+# -- out -------------------------------------------------------------------------------------------
+
+
+@operator()
+def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
+    """The DLPack device type and number of the memory where x lies: ``x.__dlpack_device__()``.
+
+    Args:
+        x: a tensor on one device.
+
+    Raises:
+        InterchangeError: it lives on several devices.
+        DonatedError: its memory was given away.
+
+    >>> st.zeros(3, device=st.devices()[0]).__dlpack_device__()
+    (1, 0)
+    """
+
+
+@implements(dlpack_device, "algorithm")
+def _dlpack_device(x: Any) -> Memory:
+    return _memory_of(x, _only_device(x, "__dlpack_device__"))
+
+
+def _memory_of(x: ShardedTensor, device: Device) -> Memory:
+    return HOST_MEMORY if isinstance(x._storage, Parked) else backend_of(device).dlpack_device(device)
+
+
+@operator()
+def to_dlpack(
+    x: ArrayLike,
+    /,
+    *,
+    stream: Any = None,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[int, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """x for another library, in a capsule, without a copy: ``x.__dlpack__()``. Such as ``torch.from_dlpack(x)`` call
+    it.
+
+    What is exported keeps the value that x has now: writing to x takes other memory while somebody holds it. It is not
+    to be written. Who asks for ``max_version`` 1.0 or above gets it marked as read-only if it is in host memory; others
+    cannot be told. Copies may be written.
+
+    Args:
+        x: a tensor on one device, of a dtype other than times.
+        stream: where the reader's work is queued, as the backend's library takes it; None in host memory.
+        max_version: the newest version of DLPack that the reader knows.
+        dl_device: where it is to be: where it is, or host memory, to which it is copied (and counted).
+        copy: True copies, False never does. None does where it must: for another device, and what runs backwards in
+            host memory (``x[::-1]``), which not every library takes.
+
+    Raises:
+        InterchangeError: x lives on several devices, DLPack has no such dtype, ``copy=False`` and it takes a copy, or
+            a device that is none of these. It is a BufferError.
+        ArgumentError: a stream for host memory.
+        DonatedError: its memory was given away.
+
+    >>> np.from_dlpack(st.arange(3, device=st.devices()[0]))
+    array([0, 1, 2])
+    """
+
+
+@implements(to_dlpack, "algorithm")
+def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
+    device = _only_device(x, "__dlpack__")
+    backend = backend_of(device)
+    here = _memory_of(x, device)
+    there = here if dl_device is None else _pair(dl_device, "__dlpack__", "dl_device")
+    if there not in (here, HOST_MEMORY):
+        raise InterchangeError(
+            f"__dlpack__: dl_device is {_said(there)}, and the tensor lies in {_said(here)}; "
+            "bring it there first, with st.device_put(x, device)"
+        )
+    if x.dtype.kind in "mM":
+        raise InterchangeError(f"__dlpack__: DLPack has no {x.dtype}; give x.astype('int64')")
+    if there != here:
+        if copy is False:
+            raise InterchangeError(f"__dlpack__: copy=False, and to host memory from {_said(here)} it takes a copy")
+        return _host_capsule(_alias(np.asarray(x)), max_version)
+    (array,) = x._storage.shards() if isinstance(x._storage, Parked) else shard_arrays(x)
+    if here != HOST_MEMORY:
+        return _device_capsule(array, backend, device, stream, max_version, copy)
+    if stream not in (None, -1):
+        raise ArgumentError(f"__dlpack__: stream is {stream!r:.60}, and {device} is in host memory; wanted None")
+    return _from_host(array, backend, device, max_version, copy)
+
+
+def _from_host(array: Any, backend: Backend, device: Device, max_version: Any, copy: bool | None) -> Any:
+    """A capsule of an array in host memory, by NumPy, whichever library's it is: it can say that it is read-only."""
+    if not isinstance(array, np.ndarray):
+        backend.synchronize(device)
+        with backend.on(device):
+            array = np.from_dlpack(backend.lend(array))
+    array = _alias(array)
+    if copy or any(n < 0 for n in array.strides):
+        if copy is False:
+            raise InterchangeError(
+                "__dlpack__: copy=False, and the tensor is a view that runs backwards, which not every library takes"
+            )
+        array = np.array(array)
+        _note(array.nbytes, device, "to_dlpack")
+    elif max_version is not None and max_version[0] >= 1:
+        array.flags.writeable = False
+    return _host_capsule(array, max_version)
+
+
+def _host_capsule(array: HostArray, max_version: Any) -> Any:
+    wishes = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 knows of none
+    try:
+        return array.__dlpack__(**wishes)
+    except BufferError as error:
+        raise InterchangeError(f"__dlpack__: {error} Convert the tensor, of {array.dtype}, with astype") from None
+
+
+def _device_capsule(
+    array: Any, backend: Backend, device: Device, stream: Any, max_version: Any, copy: bool | None
+) -> Any:
+    """A capsule by the backend's own library, which orders ``stream`` after the device."""
+    wishes = {} if stream is None else {"stream": stream}
+    if copy:
+        array = _copied(array, backend, device, "to_dlpack")
+    backend.leave(device)
+    with backend.on(device):
+        lent = backend.lend(array)
+        try:
+            return lent.__dlpack__(**wishes, max_version=max_version)
+        except TypeError:  # a library that knows one version alone
+            return lent.__dlpack__(**wishes)
+
+
+class _Writable:
+    """The memory of a host array, which it keeps."""
+
+    def __init__(self, array: HostArray) -> None:
+        self._array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _alias(array: HostArray) -> HostArray:
+    """A host array of the same memory that counts as writable, whatever is said of ``array``: older versions of DLPack
+    take no others.
+    """
+    return np.asarray(_Writable(array))
+
+
+def _only_device(x: Any, who: str) -> Device:
+    """The device where a tensor lives.
+
+    Raises:
+        InterchangeError: there are several.
+    """
+    if not isinstance(x, ShardedTensor):
+        raise ArgumentTypeError(f"{who}: x is a {type(x).__name__}; wanted a tensor")
+    if x.is_donated:
+        shard_arrays(x)  # says so
+    mesh = x.sharding.mesh
+    if mesh.size > 1:
+        raise InterchangeError(
+            f"{who}: the tensor lives on {mesh.size} devices, {mesh!r}, and other libraries take it from one; "
+            "st.device_put(x, device) brings it there, st.shard(x) gives a tensor for each device, "
+            "x.addressable_shards[k].data is the array of the k-th, and np.asarray(x) a host array"
+        )
+    return mesh.flat[0]
+
+
+def _copied(array: Any, backend: Backend, device: Device, who: str) -> Any:
+    with backend.on(device):
+        copy = backend.xp.asarray(array, copy=True)
+    _note(int(copy.nbytes), device, who)
+    return copy
+
+
+def _note(nbytes: int, device: Device, who: str) -> None:
+    """Counts a copy within a device."""
+    account(who, 0, True, lambda: [Transfer(0, nbytes, device, device, who, True)])

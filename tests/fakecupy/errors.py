@@ -1,0 +1,65 @@
+"""The exceptions: CuPy's, by its names and texts, and the double's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+STATUS = {
+    1: ("cudaErrorInvalidValue", "invalid argument"),
+    2: ("cudaErrorMemoryAllocation", "out of memory"),
+    35: ("cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"),
+    100: ("cudaErrorNoDevice", "no CUDA-capable device is detected"),
+    101: ("cudaErrorInvalidDevice", "invalid device ordinal"),
+    400: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
+    600: ("cudaErrorNotReady", "device not ready"),
+    700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
+    719: ("cudaErrorLaunchFailure", "unspecified launch failure"),
+}
+
+
+class Race(Exception):
+    """Two streams touch the same memory, one of them writes, and nothing orders them."""
+
+
+class WrongDeviceError(ValueError):
+    """An operation met an array of a device that is not current. CuPy would warn, or work through peer access."""
+
+
+class CUDARuntimeError(RuntimeError):
+    """As ``cupy.cuda.runtime.CUDARuntimeError``."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        name, text = STATUS.get(status, ("cudaErrorUnknown", "unknown error"))
+        super().__init__(f"{name}: {text}")
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.status,)
+
+
+class OutOfMemoryError(MemoryError):
+    """As ``cupy.cuda.memory.OutOfMemoryError``."""
+
+    def __init__(self, size: int, total: int, limit: int = 0) -> None:
+        self._size, self._total, self._limit = size, total, limit
+        so_far = f"allocated so far: {total:,} bytes"
+        if limit:
+            so_far += f", limit set to: {limit:,} bytes"
+        super().__init__(f"Out of memory allocating {size:,} bytes ({so_far}).")
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._size, self._total, self._limit)
+
+
+class NcclError(RuntimeError):
+    """As ``cupy.cuda.nccl.NcclError``."""
+
+    NAMES = {  # noqa: RUF012 - constant
+        1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error",
+        4: "NCCL_ERROR_INVALID_ARGUMENT: invalid argument",
+        5: "NCCL_ERROR_INVALID_USAGE: invalid usage",
+    }
+
+    def __init__(self, status: int, why: str = "") -> None:
+        self.status = status
+        super().__init__(self.NAMES[status] + (f" ({why})" if why else ""))

@@ -1,0 +1,400 @@
+"""Running NumPy's functions later: what comes out of a call is worked out at once, from stand-ins of the same shapes
+and dtypes, and the call itself is queued.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from . import memory
+from . import world as w
+from .errors import WrongDeviceError
+
+_array: Any = None  # the array class, which needs this module in turn
+_metas: dict[Any, Any] = {}
+_PLAIN = {bool, float, complex}
+
+
+def bind(array_class: type) -> None:
+    """Tells this module what arrays are."""
+    global _array
+    _array = array_class
+
+
+# -- new arrays ------------------------------------------------------------------------------------
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C", cls: Any = None) -> Any:
+    """A new array of poison on the current device."""
+    made = object.__new__(_array if cls is None else cls)
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    pointer = memory.alloc(size)
+    block = pointer.mem.block
+    made._a = np.ndarray(shape, dtype, None if block is None else block.raw, 0, None, order)
+    made.data = pointer
+    made.base = None
+    return made
+
+
+def view(source: Any, raw: Any, cls: Any = None) -> Any:
+    """An array that shares the memory of another. One at the same place shares its pointer, as in CuPy."""
+    made = object.__new__(_array if cls is None else cls)
+    made._a = raw
+    data = source.data
+    if not raw.size:
+        made.data, made.base = data, source if source.base is None else source.base
+        return made
+    place = raw.__array_interface__["data"][0]
+    made.data = (
+        data if place == data.ptr or data.mem.block is None else memory.MemoryPointer(data.mem, place - data.mem.ptr)
+    )
+    made.base = source if source.base is None else source.base
+    return made
+
+
+def from_host(value: Any) -> Any:
+    """A new array with the values of a host array, which may change afterwards."""
+    made = empty(value.shape, value.dtype)
+    to = made._a
+    w.world.launch("copy from host", lambda: np.copyto(to, value), (), (made,))
+    return made
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def check(array: Any, device: int) -> None:
+    """Raises where an array is not on the current device."""
+    if array.data.device_id != device:
+        raise WrongDeviceError(
+            f"the current device is {device} and the operation has {array.describe()} of device "
+            f"{array.data.device_id}; CuPy would work through peer access, slowly, or fail"
+        )
+
+
+class Arguments:
+    """The arguments of a call: the arrays among them, NumPy's views of those in their place, and a key that is equal
+    where shapes, dtypes and everything else are.
+    """
+
+    __slots__ = ("args", "arrays", "key", "kwargs")
+
+    def __init__(self, args: Any, kwargs: dict[str, Any], strict: bool = True) -> None:
+        self.arrays: list[Any] = []
+        key: list[Any] = []
+        self.args = [self._strip(x, key) for x in args]
+        self.kwargs = {k: self._strip(x, key) for k, x in kwargs.items()}
+        self.key = (*key, *kwargs)
+        if strict:
+            device = w.world.current()
+            for a in self.arrays:
+                check(a, device)
+
+    def _strip(self, x: Any, key: list[Any]) -> Any:
+        if isinstance(x, _array):
+            self.arrays.append(x)
+            raw = x._a
+            key.append((raw.shape, raw.dtype, raw.flags.fnc))
+            return raw
+        if isinstance(x, (list, tuple)):
+            key.append((type(x), len(x)))
+            items = [self._strip(item, key) for item in x]
+            return items if isinstance(x, list) else tuple(items)
+        if isinstance(x, np.ndarray):
+            raise TypeError(f"Unsupported type {type(x)}")
+        if isinstance(x, slice):
+            key.append((slice, x.start, x.stop, x.step))
+            return x
+        if isinstance(x, Ufunc):
+            x = x.numpy
+        key.append((type(x), x))
+        return x
+
+
+def _stand_in(x: Any, name: str, linear: bool) -> Any:
+    """Something of the same shapes and dtypes that every function takes without complaint."""
+    if isinstance(x, np.ndarray):
+        order = "F" if x.flags.fnc else "C"
+        if x.dtype.kind in "fc" or name == "average":
+            made = np.ones(x.shape, x.dtype, order)
+            if linear and x.ndim > 1:
+                made[...] = np.eye(*x.shape[-2:], dtype=x.dtype)
+            return made
+        return np.zeros(x.shape, x.dtype, order)
+    if isinstance(x, (list, tuple)):
+        return type(x)(_stand_in(item, name, linear) for item in x)
+    return x
+
+
+def _rehearse(name: str, function: Any, given: Arguments, linear: bool) -> Any:
+    """The result of the call on stand-ins."""
+    args = [_stand_in(x, name, linear) for x in given.args]
+    kwargs = {k: _stand_in(x, name, linear) for k, x in given.kwargs.items()}
+    try:
+        return _quiet(function, args, kwargs)
+    except np.linalg.LinAlgError:  # of arguments that are right: what was regular in the last two axes is not in others
+        rng = np.random.default_rng(0)
+        args = [rng.random(x.shape).astype(x.dtype) if isinstance(x, np.ndarray) else x for x in args]
+        return _quiet(function, args, kwargs)
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def _describe(result: Any) -> Any:
+    """What has to be allocated for a result: (shape, dtype, order) for each array, in the structure around them."""
+    if isinstance(result, (np.ndarray, np.generic, bool, int, float, complex)):
+        a = np.asarray(result)
+        return a.shape, a.dtype, "F" if a.flags.fnc else "C"
+    if isinstance(result, (list, tuple)):
+        return [type(result), *map(_describe, result)]
+    raise TypeError(f"Unsupported result {type(result)}")
+
+
+def _allocate(spec: Any, made: list[Any]) -> Any:
+    if isinstance(spec, tuple):
+        made.append(empty(*spec))
+        return made[-1]
+    items = [_allocate(s, made) for s in spec[1:]]
+    return _sequence(spec[0], items)
+
+
+def _sequence(kind: type, items: list[Any]) -> Any:
+    if kind is list:
+        return items
+    return kind(*items) if hasattr(kind, "_fields") else tuple(items)
+
+
+def _leaves(result: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        for item in result:
+            yield from _leaves(item)
+    else:
+        yield result
+
+
+def _store(outs: list[Any], result: Any) -> None:
+    for to, value in zip(outs, _leaves(result), strict=True):
+        if to.shape != np.shape(value):
+            raise RuntimeError(f"a result of shape {to.shape} was announced, and {np.shape(value)} came out")
+        np.copyto(to, value, casting="unsafe")
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+def _quiet(function: Any, args: Any, kwargs: Any) -> Any:
+    """NumPy warns of empty slices and the like; CuPy does not."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return function(*args, **kwargs)
+
+
+def call(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Queues a call of one of NumPy's functions whose result has a shape that does not depend on values."""
+    out = kwargs.pop("out", None)
+    if isinstance(out, tuple):
+        (out,) = out
+    given = Arguments(args, kwargs)
+    linear = function.__module__ == "numpy.linalg"
+    try:
+        spec = _metas.get(key := (function, given.key))
+    except TypeError:  # something that cannot be hashed
+        spec = key = None
+    if spec is None:
+        spec = _describe(_rehearse(name, function, given, linear))
+        if key is not None:
+            if len(_metas) > 20000:
+                _metas.clear()
+            _metas[key] = spec
+    made: list[Any] = []
+    if out is None:
+        result = _allocate(spec, made)
+    else:
+        _check_out(out, spec[0], spec[1])
+        made.append(out)
+        result = out
+    outs = [a._a for a in made]
+    args, kwargs = given.args, given.kwargs
+    careful = linear or name.startswith("nan") or any(not a.size for a in given.arrays)
+
+    def run() -> None:
+        try:
+            values = _quiet(function, args, kwargs) if careful else function(*args, **kwargs)
+        except np.linalg.LinAlgError:  # CuPy does not look at what the solver says
+            for to in outs:
+                to.fill(np.nan)
+        else:
+            _store(outs, values)
+
+    w.world.launch(name, run, given.arrays, made)
+    return result
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    if not isinstance(out, _array):
+        raise TypeError(f"return arrays must be of ArrayType, not {type(out)}")
+    check(out, w.world.current())
+    if out.shape != shape:
+        raise ValueError(f"Out shape is mismatched: {out.shape} instead of {shape}")
+    if not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise TypeError(f"output ({dtype}) could not be cast to {out.dtype}")
+
+
+def call_now(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The same where the shape of the result depends on values: the host waits for them, as CuPy does."""
+    given = Arguments(args, kwargs)
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            box.append(_quiet(function, given.args, given.kwargs))
+        except Exception as error:
+            box.append(error)
+
+    w.world.synchronize(w.world.launch(name, run, given.arrays, ()))
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return _upload(box[0])
+
+
+def _upload(result: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        return _sequence(type(result), [_upload(x) for x in result])
+    return from_host(np.array(result))
+
+
+def call_view(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A call that gives views where NumPy does: nothing is queued then. Where NumPy copies, the copy is queued."""
+    given = Arguments(args, kwargs, strict=False)
+    result = _quiet(function, given.args, given.kwargs)
+    flat = list(_leaves(result))
+    sources = []
+    for raw in flat:
+        source = next((a for a in given.arrays if np.may_share_memory(a._a, raw)), None)
+        if source is None:
+            return call(name, function, args, kwargs)
+        sources.append(source)
+    views = iter([view(source, raw) for source, raw in zip(sources, flat, strict=True)])
+    return _rebuild(result, views)
+
+
+def _rebuild(result: Any, leaves: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        return _sequence(type(result), [_rebuild(x, leaves) for x in result])
+    return next(leaves)
+
+
+def call_in_place(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """A call that changes its first argument and returns nothing."""
+    given = Arguments(args, kwargs)
+    args, kwargs = given.args, given.kwargs
+    w.world.launch(name, lambda: function(*args, **kwargs), given.arrays[1:], given.arrays[:1])
+
+
+# -- ufuncs ----------------------------------------------------------------------------------------
+
+
+class Ufunc:
+    """One of NumPy's ufuncs on arrays of devices."""
+
+    __slots__ = ("__name__", "nin", "nout", "numpy")
+
+    def __init__(self, numpy_ufunc: np.ufunc) -> None:
+        self.numpy, self.__name__ = numpy_ufunc, numpy_ufunc.__name__
+        self.nin, self.nout = numpy_ufunc.nin, numpy_ufunc.nout
+
+    def __repr__(self) -> str:
+        return f"<ufunc 'cupy_{self.__name__}'>"
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if len(args) > self.nin:
+            out, args = args[self.nin :], args[: self.nin]
+        if len(args) < self.nin:
+            raise TypeError(f"Wrong number of arguments for {self!r}: {len(args)}")
+        if self.numpy.signature is not None:
+            return call(self.__name__, self.numpy, args, {**kwargs, "out": out})
+        return _elementwise(self.numpy, args, out, kwargs)
+
+    def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return call(
+            f"{self.__name__}.reduce", self.numpy.reduce, (array, axis, dtype), {"keepdims": keepdims, "out": out}
+        )
+
+    def accumulate(self, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
+        return call(f"{self.__name__}.accumulate", self.numpy.accumulate, (array, axis, dtype), {"out": out})
+
+    def outer(self, a: Any, b: Any, **kwargs: Any) -> Any:
+        return call(f"{self.__name__}.outer", self.numpy.outer, (a, b), kwargs)
+
+    def at(self, a: Any, indices: Any, b: Any = None) -> None:
+        call_in_place(f"{self.__name__}.at", self.numpy.at, (a, indices) if b is None else (a, indices, b), {})
+
+
+def _elementwise(f: np.ufunc, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
+    """A ufunc without a signature. This is what most launches are, hence the care for speed."""
+    world = w.world
+    device = getattr(world.tls, "device", 0)
+    raws, reads, key = [], [], [f]
+    for x in args:
+        kind = type(x)
+        if isinstance(x, _array):
+            if x.data.device_id != device:
+                check(x, device)
+            raw = x._a
+            reads.append(x)
+            raws.append(raw)
+            key.append((raw.shape, raw.dtype, raw.ndim > 1 and raw.flags.fnc))
+        elif kind is int:
+            raws.append(x)
+            key.append(x)
+        elif kind in _PLAIN:
+            raws.append(x)
+            key.append(kind)
+        elif isinstance(x, np.generic):
+            raws.append(x)
+            key.append(x.dtype)
+        else:
+            raise TypeError(f"Unsupported type {kind}")
+    where = kwargs.get("where")
+    if isinstance(where, _array):
+        check(where, device)
+        reads.append(where)
+        kwargs["where"] = where._a
+        key.append((where.shape, "where"))
+    elif where is None:
+        kwargs.pop("where", None)
+    if kwargs:
+        key.append((kwargs.get("dtype"), kwargs.get("casting")))
+    identity = tuple(key)
+    specs = _metas.get(identity)
+    if specs is None:
+        specs = _metas[identity] = _elementwise_specs(f, raws, kwargs)
+    if out is None:
+        made = [empty(*spec) for spec in specs]
+    else:
+        made = list(out) if isinstance(out, tuple) else [out]
+        for a, spec in zip(made, specs, strict=True):
+            _check_out(a, spec[0], spec[1])
+    outs = tuple([a._a for a in made])
+    world.launch(f.__name__, lambda: f(*raws, out=outs, **kwargs), reads, made)
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _elementwise_specs(f: np.ufunc, raws: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The shapes from broadcasting, the dtypes from a call on single elements."""
+    if len(_metas) > 20000:
+        _metas.clear()
+    arrays = [x for x in raws if isinstance(x, np.ndarray)]
+    where = kwargs.get("where")
+    shape = np.broadcast_shapes(*(x.shape for x in arrays), *([where.shape] if isinstance(where, np.ndarray) else []))
+    ones = [np.ones((1,) * x.ndim, x.dtype) if isinstance(x, np.ndarray) else x for x in raws]
+    result = _quiet(f, ones, {k: v for k, v in kwargs.items() if k != "where"})
+    full = [x for x in arrays if x.ndim == len(shape) and x.ndim > 1]
+    order = "F" if full and all(x.flags.fnc for x in full) else "C"
+    return [(shape, r.dtype, order) for r in (result if isinstance(result, tuple) else (result,))]

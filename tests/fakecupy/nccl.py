@@ -1,0 +1,183 @@
+"""What ``cupy.cuda.nccl`` offers: collectives of the devices of one process, as one piece of work on each stream."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from . import cuda, memory
+from . import world as w
+from .errors import NcclError
+
+DTYPES = {
+    0: np.int8,
+    1: np.uint8,
+    2: np.int32,
+    3: np.uint32,
+    4: np.int64,
+    5: np.uint64,
+    6: np.float16,
+    7: np.float32,
+    8: np.float64,
+}
+CONSTANTS = {f"NCCL_{np.dtype(dtype).name.upper()}": number for number, dtype in DTYPES.items()}
+CONSTANTS |= {"NCCL_CHAR": 0, "NCCL_INT": 2, "NCCL_HALF": 6, "NCCL_FLOAT": 7, "NCCL_DOUBLE": 8}
+CONSTANTS |= {"NCCL_SUM": 0, "NCCL_PROD": 1, "NCCL_MAX": 2, "NCCL_MIN": 3, "NCCL_AVG": 4}
+_OPERATIONS = {0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum, 4: np.add}
+
+_local = threading.local()
+
+
+def groupStart() -> None:
+    """What is called from now on is one group, until the matching end."""
+    _local.depth = getattr(_local, "depth", 0) + 1
+    _local.calls = getattr(_local, "calls", [])
+
+
+def groupEnd() -> None:
+    """Queues what the group has called, which every rank must have."""
+    if not getattr(_local, "depth", 0):
+        raise NcclError(5, "no group was started")
+    _local.depth -= 1
+    if not _local.depth:
+        calls, _local.calls = _local.calls, []
+        _queue(calls)
+
+
+def _queue(calls: list[Any]) -> None:
+    """Matches the calls of the ranks of each clique in order, and queues each as one piece of work."""
+    cliques: dict[int, dict[int, list[Any]]] = {}
+    for call in calls:
+        cliques.setdefault(id(call[0].clique), {}).setdefault(call[0].rank, []).append(call)
+    for ranks in cliques.values():
+        some = next(iter(ranks.values()))[0][0]
+        if sorted(ranks) != list(range(len(some.clique))) or len({len(c) for c in ranks.values()}) > 1:
+            raise NcclError(5, "not every rank has called; on GPUs this hangs")
+        for together in zip(*(ranks[r] for r in sorted(ranks)), strict=True):
+            if len({call[1] for call in together}) > 1:
+                raise NcclError(5, f"the ranks call different things: {together[0][1]} and others")
+            _collective(together[0][1], [call[2:] for call in together])
+
+
+def _collective(kind: Any, ranks: list[Any]) -> None:
+    """Each rank's stream waits for the others before and after; the work itself is on the first."""
+    name, count, datatype, op, root = kind
+    dtype = np.dtype(DTYPES[datatype])
+    n = len(ranks)
+    world = w.world
+    sizes = {"allGather": (count, count * n), "reduceScatter": (count * n, count)}.get(name, (count, count))
+    sources = [memory.MemoryPointer(memory.UnownedMemory(r[0], 1, None), 0) for r in ranks]
+    targets = [memory.MemoryPointer(memory.UnownedMemory(r[1], 1, None), 0) for r in ranks]
+    ins = [p.raw(sizes[0] * dtype.itemsize).view(dtype) for p in sources]
+    outs = [p.raw(sizes[1] * dtype.itemsize).view(dtype) for p in targets]
+    streams = [r[2] for r in ranks]
+    for s in streams[1:]:
+        world.wait(streams[0], world.record(s))
+
+    def run() -> None:
+        if name in ("broadcast", "bcast"):
+            values = [ins[root].copy()] * n
+        elif name == "allGather":
+            values = [np.concatenate(ins)] * n
+        else:
+            total = _OPERATIONS[op].reduce(np.stack(ins), axis=0, dtype=dtype)
+            total = (total / n).astype(dtype) if op == 4 else total
+            values = np.split(total, n) if name == "reduceScatter" else [total] * n
+        for i, (to, value) in enumerate(zip(outs, values, strict=True)):
+            if name != "reduce" or i == root:
+                to[...] = value
+
+    written = [targets[root]] if name == "reduce" else targets
+    world.launch(name, run, sources, written, streams[0])
+    for s in streams[1:]:
+        world.wait(s, world.record(streams[0]))
+
+
+class NcclCommunicator:
+    """One device of a clique."""
+
+    def __init__(self, ndev: int, commId: bytes, rank: int, config: Any = None) -> None:
+        raise NotImplementedError("several processes are not modelled; use initAll")
+
+    @staticmethod
+    def initAll(devices: int | list[int]) -> list[NcclCommunicator]:
+        """A communicator for each device."""
+        if not isinstance(devices, (int, list)):
+            raise ValueError('"devices" should be an int or a list of int.')
+        devices = list(range(devices)) if isinstance(devices, int) else devices
+        if len(set(devices)) < len(devices):
+            raise NcclError(5, "Duplicate GPU detected")
+        if any(not 0 <= d < cuda.get_device_count() for d in devices):
+            raise NcclError(4)
+        clique: list[NcclCommunicator] = []
+        for rank, device in enumerate(devices):
+            made = object.__new__(NcclCommunicator)
+            made.clique, made.rank, made.device = clique, rank, device
+            clique.append(made)
+        return list(clique)
+
+    clique: list[NcclCommunicator]
+    rank: int
+    device: int
+
+    def device_id(self) -> int:
+        return self.device
+
+    def rank_id(self) -> int:
+        return self.rank
+
+    def size(self) -> int:
+        return len(self.clique)
+
+    def destroy(self) -> None:
+        self.clique = []
+
+    abort = destroy
+
+    def check_async_error(self) -> None:
+        pass
+
+    def _call(self, name: str, send: int, recv: int, count: int, datatype: int, op: int, root: int, ptr: int) -> None:
+        if datatype not in DTYPES:
+            raise NcclError(4, f"datatype {datatype}")
+        s = w.world.gpus[self.device].null if ptr < 16 else w.world.find(ptr)
+        if s is None or s.device != self.device:
+            raise NcclError(4, "the stream is not of the communicator's device")
+        call = (self, (name, count, datatype, op, root), send, recv, s)
+        if getattr(_local, "depth", 0):
+            _local.calls.append(call)
+        else:
+            _queue([call])
+
+    def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
+        self._call("allReduce", sendbuf, recvbuf, count, datatype, op, 0, stream)
+
+    def reduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
+        self._call("reduce", sendbuf, recvbuf, count, datatype, op, root, stream)
+
+    def broadcast(self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int) -> None:
+        self._call("broadcast", sendbuff, recvbuff, count, datatype, 0, root, stream)
+
+    def bcast(self, buff: int, count: int, datatype: int, root: int, stream: int) -> None:
+        self._call("bcast", buff, buff, count, datatype, 0, root, stream)
+
+    def reduceScatter(self, sendbuf: int, recvbuf: int, recvcount: int, datatype: int, op: int, stream: int) -> None:
+        self._call("reduceScatter", sendbuf, recvbuf, recvcount, datatype, op, 0, stream)
+
+    def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
+        self._call("allGather", sendbuf, recvbuf, count, datatype, 0, 0, stream)
+
+
+NAMES = {
+    **CONSTANTS,
+    "available": True,
+    "groupStart": groupStart,
+    "groupEnd": groupEnd,
+    "NcclCommunicator": NcclCommunicator,
+    "NcclError": NcclError,
+    "get_version": lambda: 22005,
+    "get_build_version": lambda: 22005,
+    "get_unique_id": lambda: bytes(128),
+}

@@ -1,0 +1,404 @@
+"""The simulated machine: its GPUs, their streams, what is queued on them, and what is ordered after what.
+
+Everything that would run on a GPU is a function in the queue of a stream, and runs when a scheduler says so or when
+somebody waits for it. Beside that, clocks tell what is ordered before what whether or not it has run: a program that
+is right only because work happened to run early is found out either by a wrong value or by the clocks.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import CUDARuntimeError, Race
+
+SCHEDULERS = ("random", "lazy", "eager")
+NULL, BLOCKING, NON_BLOCKING = "null", "blocking", "non-blocking"
+
+
+@dataclass
+class Config:
+    """What the machine is like; tests may change an attribute at any time, save the number of devices."""
+
+    devices: int = 2
+    """How many GPUs there are. 0: CuPy is installed and there is no GPU."""
+    peers: Any = None
+    """``peers[i][j]``: whether GPU i can access the memory of GPU j. None: all can."""
+    memory: int = 1 << 30
+    """Bytes of memory of each GPU."""
+    scheduler: str = "random"
+    """"random": at each launch some streams run some of their work; "lazy": nothing runs before somebody waits for it,
+    and then only what must; "eager": everything runs at once."""
+    seed: int = 0
+    """Of the random scheduler."""
+    corrupt: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs (source, destination) whose peer copies come out wrong without an error."""
+    raise_races: bool = True
+    """Whether a race raises `Race` at the launch, besides being written down."""
+
+    def peer(self, device: int, other: int) -> bool:
+        return device != other and (self.peers is None or bool(self.peers[device][other]))
+
+
+class Stream:
+    """One queue of a device. `seq` counts what was launched, `done` what has run; `clock` says up to which count of
+    which other stream the work launched from now on is ordered after.
+    """
+
+    __slots__ = ("__weakref__", "alive", "clock", "device", "done", "kind", "ptr", "queue", "seq")
+
+    def __init__(self, ptr: int, device: int, kind: str) -> None:
+        self.ptr, self.device, self.kind = ptr, device, kind
+        self.seq = self.done = 0
+        self.queue: deque[tuple[Any, Any]] = deque()
+        self.clock: dict[Stream, int] = {}
+        self.alive = True
+
+    def __repr__(self) -> str:
+        return f"{self.kind} stream {self.ptr:#x} of device {self.device}"
+
+    def join(self, other: Stream, seq: int, clock: dict[Stream, int]) -> None:
+        """What comes now is ordered after ``seq`` of ``other`` and what that was ordered after."""
+        mine = self.clock
+        for stream, count in clock.items():
+            if mine.get(stream, 0) < count:
+                mine[stream] = count
+        if mine.get(other, 0) < seq:
+            mine[other] = seq
+        mine.pop(self, None)
+
+
+class Gpu:
+    """One device: its streams and the error that its work has run into."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.null = Stream(0, index, NULL)
+        self.blocking: list[Stream] = []
+        self.error: BaseException | None = None
+        self.pool: Any = None
+
+
+class Recorded:
+    """Where a stream was when an event was recorded on it."""
+
+    __slots__ = ("clock", "seq", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.seq, self.clock = stream, stream.seq, dict(stream.clock)
+
+
+class World:
+    """One machine, from `install` or `reset` on."""
+
+    def __init__(self, config: Config) -> None:
+        if config.scheduler not in SCHEDULERS:
+            raise ValueError(f"scheduler is {config.scheduler!r}; it must be one of {SCHEDULERS}")
+        self.config = config
+        self.rng = random.Random(config.seed)
+        self.lock = threading.Lock()
+        self.gpus = [Gpu(i) for i in range(config.devices)]
+        self.streams: list[Stream] = [gpu.null for gpu in self.gpus]
+        self.by_ptr: dict[int, Stream] = {}
+        self.events: dict[int, tuple[int, Recorded | None]] = {}
+        self.next_ptr = 0x1000
+        self.host: dict[Stream, int] = {}  # what the host has seen done: ordered before all that is launched later
+        self.races: list[str] = []
+        self.freed: deque[Any] = deque()
+        self.tls = threading.local()
+        self.blocks: dict[int, Any] = {}
+
+    # -- who is current ------------------------------------------------------------------------------
+
+    def current(self) -> int:
+        """The current device of this thread."""
+        return getattr(self.tls, "device", 0)
+
+    def stream(self) -> Stream:
+        """The stream that work goes to: the current one of the current device in this thread."""
+        device = getattr(self.tls, "device", 0)
+        streams = getattr(self.tls, "streams", None)
+        ptr = streams[device].ptr if streams is not None else 0
+        return self.gpus[device].null if ptr < 16 else self.by_ptr[ptr]
+
+    def find(self, ptr: int) -> Stream | None:
+        """The stream of that handle; the small numbers are CUDA's names for the default stream."""
+        return self.gpus[self.current()].null if ptr < 16 else self.by_ptr.get(ptr)
+
+    # -- streams and events --------------------------------------------------------------------------
+
+    def handle(self) -> int:
+        with self.lock:
+            self.next_ptr += 16
+            return self.next_ptr
+
+    def create_stream(self, kind: str) -> Stream:
+        made = Stream(self.handle(), self.current(), kind)
+        with self.lock:
+            self.by_ptr[made.ptr] = made
+            self.streams.append(made)
+            if kind == BLOCKING:
+                self.gpus[made.device].blocking.append(made)
+        return made
+
+    def destroy_stream(self, ptr: int) -> None:
+        """Its work goes on. The null stream is ordered after it as before."""
+        if not self.lock.acquire(blocking=False):
+            return  # a collection in the middle of something: it stays, idle
+        try:
+            stream = self.by_ptr.pop(ptr, None)
+            if stream is None:
+                return
+            stream.alive = False
+            if stream.kind == BLOCKING:
+                null = self.gpus[stream.device].null
+                self._append(null, None, self._enter(null))
+                self.gpus[stream.device].blocking.remove(stream)
+        finally:
+            self.lock.release()
+
+    def record(self, stream: Stream) -> Recorded:
+        with self.lock:
+            self._drain()
+            if stream.kind != NON_BLOCKING:
+                self._append(stream, None, self._enter(stream))
+            return Recorded(stream)
+
+    def wait(self, stream: Stream, point: Recorded) -> None:
+        with self.lock:
+            self._drain()
+            deps = self._enter(stream)
+            if point.stream is not stream:
+                if point.stream.done < point.seq:
+                    deps = (*deps, (point.stream, point.seq))
+                stream.join(point.stream, point.seq, point.clock)
+            self._append(stream, None, deps)
+
+    # -- launching -----------------------------------------------------------------------------------
+
+    def launch(self, name: str, run: Any, reads: Any, writes: Any, stream: Stream | None = None) -> Stream:
+        """Queues ``run`` on the current stream (or ``stream``), which reads and writes the memory of those arrays.
+
+        ``run`` must not refer to the arrays: queued work keeps nothing alive, as on a GPU.
+        """
+        with self.lock:
+            if self.freed:
+                self._drain()
+            s = self.stream() if stream is None else stream
+            deps = self._enter(s) if s.kind is not NON_BLOCKING else ()
+            trouble: list[str] = []
+            for a in reads:
+                block = a.data.mem.block
+                if block is not None and block.write is not None and block.write[0] is not s:
+                    self._check(s, name, "reads", a, block.write, trouble)
+            for a in writes:
+                block = a.data.mem.block
+                if block is None:
+                    continue
+                if block.write is not None and block.write[0] is not s and not trouble:
+                    self._check(s, name, "writes", a, block.write, trouble)
+                for other in block.reads.values():
+                    if other[0] is not s:
+                        self._check(s, name, "writes", a, other, trouble)
+            if trouble:
+                self.races.extend(trouble)
+                if self.config.raise_races:
+                    raise Race("; ".join(trouble))
+            self._append(s, run, deps)
+            access = (s, s.seq, name)
+            for a in reads:
+                if (block := a.data.mem.block) is not None:
+                    block.reads[s] = access
+            for a in writes:
+                if (block := a.data.mem.block) is not None:
+                    block.write = access
+                    block.reads.clear()
+            self._advance(s)
+        return s
+
+    def _check(self, s: Stream, name: str, verb: str, what: Any, earlier: Any, trouble: list[str]) -> None:
+        other, seq, by = earlier
+        if seq <= s.clock.get(other, 0) or seq <= self.host.get(other, 0):
+            return
+        trouble.append(
+            f"{name} on {s} {verb} {what.describe()} with nothing that orders it after {by} on {other}, "
+            "which used the same memory"
+        )
+
+    def _enter(self, s: Stream) -> tuple[Any, ...]:
+        """CUDA's implicit order: the null stream and the blocking streams of a device wait for each other."""
+        if s.kind is NON_BLOCKING:
+            return ()
+        gpu = self.gpus[s.device]
+        deps = []
+        for other in gpu.blocking if s.kind is NULL else (gpu.null,):
+            if other.seq > s.clock.get(other, 0):
+                s.join(other, other.seq, other.clock)
+                if other.done < other.seq:
+                    deps.append((other, other.seq))
+        return tuple(deps)
+
+    def _append(self, s: Stream, run: Any, deps: tuple[Any, ...]) -> None:
+        s.seq += 1
+        if run is None and not deps and not s.queue:
+            s.done = s.seq
+        else:
+            s.queue.append((run, deps))
+
+    # -- freeing -------------------------------------------------------------------------------------
+
+    def free(self, block: Any) -> None:
+        """Gives a block back to its arena. May come from a destructor at any moment, also in the middle of this."""
+        self.freed.append(block)
+        if self.lock.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self.lock.release()
+
+    def drain(self) -> None:
+        with self.lock:
+            self._drain()
+
+    def _drain(self) -> None:
+        while self.freed:
+            block = self.freed.popleft()
+            s = block.stream
+            trouble: list[str] = []
+            deps = self._enter(s)
+            for other in (block.write, *block.reads.values()):
+                if other is not None and other[0] is not s:
+                    self._check(s, "freed too early: its reuse", "overwrites", block, other, trouble)
+            self.races.extend(trouble)  # a destructor cannot raise
+            self._append(s, block.poison, deps)
+            block.write = (s, s.seq, "the reuse of freed memory")
+            block.reads.clear()
+            block.pool.give_back(block)
+            if self.config.scheduler == "eager":
+                self._run(s, s.seq)
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def _advance(self, s: Stream) -> None:
+        """Lets the scheduler run something, now that there is more to run."""
+        mode = self.config.scheduler
+        if mode == "random":
+            r = self.rng.random()
+            if r < 0.5:
+                self._step(self.streams[int(2 * r * len(self.streams))], 1 + self.rng.getrandbits(2))
+        elif mode == "eager":
+            self._run(s, s.seq)
+
+    def _step(self, s: Stream, steps: int) -> None:
+        """Runs up to ``steps`` pieces of what is queued on ``s``, as far as they wait for nothing."""
+        queue = s.queue
+        if not queue:
+            if not s.alive:
+                self.streams.remove(s)
+            return
+        with np.errstate(all="ignore"):
+            while steps and queue and all(other.done >= n for other, n in queue[0][1]):
+                self._pop(s)
+                steps -= 1
+
+    def _run(self, stream: Stream, seq: int) -> None:
+        """Runs what must run so that ``stream`` has done ``seq``."""
+        if stream.done >= seq:
+            return
+        stack = [(stream, seq)]
+        with np.errstate(all="ignore"):
+            while stack:
+                s, n = stack[-1]
+                if s.done >= n:
+                    stack.pop()
+                    continue
+                first = next((d for d in s.queue[0][1] if d[0].done < d[1]), None)
+                if first is not None:
+                    stack.append(first)
+                else:
+                    self._pop(s)
+
+    def _pop(self, s: Stream) -> None:
+        run = s.queue.popleft()[0]
+        s.done += 1
+        if run is not None:
+            try:
+                run()
+            except Exception as error:  # as on a GPU: it shows when somebody waits
+                self.gpus[s.device].error = error
+
+    # -- waiting -------------------------------------------------------------------------------------
+
+    def synchronize(self, stream: Stream) -> None:
+        """The host waits until the stream has done all."""
+        with self.lock:
+            self._synchronize(stream)
+        self._raise(stream.device)
+
+    def _synchronize(self, stream: Stream) -> None:
+        self._drain()
+        if stream.kind is not NON_BLOCKING:
+            self._append(stream, None, self._enter(stream))
+        self._run(stream, stream.seq)
+        self._seen(stream, stream.seq, stream.clock)
+        stream.clock.clear()
+
+    def synchronize_device(self, device: int) -> None:
+        with self.lock:
+            for stream in list(self.streams):
+                if stream.device == device:
+                    self._synchronize(stream)
+                    if not stream.alive:
+                        self.streams.remove(stream)
+        self._raise(device)
+
+    def synchronize_point(self, point: Recorded) -> None:
+        with self.lock:
+            self._drain()
+            self._run(point.stream, point.seq)
+            self._seen(point.stream, point.seq, point.clock)
+        self._raise(point.stream.device)
+
+    def reached(self, stream: Stream, seq: int, clock: dict[Stream, int]) -> bool:
+        """Whether the stream has done ``seq``. Asking lets it go on, so that a loop that polls comes to an end."""
+        with self.lock:
+            self._drain()
+            if stream.done >= seq:
+                self._seen(stream, seq, clock)
+                return True
+            s, n = stream, seq
+            while (first := next((d for d in s.queue[0][1] if d[0].done < d[1]), None)) is not None:
+                s, n = first
+            with np.errstate(all="ignore"):
+                self._pop(s)
+            return False
+
+    def _seen(self, stream: Stream, seq: int, clock: dict[Stream, int]) -> None:
+        host = self.host
+        for other, count in clock.items():
+            if host.get(other, 0) < count:
+                host[other] = count
+        if host.get(stream, 0) < seq:
+            host[stream] = seq
+
+    def _raise(self, device: int) -> None:
+        error, self.gpus[device].error = self.gpus[device].error, None
+        if isinstance(error, CUDARuntimeError):
+            raise error
+        if error is not None:
+            raise CUDARuntimeError(719) from error
+
+
+world = World(Config(devices=0))
+
+
+def start(config: Config) -> World:
+    """A new machine. What is left of the old one stays usable among itself, so that its arrays can die in peace."""
+    global world
+    world = World(config)
+    return world
