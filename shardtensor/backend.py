@@ -29,7 +29,7 @@ import abc
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -276,6 +276,19 @@ class Backend(abc.ABC):
         faster than copies and additions. None where there is none.
         """
         return None
+
+
+def function_of(backend: Backend, name: str) -> Callable[..., Any]:
+    """An operator's function in a backend's namespace.
+
+    Raises:
+        BackendError: it has none.
+    """
+    try:
+        function: Callable[..., Any] = getattr(backend.xp, name)
+    except AttributeError:
+        raise BackendError(f"{name}: backend {backend.name!r} has no such function; use another backend") from None
+    return function
 
 
 def current_device() -> Device | None:

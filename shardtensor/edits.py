@@ -40,11 +40,13 @@ class Edit(abc.ABC):
         name: the operator's.
         operands: what it reads.
         overwrites: whether every element of the window is written.
+        turns: whether it walks a dimension of the window backwards.
         computes: whether it is a ufunc, which raises floating-point errors when everything is written.
     """
 
     overwrites = True
     computes = False
+    turns = False
 
     def __init__(self, name: str, operands: Sequence[Any]) -> None:
         self.name = name
@@ -170,7 +172,7 @@ class Elementwise(Edit):
         columns = []
         for x in self.operands:
             if not _is_array(x):
-                columns.append([x] * len(grid.devices))
+                columns.append([_plain(x)] * len(grid.devices))
                 continue
             delivery = _Delivery(x, grid)
             if watched():
@@ -194,6 +196,11 @@ class Elementwise(Edit):
 
 def _is_array(x: Any) -> bool:
     return isinstance(x, (ShardedTensor, np.ndarray))
+
+
+def _plain(x: Any) -> Any:
+    """A NumPy scalar as Python's, which every library takes. Of times there is none."""
+    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biufc" else x
 
 
 def _copied(array: Any, device: Device) -> Any:
@@ -237,9 +244,10 @@ class Masked(Edit):
         if watched():
             delivery.announce(self.name, copied=True)
         parts = [_copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
+        scalar = _plain(self.scalar)
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            out[xp.broadcast_to(parts[n], out.shape)] = self.scalar
+            out[xp.broadcast_to(parts[n], out.shape)] = scalar
 
         return commit
 
@@ -257,6 +265,7 @@ class Scattered(Edit):
         self.chosen = chosen
         self.dtype = dtype
         self.computes = ufunc is not None
+        self.turns = any(type(entry) is tuple and entry[2] < 0 for entry in chosen.basic)
 
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
         """See `Edit`."""
@@ -285,7 +294,7 @@ class Scattered(Edit):
         columns: list[Any] = []
         for x in self.operands:
             if not _is_array(x):
-                columns.append([x] * len(places))
+                columns.append([_plain(x)] * len(places))
                 continue
             plan, arrays = self._plan(x, here.grid, places)
             if watched():

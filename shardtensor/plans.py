@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device
+from shardtensor.backend import Backend, Device, function_of
 from shardtensor.blocks import partial_sums
 from shardtensor.collectives import SCATTERED_FROM, Ways, all_reduce, groups_along, messages
 from shardtensor.core import Op, Operands, Params
@@ -187,17 +187,16 @@ class Work:
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
     def _from_namespace(self, xp: Any, place: Place, *arrays: Any, **params: Any) -> Any:
-        return getattr(xp, self.name)(*arrays, **params)
+        return function_of(self.backend, self.name)(*arrays, **params)
 
     def once(self) -> Plan:
         """Once over whole buffers, for a backend with one memory."""
-        name, value, moves, xp = self.name, self.value, self.moves, self.backend.xp
+        name, value, moves = self.name, self.value, self.moves
+        run = function_of(self.backend, name) if not self.given else self.given
         if self.given:
-            run = functools.partial(
-                self.given, xp, Place.everywhere(value.shape, self.places[0].shapes, value.dtype), **self.params
-            )
-        else:
-            run = functools.partial(getattr(xp, name), **self.params) if self.params else getattr(xp, name)
+            place = Place.everywhere(value.shape, self.places[0].shapes, value.dtype)
+            run = functools.partial(run, self.backend.xp, place)
+        run = functools.partial(run, **self.params) if self.params else run
         everything_stays = all(m is None or m.stays for m in moves)
 
         def plan(operands: Operands) -> ShardedTensor:

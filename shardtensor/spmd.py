@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor import team
-from shardtensor.backend import Backend, Device
+from shardtensor.backend import Backend, Device, function_of
 from shardtensor.core import Op, Operands, Params, interpreting
 from shardtensor.eager import apply
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
@@ -64,7 +64,7 @@ class OnDevice:
     def _run(self, op: Op, arrays: Sequence[Any], named: dict[str, Any]) -> Any:
         xp = self.backend.xp
         if op.kernel is None:
-            function = getattr(xp, op.name)
+            function = function_of(self.backend, op.name)
             return function(list(arrays), **named) if op.variadic else function(*arrays, **named)
         kinds: list[Any] = [
             x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), self.backend.dtype_of(x))

@@ -143,6 +143,10 @@ class Arrival:
             self._movement = Movement((identity(shape),), (source.grid,), self.target.grid(shape), plan)
         return self._movement
 
+    def keeps(self, k: int) -> bool:
+        """Whether the shard on the k-th device of the target may be memory of the operand."""
+        return self.stays or any(piece.local for piece in self.movement.incoming[k])
+
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
         """Judges and counts the move; see `account`."""
         movement, itemsize = self.movement, self.source.dtype.itemsize

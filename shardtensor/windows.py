@@ -236,7 +236,7 @@ class Window:
     def turns(self) -> bool:
         """Whether it walks a dimension backwards."""
         entries = [e for box in self.boxes for e in box.entries]
-        return any(type(e) is tuple and e[2] < 0 and e[1] > 1 for e in entries)
+        return any(type(e) is tuple and e[2] < 0 for e in entries)
 
     @property
     def place(self) -> Index:

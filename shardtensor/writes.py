@@ -300,7 +300,7 @@ class _Taken:
         """
         window, value = self.window, self.value
         here = spot(value, window.boxes)
-        if here is not None and (self.backend.negative_strides or not window.turns):
+        if here is not None and (self.backend.negative_strides or not (window.turns or edit.turns)):
             return here, window, edit
         whole = whole_window(value.shape, value.sharding.spec.chains_of(value.ndim)).only(window.part)
         everywhere = spot(value, whole.boxes)

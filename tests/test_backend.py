@@ -168,7 +168,8 @@ def test_variable_that_names_no_backend() -> None:
     assert fine == 2
     assert kind in ("ArgumentError", "BackendError")
     assert "'nonsense'" in message
-    assert "'checked'" in message and "'numpy'" in message
+    assert "'checked'" in message
+    assert "'numpy'" in message
     assert "SHARDTENSOR_BACKEND" in message
 
 

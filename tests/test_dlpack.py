@@ -763,7 +763,6 @@ def test_gpu_in(gpus: tuple[Any, list[st.Device]]) -> None:
     assert mine.addressable_shards[0].data.data.ptr != a.data.ptr
 
 
-@pytest.mark.xfail(reason="CuPyBackend.sole takes memory that came by DLPack for its own")
 def test_no_write_shows_in_a_gpus_array(gpus: tuple[Any, list[st.Device]]) -> None:
     cupy, devices = gpus
     a = on(cupy, 1, np.arange(6.0))

@@ -37,6 +37,8 @@ class CuPyBackend(Backend):
         self._cupy, gpus = usable_cupy()
         self._xp = importlib.import_module("array_api_compat.cupy")
         self._copier = Copier(self._cupy)
+        memory = self._cupy.cuda.memory
+        self._own = (memory.Memory, memory.PooledMemory)  # and not what came by DLPack, which others hold, too
         count = logical_device_count(gpus)
         home = [i if count < gpus else i * gpus // count for i in range(count)]
         models = [self._model(gpu) for gpu in range(gpus)]
@@ -183,7 +185,7 @@ class CuPyBackend(Backend):
             return False
         shared = base is not None and base.data is pointer
         memory = pointer.mem
-        if isinstance(memory, self._cupy.cuda.UnownedMemory) or references(pointer) > 2 + shared:
+        if not isinstance(memory, self._own) or references(pointer) > 2 + shared:
             return False
         return references(memory) <= (2 if base is None or shared else 3)
 

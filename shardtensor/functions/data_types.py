@@ -11,6 +11,7 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.monoids import Place
 from shardtensor.operands import sharded_dtype
+from shardtensor.plugins import owner_of
 from shardtensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -39,6 +40,13 @@ def _astype(xp: Any, place: Place, x: Any, *, dtype: Any, copy: bool) -> Any:
     return xp.asarray(x, dtype=place.dtype)
 
 
+def _dtype_of(x: Any) -> Any:
+    if isinstance(x, ShardedTensor):
+        return x.dtype
+    owner = owner_of(x)
+    return owner.dtype_of(x) if owner else x
+
+
 def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
     """The dtype that an operator makes of operands of these dtypes: NumPy's promotion, in which Python scalars are
     weak.
@@ -49,7 +57,7 @@ def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
     >>> st.result_type(st.zeros(2, dtype="float32"), 1.0)
     dtype('float32')
     """
-    known = [a.dtype if isinstance(a, ShardedTensor) else a for a in arrays_and_dtypes]
+    known = [_dtype_of(a) for a in arrays_and_dtypes]
     try:
         return np.result_type(*known)
     except (TypeError, ValueError) as error:

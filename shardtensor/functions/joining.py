@@ -162,7 +162,8 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
     """The layout of joined operands: see `concat`."""
     homes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
     devices = tuple(dict.fromkeys(home[0] for home in homes))
-    if len(homes) == len(operands) and len(devices) > 1 and all(len(home) == 1 for home in homes):
+    together = len({device.backend for device in devices}) == 1  # else they come to the one that is costliest to move
+    if together and len(homes) == len(operands) and len(devices) > 1 and all(len(home) == 1 for home in homes):
         return NamedSharding(mesh_of(devices), P(*[None] * along, "d"))
     inner = [n for d, n in enumerate(shape) if not (new and d == along)]
     layouts = [

@@ -115,8 +115,8 @@ def _put_apart(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) ->
     if value.parked and not isinstance(x, ShardedTensor):
         return pinned(value, np.asarray(x))
     arrays = move.shards(x, who, explicit=True)
-    if not may_alias and move.stays:
-        arrays = [_copied(array, value, k) for k, array in enumerate(arrays)]
+    if not may_alias and isinstance(x, ShardedTensor):
+        arrays = [_copied(a, value, k) if move.keeps(k) else a for k, a in enumerate(arrays)]
     return apart(value, arrays)
 
 

@@ -1,0 +1,275 @@
+"""PyTorch tensors, on logical devices: several may share the host, or each of the GPUs that PyTorch can use."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
+from shardtensor.errors import BackendError
+
+__all__ = ["TorchBackend"]
+
+
+class TorchBackend(Backend):
+    """Logical devices, ``SHARDTENSOR_NUM_DEVICES`` of them: dealt out over the GPUs where there are some (without the
+    variable, one for each), each with a stream of its own; else on the host.
+
+    Tensors have bool, uint8, int8 to int64, float16 to float64, complex64 and complex128. They are kept detached: what
+    a mapped function differentiates begins and ends in it.
+    """
+
+    name = "torch"
+    priority = -2
+    negative_strides = False
+
+    def __init__(self) -> None:
+        try:
+            self._torch: Any = importlib.import_module("torch")
+            self._dtypes: Any = importlib.import_module("shardtensor_torch.elementwise")
+            namespace = importlib.import_module("shardtensor_torch.namespace")
+        except ModuleNotFoundError as error:
+            name = {"torch": "torch", "array_api_compat": "array-api-compat"}.get(str(error.name).partition(".")[0])
+            if name is None:
+                raise BackendError(f"torch does not start: {error}") from error
+            raise BackendError(f"{name} is not installed; pip install 'shardtensor[torch]'") from None
+        except Exception as error:  # of whatever kind: a broken library is said to be, with its reason
+            raise BackendError(f"torch does not start: {error!r}") from error
+        cuda = self._torch.cuda
+        gpus = cuda.device_count() if cuda.is_available() else 0
+        count = gpus if gpus and "SHARDTENSOR_NUM_DEVICES" not in os.environ else logical_device_count()
+        self._kind = "cuda" if gpus else "cpu"
+        kinds = [cuda.get_device_name(i) for i in range(gpus)] or ["cpu"]
+        self._devices = tuple(Device(self.name, i, kind=kinds[i % len(kinds)]) for i in range(count))
+        self._gpus = [i % gpus for i in range(count)] if gpus else []
+        self._streams = [cuda.Stream(device=gpu) for gpu in self._gpus]
+        if gpus:
+            self.patience = 10e-3  # a mapped call queues, and has many kernels to start
+        self._xp = namespace.Namespace(self._kind)
+        self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
+        self._alone = self._holders(self._torch.empty(1))
+
+    def devices(self) -> Sequence[Device]:
+        """All logical devices."""
+        return self._devices
+
+    @property
+    def xp(self) -> Any:
+        """PyTorch's functions, with NumPy's semantics."""
+        return self._xp
+
+    # -- devices and their order -------------------------------------------------------------------
+
+    def on(self, device: Device) -> _On:
+        """Makes the device's GPU and stream current."""
+        return _On(self._torch, device, self._streams[device.id] if self._streams else None)
+
+    def memory_info(self, device: Device) -> tuple[int, int] | None:
+        """Of the GPU; None on the host."""
+        return tuple(self._torch.cuda.mem_get_info(self._gpus[device.id])) if self._gpus else None
+
+    def record(self, device: Device) -> Any:
+        """An event on the device's stream."""
+        return self._streams[device.id].record_event() if self._streams else None
+
+    def wait(self, device: Device, token: Any) -> None:
+        """The device's stream waits for the event."""
+        if token is not None:
+            self._streams[device.id].wait_event(token)
+
+    def synchronize(self, device: Device) -> None:
+        """Returns when the device's stream is empty."""
+        if self._streams:
+            with self.on(device):  # which names the device, if something has failed
+                self._streams[device.id].synchronize()
+
+    def enter(self, device: Device) -> None:
+        """The device's stream waits for the caller's current one."""
+        if self._streams:
+            self._streams[device.id].wait_stream(self._torch.cuda.current_stream(self._gpus[device.id]))
+
+    def leave(self, device: Device) -> None:
+        """The caller's current stream waits for the device's."""
+        if self._streams:
+            self._torch.cuda.current_stream(self._gpus[device.id]).wait_stream(self._streams[device.id])
+
+    # -- arrays ------------------------------------------------------------------------------------
+
+    def is_array(self, x: object) -> bool:
+        """Whether ``x`` is a dense tensor in the memory of this backend's devices."""
+        torch = self._torch
+        return isinstance(x, torch.Tensor) and x.device.type == self._kind and x.layout is torch.strided
+
+    def asarray(self, x: Any) -> Any:
+        """The tensor itself, detached, its values in its memory."""
+        if type(x) is not self._torch.Tensor or x.requires_grad:
+            x = x.detach().as_subclass(self._torch.Tensor)
+        return self._dtypes.resolved(x)
+
+    def dtype_of(self, array: Any) -> np.dtype[Any]:
+        """The NumPy dtype that corresponds to the tensor's."""
+        return self._dtypes.dtype_of(array)  # type: ignore[no-any-return]
+
+    def has_dtype(self, dtype: np.dtype[Any]) -> bool:
+        """Whether PyTorch computes with it."""
+        return dtype in self._dtypes.TORCH
+
+    def view(self, array: Any, index: Any) -> Any:
+        """A view; a copy, where a step is negative."""
+        entries = index if isinstance(index, tuple) else (index,)
+        if not any(isinstance(e, slice) and e.step is not None and e.step < 0 for e in entries):
+            return array[index]
+        return self._turned(array, entries)
+
+    def _turned(self, array: Any, entries: tuple[Any, ...]) -> Any:
+        """Slices with negative steps take the same elements in the other order, which are then flipped."""
+        rest = sum(e is not None and e is not Ellipsis for e in entries)
+        forward: list[Any] = []
+        turned: list[int] = []
+        at = dimension = 0  # in the array, and in the result
+        for e in entries:
+            if e is Ellipsis:
+                skipped = array.ndim - rest
+                at, dimension = at + skipped, dimension + skipped
+            elif e is None:
+                dimension += 1
+            else:
+                if isinstance(e, slice):
+                    run = range(*e.indices(array.shape[at]))
+                    if run.step < 0:
+                        turned += [dimension] * (len(run) > 1)
+                        e = slice(run[-1], run[0] + 1, -run.step) if run else slice(0, 0)
+                    dimension += 1
+                at += 1
+            forward.append(e)
+        taken = array[tuple(forward)]
+        return self._torch.flip(taken, turned) if turned else taken
+
+    def contiguous(self, array: Any) -> Any:
+        """The tensor in row-major order, its values in its memory."""
+        return self._dtypes.resolved(array).contiguous()
+
+    def is_contiguous(self, array: Any) -> bool:
+        """Whether it is in row-major order."""
+        return bool(array.is_contiguous())
+
+    def device_of(self, array: Any) -> Device:
+        """The first logical device of the tensor's memory.
+
+        Raises:
+            BackendError: none of them is on its GPU.
+        """
+        if not self._gpus:
+            return self._devices[0]
+        if array.device.index not in self._gpus:
+            raise BackendError(
+                f"a tensor on {array.device}, where {len(self._gpus)} devices leave none; move it, or ask "
+                "for more with SHARDTENSOR_NUM_DEVICES"
+            )
+        return self._devices[self._gpus.index(array.device.index)]
+
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        """A copy, made on the destination's stream. What the source does next comes after it: it may write there."""
+        torch = self._torch
+        array = self._dtypes.resolved(array)
+        if not self._gpus:
+            return array.clone(memory_format=torch.contiguous_format)
+        copy = torch.empty(tuple(array.shape), dtype=array.dtype, device=f"cuda:{self._gpus[destination.id]}")
+        copy.copy_(array, non_blocking=True)
+        array.record_stream(self._streams[destination.id])  # memory that another stream has allocated, too
+        self.wait(source, self.record(destination))
+        return copy
+
+    def from_host(self, array: HostArray, device: Device) -> Any:
+        """A copy of a host array."""
+        return self._xp.asarray(array)
+
+    def to_host(self, array: Any, device: Device) -> HostArray:
+        """On the host the memory itself, read-only; else a copy."""
+        # By DLPack: after `numpy()` PyTorch takes the memory for NumPy's, even when no array is left.
+        return read_only(np.from_dlpack(self._dtypes.resolved(array.detach()).cpu()))
+
+    def export(self, array: Any) -> Any:
+        """Another tensor of the same memory, which it keeps while the caller's stream uses it. PyTorch has none that
+        cannot be written.
+        """
+        if self._gpus:
+            array.record_stream(self._torch.cuda.current_stream(array.device))
+        return array.detach()
+
+    # -- whose memory it is ------------------------------------------------------------------------
+
+    def _holders(self, array: Any) -> tuple[int, int, int] | None:
+        """How many hold a tensor's memory, its Python object, and the tensor; None where PyTorch does not say."""
+        uses = getattr(array, "_use_count", None)
+        if self._uses is None or uses is None:
+            return None
+        memory = array.untyped_storage()
+        return self._uses(memory._cdata), references(memory), uses()
+
+    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
+        """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
+        place = result.untyped_storage()._cdata
+        if any(s.untyped_storage()._cdata == place for s in shards) or self.sole(result, 1 + FRAME):
+            return result, False
+        return self._xp.asarray(result, copy=True), True
+
+    def sole(self, array: Any, holders: int) -> bool:
+        """Whether nobody else holds its memory: no variable, no view, no saved gradient, no other library."""
+        if references(array) > holders + FRAME or self._alone is None or self._holders(array) != self._alone:
+            return False
+        memory = array.untyped_storage()
+        foreign = not memory.resizable() or (self._kind == "cpu" and memory.is_shared())
+        return not (foreign or array.is_inference()) and _is_dense(array)
+
+    # -- other libraries ---------------------------------------------------------------------------
+
+    def lend(self, array: Any) -> Any:
+        """The tensor, its values in its memory."""
+        return self._dtypes.resolved(array.detach())
+
+    def dlpack_device(self, device: Device) -> tuple[int, int]:
+        """The GPU, or the host."""
+        return (2, self._gpus[device.id]) if self._gpus else (1, 0)
+
+    def from_dlpack(self, x: Any, device: Device) -> Any:
+        """A tensor that shares the memory of ``x``."""
+        return self._torch.from_dlpack(x)
+
+
+def _is_dense(array: Any) -> bool:
+    """Whether no two elements share a place: in some order of the dimensions they lie one after the other."""
+    order = sorted(range(array.ndim), key=array.stride, reverse=True)
+    return bool(array.is_contiguous() or array.permute(order).is_contiguous())
+
+
+class _On:
+    """A device's GPU and stream, made current for the length of a ``with`` block. What PyTorch says there of memory
+    becomes a `MemoryError`.
+    """
+
+    __slots__ = ("_device", "_stream", "_torch")
+
+    def __init__(self, torch: Any, device: Device, stream: Any) -> None:
+        self._torch = torch
+        self._device = device
+        self._stream = None if stream is None else torch.cuda.stream(stream)
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._stream is not None:
+            self._stream.__exit__(kind, error, trace)
+        if not isinstance(error, RuntimeError):
+            return
+        if isinstance(error, self._torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise MemoryError(f"{self._device} ({self._device.kind}): {error}") from error
+        # Versions of PyTorch without a class of their own for it have the text alone.
+        if isinstance(error, getattr(self._torch, "AcceleratorError", ())) or str(error).startswith("CUDA error"):
+            raise BackendError(f"{self._device} ({self._device.kind}): {error}") from error

@@ -1,0 +1,326 @@
+"""Tensors with NumPy's dtypes, and NumPy's elementwise functions of them.
+
+NumPy itself says in which dtypes a ufunc computes (`numpy.ufunc.resolve_dtypes`); PyTorch then gets operands of just
+these, so that nothing is left of its own promotion. Where its function answers otherwise than NumPy's, the tables
+`KERNELS` and `COMPLEX` have another.
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+
+torch: Any = importlib.import_module("torch")  # optional, so that type checkers must do without
+
+NUMPY: dict[Any, np.dtype[Any]] = {
+    getattr(torch, name): np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+} | {torch.complex64: np.dtype("complex64"), torch.complex128: np.dtype("complex128")}
+"""The dtypes that tensors of the library have here: those with which PyTorch computes."""
+
+TORCH: dict[np.dtype[Any], Any] = {known: dtype for dtype, known in NUMPY.items()}
+PLAIN = (bool, int, float, complex)
+
+
+def to_torch(dtype: Any) -> Any:
+    """The torch dtype of what NumPy takes for a dtype, or of itself.
+
+    Raises:
+        ArgumentTypeError: PyTorch does not compute with it.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    try:
+        return TORCH[np.dtype(dtype)]
+    except KeyError:
+        raise ArgumentTypeError(f"PyTorch does not compute with dtype {np.dtype(dtype)}; use another one") from None
+
+
+def dtype_of(x: Any) -> np.dtype[Any]:
+    """The NumPy dtype of a tensor.
+
+    Raises:
+        ArgumentTypeError: NumPy has none such (bfloat16, ...), or PyTorch does not compute with it.
+    """
+    try:
+        return NUMPY[x.dtype]
+    except KeyError:
+        raise ArgumentTypeError(f"a tensor of {x.dtype} has no dtype here; convert it, such as to float32") from None
+
+
+def resolved(x: Any) -> Any:
+    """A tensor whose memory holds its values: conjugation and negation are not left to the reader."""
+    return x.resolve_conj().resolve_neg()
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """A tensor in another torch dtype, as NumPy casts."""
+    if x.dtype is dtype:
+        return x
+    if x.dtype.is_complex and dtype is torch.bool:
+        return x != 0
+    if x.dtype.is_complex and not dtype.is_complex:
+        message = "casting complex values to real discards the imaginary part"
+        warnings.warn(message, np.exceptions.ComplexWarning, stacklevel=2)
+        return x.real.to(dtype, copy=True)  # else it might be a view
+    return x.to(dtype)
+
+
+def store(out: Any, x: Any) -> Any:
+    """Writes a tensor, broadcast and cast, into ``out``."""
+    return out.copy_(cast(x, out.dtype))
+
+
+def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Axes as numbers from 0; all of them for None."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = [int(a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+    if any(not -ndim <= a < ndim for a in axes) or len({a % ndim for a in axes}) < len(axes):
+        raise np.exceptions.AxisError(f"axis {axis} does not fit {ndim} dimensions")
+    return tuple([a % ndim for a in axes])
+
+
+# -- elementwise functions where PyTorch's answers are not NumPy's -----------------------------------------------------
+
+
+def is_int(x: Any) -> bool:
+    """Whether a tensor is one of integers or bools."""
+    return not (x.dtype.is_floating_point or x.dtype.is_complex)
+
+
+def _unchanged(function: Any) -> Callable[..., Any]:
+    """A function that leaves integers as they are."""
+    return lambda x: x.clone() if is_int(x) else function(x)
+
+
+def _divisor(b: Any) -> Any:
+    """A divisor by which a processor can divide: 1 in the place of 0, and of -1, where the quotient may overflow."""
+    troubles = (b == 0) | (b == -1) if b.dtype.is_signed else b == 0
+    return torch.where(troubles, torch.ones((), dtype=b.dtype, device=b.device), b)
+
+
+def _floor_divide(a: Any, b: Any) -> Any:
+    if not is_int(a):
+        return torch.floor_divide(a, b)
+    quotient = torch.div(a, _divisor(b), rounding_mode="floor")
+    if b.dtype.is_signed:
+        quotient = torch.where(b == -1, -a, quotient)
+    return quotient.masked_fill_(torch.broadcast_to(b == 0, quotient.shape), 0)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if is_int(a):
+        return torch.remainder(a, _divisor(b))
+    rest = torch.remainder(a, b)
+    return torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), b), rest)
+
+
+def _pow(a: Any, b: Any) -> Any:
+    if is_int(b) and b.dtype.is_signed and bool((b < 0).any()):
+        raise ArgumentError("pow: integers to negative integer powers are not allowed")
+    return torch.pow(a, b)
+
+
+def _reciprocal(x: Any) -> Any:
+    if not is_int(x):
+        return torch.reciprocal(x)
+    least = torch.iinfo(x.dtype).min if x.dtype in (torch.int32, torch.int64) else 0  # as processors convert infinity
+    itself = (x == 1) | (x == -1) if x.dtype.is_signed else x == 1
+    return torch.where(x == 0, least, torch.where(itself, x, torch.zeros_like(x)))
+
+
+def _abs(x: Any) -> Any:
+    return x.clone() if x.dtype is torch.bool else torch.abs(x)
+
+
+def _sign(x: Any) -> Any:
+    return torch.sign(x) if is_int(x) else torch.where(torch.isnan(x), x, torch.sign(x))
+
+
+def _complex_sign(x: Any) -> Any:
+    # Where one part is infinite, the other counts as nothing beside it.
+    parts = torch.view_as_real(resolved(x))
+    endless = torch.isinf(parts).any(-1, keepdim=True)
+    parts = torch.where(endless, torch.where(torch.isinf(parts), torch.sign(parts), parts * 0), parts)
+    x = torch.view_as_complex(parts)
+    return torch.where(x == 0, torch.zeros_like(x), x / torch.abs(x))
+
+
+def _nextafter(a: Any, b: Any) -> Any:
+    if a.dtype is not torch.float16:
+        return torch.nextafter(a, b)
+    a, b = torch.broadcast_tensors(a, b)
+    bits = a.contiguous().view(torch.int16)
+    away = torch.where((b > a) == (a > 0), bits + 1, bits - 1)  # magnitudes are in the order of their bits
+    least = torch.copysign(torch.full_like(a, 2.0**-24), b)
+    moved = torch.where(a == 0, least, away.view(torch.float16))
+    return torch.where(a == b, a, torch.where(torch.isnan(a) | torch.isnan(b), a + b, moved))
+
+
+def _before(strict: bool) -> Callable[[Any, Any], Any]:
+    """NumPy's order of complex numbers: by real part, then by imaginary part."""
+    less = torch.lt if strict else torch.le
+
+    def before(a: Any, b: Any) -> Any:
+        sure = ~(torch.isnan(a.imag) | torch.isnan(b.imag))
+        return ((a.real < b.real) & sure) | ((a.real == b.real) & less(a.imag, b.imag))
+
+    return before
+
+
+def _by_parts(function: Any) -> Callable[[Any, Any], Any]:
+    """A sum of complex numbers part by part: PyTorch's multiplies one operand by 1, which makes NaN of infinities."""
+    return lambda a, b: torch.view_as_complex(function(*[torch.view_as_real(resolved(x)) for x in (a, b)]))
+
+
+_less, _less_equal = _before(True), _before(False)
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "equal": torch.eq,
+    "not_equal": torch.ne,
+    "less": torch.lt,
+    "less_equal": torch.le,
+    "greater": torch.gt,
+    "greater_equal": torch.ge,
+    "invert": torch.bitwise_not,
+    "bitwise_invert": torch.bitwise_not,
+    "conj": torch.conj_physical,
+    "conjugate": torch.conj_physical,
+    "positive": torch.clone,
+    "rint": torch.round,
+    "fabs": torch.abs,
+    "abs": _abs,
+    "absolute": _abs,
+    "floor": _unchanged(torch.floor),
+    "ceil": _unchanged(torch.ceil),
+    "trunc": _unchanged(torch.trunc),
+    "floor_divide": _floor_divide,
+    "remainder": _remainder,
+    "mod": _remainder,
+    "pow": _pow,
+    "power": _pow,
+    "reciprocal": _reciprocal,
+    "sign": _sign,
+    "nextafter": _nextafter,
+}
+"""What computes a ufunc of NumPy's on tensors of one of its loops; for others, PyTorch's function of that name does."""
+
+COMPLEX: dict[str, Callable[..., Any]] = {
+    "add": _by_parts(torch.add),
+    "subtract": _by_parts(torch.subtract),
+    "sign": _complex_sign,
+    "less": _less,
+    "less_equal": _less_equal,
+    "greater": lambda a, b: _less(b, a),
+    "greater_equal": lambda a, b: _less_equal(b, a),
+    "maximum": lambda a, b: torch.where(torch.isnan(a) | _less_equal(b, a), a, b),
+    "minimum": lambda a, b: torch.where(torch.isnan(a) | _less_equal(a, b), a, b),
+}
+"""The same of complex numbers, where they need another."""
+
+NO_OUT = ("isfinite", "isinf", "isnan", "positive")
+"""Functions of PyTorch's own that cannot write into a tensor. All others can."""
+
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+
+
+@functools.lru_cache(4096)
+def loop(name: str, kinds: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """The torch dtypes in which NumPy would compute, and that of the result, for operands of torch dtypes or of types
+    of Python's.
+
+    Raises:
+        TypeError: NumPy's ufunc does not take them, or PyTorch does not have them.
+    """
+    if all(k in PLAIN for k in kinds):  # they stand for arrays
+        given = [np.asarray(k(1)).dtype for k in kinds]
+    else:
+        given = [NUMPY.get(k, np.dtype(bool) if k is bool else k) for k in kinds]
+    *inputs, result = getattr(np, name).resolve_dtypes((*given, None))
+    if name in ("divide", "true_divide"):  # of integers NumPy makes floats on the way
+        inputs = [result, result]
+    return tuple([to_torch(d) for d in inputs]), to_torch(result)
+
+
+def elementwise(name: str, kernel: Callable[..., Any], scalar: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """NumPy's ufunc of that name on tensors; ``scalar(value, dtype)`` makes a tensor of a Python number."""
+    complex_kernel = COMPLEX.get(name, kernel)
+    takes_out = isinstance(kernel, BuiltinFunctionType) and name not in NO_OUT
+    single = False  # half precision as in NumPy, which computes it in single: found out when PyTorch has no other
+
+    def compute(operands: Sequence[Any], result: Any, out: Any = None) -> Any:
+        nonlocal single
+        dtype = operands[0].dtype
+        if dtype is torch.float16 and single:
+            return cast(kernel(*[x.float() for x in operands]), result)
+        try:
+            if dtype.is_complex:
+                return complex_kernel(*operands)
+            return kernel(*operands) if out is None else kernel(*operands, out=out)
+        except NotImplementedError as error:
+            if dtype is torch.float16 and not single:
+                single = True
+                return compute(operands, result)
+            raise ArgumentTypeError(f"{name}: PyTorch does not take {dtype}: {error}") from None
+
+    def call(*args: Any, out: Any = None) -> Any:
+        args = tuple([x if type(x) in PLAIN or isinstance(x, torch.Tensor) else as_tensor(x, scalar) for x in args])
+        dtypes, result = loop(name, tuple([type(x) if type(x) in PLAIN else x.dtype for x in args]))
+        if name in COMPARISONS:
+            args, dtypes = _in_range(args, dtypes)
+        operands = [
+            scalar(x, dtype) if type(x) in PLAIN else cast(x, dtype) for x, dtype in zip(args, dtypes, strict=True)
+        ]
+        if out is None:
+            return cast(compute(operands, result), result)
+        straight = takes_out and out.dtype is result and _fits(out, operands)
+        made = compute(operands, result, out if straight else None)
+        return out if made is out else store(out, made)
+
+    call.__name__ = name
+    return call
+
+
+def _fits(out: Any, operands: Sequence[Any]) -> bool:
+    """Whether ``out`` has the result's shape, for sure: PyTorch would give it another."""
+    shapes = {x.shape for x in operands if x.ndim}
+    return shapes == {out.shape} or (not shapes and not out.ndim)
+
+
+def as_tensor(x: Any, scalar: Callable[[Any, Any], Any]) -> Any:
+    """A scalar or array of NumPy's beside tensors."""
+    x = np.asarray(x)
+    made = scalar(0, to_torch(x.dtype))
+    return torch.tensor(host(x), device=made.device)
+
+
+def host(x: Any) -> Any:
+    """A host array as PyTorch reads it: in row-major order, of the machine's byte order."""
+    x = np.asarray(x)
+    native = x.dtype.newbyteorder("=")
+    to_torch(native)
+    fits = x.flags.c_contiguous and x.flags.aligned and x.dtype == native and all(s >= 0 for s in x.strides)
+    return x if fits else np.array(x, native, order="C")
+
+
+def _in_range(args: tuple[Any, ...], dtypes: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Comparisons with integers that the dtype beside them cannot hold, as comparisons with infinity."""
+    for x, dtype in zip(args, dtypes, strict=True):
+        if type(x) is int and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
+            known = torch.iinfo(dtype)
+            if not known.min <= x <= known.max:
+                endless = tuple([math.copysign(math.inf, a) if a is x else a for a in args])
+                return endless, (torch.float64,) * len(args)
+    return args, dtypes

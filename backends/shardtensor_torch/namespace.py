@@ -1,0 +1,426 @@
+"""The array-API namespace of tensors: PyTorch's functions, with NumPy's semantics.
+
+Elementwise functions are those of `shardtensor_torch.elementwise`; what is defined nowhere here comes from
+`array_api_compat.torch`. Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor_torch.elementwise import (
+    KERNELS,
+    NUMPY,
+    PLAIN,
+    as_tensor,
+    axes_of,
+    cast,
+    dtype_of,
+    elementwise,
+    host,
+    is_int,
+    loop,
+    resolved,
+    store,
+    to_torch,
+    torch,
+)
+
+__all__ = ["Namespace"]
+
+compat: Any = importlib.import_module("array_api_compat.torch")
+
+
+class Namespace:
+    """The array-API namespace of tensors on the current device of a type (``cpu`` or ``cuda``)."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        ufunc, function = getattr(np, name, None), KERNELS.get(name, getattr(torch, name, None))
+        if isinstance(ufunc, np.ufunc) and ufunc.signature is None and ufunc.nout == 1 and function is not None:
+            made: Any = elementwise(name, function, self._scalar)
+        else:
+            made = getattr(compat, name)
+            if callable(made) and not isinstance(made, type):
+                made = functools.partial(_with_dtypes, made)
+        setattr(self, name, made)
+        return made
+
+    def _scalar(self, value: Any, dtype: Any) -> Any:
+        """A Python number as a tensor of no dimensions. NumPy converts it, who knows what fits and what is infinite."""
+        if type(value) is not float or dtype is not torch.float64:
+            with np.errstate(over="ignore"):
+                value = NUMPY[dtype].type(value).item()
+        return torch.full((), value, dtype=dtype, device=self._device)
+
+    # -- creation ----------------------------------------------------------------------------------
+
+    def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
+        """A tensor of a tensor, a host array, a number or nested lists of numbers."""
+        if not isinstance(x, torch.Tensor):
+            made = torch.tensor(host(x), device=self._device)
+            return made if dtype is None else cast(made, to_torch(dtype))
+        made = resolved(x)
+        if dtype is not None:
+            made = cast(made, to_torch(dtype))
+        return made.clone() if copy and made.dtype is x.dtype else made
+
+    def astype(self, x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+        """See NumPy."""
+        return self.asarray(x, dtype=dtype, copy=copy)
+
+    def _new(self, function: Any, shape: Any, dtype: Any, *values: Any) -> Any:
+        shape = tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+        dtype = torch.float64 if dtype is None else to_torch(dtype)
+        return function(shape, *values, dtype=dtype, device=self._device)
+
+    def empty(self, shape: Any, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return self._new(torch.empty, shape, dtype)
+
+    def zeros(self, shape: Any, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return self._new(torch.zeros, shape, dtype)
+
+    def ones(self, shape: Any, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return self._new(torch.ones, shape, dtype)
+
+    def full(self, shape: Any, fill_value: Any, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        if isinstance(fill_value, torch.Tensor):
+            made = self._new(torch.empty, shape, fill_value.dtype if dtype is None else dtype)
+            return store(made, fill_value)
+        dtype = np.asarray(fill_value).dtype if dtype is None else NUMPY[to_torch(dtype)]
+        return self._new(torch.full, shape, dtype, np.asarray(fill_value).astype(dtype).item())
+
+    def _like(self, function: Any, x: Any, dtype: Any, *values: Any) -> Any:
+        return function(tuple(x.shape), *values, dtype=x.dtype if dtype is None else dtype)
+
+    def empty_like(self, x: Any, /, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return self._like(self.empty, x, dtype)
+
+    def zeros_like(self, x: Any, /, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return self._like(self.zeros, x, dtype)
+
+    def ones_like(self, x: Any, /, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return self._like(self.ones, x, dtype)
+
+    def full_like(self, x: Any, /, fill_value: Any, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return self._like(self.full, x, dtype, fill_value)
+
+    def arange(self, start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Any:
+        """See NumPy."""
+        first, last = (0, start) if stop is None else (start, stop)
+        dtype = to_torch(np.result_type(*map(np.asarray, (first, last, step))) if dtype is None else dtype)
+        exact = torch.int64 if all(isinstance(v, int) for v in (first, last, step)) else torch.float64
+        return cast(compat.arange(first, last, step, dtype=exact, device=self._device), dtype)
+
+    def eye(self, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None) -> Any:
+        """See NumPy."""
+        made = self.zeros((n_rows, n_rows if n_cols is None else n_cols), dtype=dtype)
+        if -made.shape[0] < k < made.shape[1]:
+            made.diagonal(k).fill_(1)
+        return made
+
+    # -- dtypes ------------------------------------------------------------------------------------
+
+    def result_type(self, *arrays_and_dtypes: Any) -> Any:
+        """NumPy's, as a torch dtype."""
+        return to_torch(np.result_type(*map(_known, arrays_and_dtypes)))
+
+    def can_cast(self, from_: Any, to: Any, /) -> bool:
+        """See NumPy."""
+        return np.can_cast(_known(from_), _known(to))
+
+    def isdtype(self, dtype: Any, kind: Any) -> bool:
+        """See NumPy."""
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        return np.isdtype(_known(dtype), tuple([k if isinstance(k, str) else _known(k) for k in kinds]))
+
+    def finfo(self, type: Any, /) -> Any:
+        """See NumPy."""
+        return np.finfo(_known(type))
+
+    def iinfo(self, type: Any, /) -> Any:
+        """See NumPy."""
+        return np.iinfo(_known(type))
+
+    # -- elementwise, and not ufuncs of NumPy's ----------------------------------------------------
+
+    def _together(self, *args: Any) -> list[Any]:
+        """Tensors of the dtype to which NumPy promotes."""
+        args = tuple(
+            [x if type(x) in PLAIN or isinstance(x, torch.Tensor) else as_tensor(x, self._scalar) for x in args]
+        )
+        dtype = self.result_type(*args)
+        return [self._scalar(x, dtype) if type(x) in PLAIN else cast(x, dtype) for x in args]
+
+    def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
+        """See NumPy."""
+        return torch.where(self.asarray(condition, dtype=bool), *self._together(x1, x2))
+
+    def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+        """See NumPy."""
+        if type(min) is int and is_int(x) and min <= torch.iinfo(x.dtype).min:
+            min = None
+        if type(max) is int and is_int(x) and max >= torch.iinfo(x.dtype).max:
+            max = None
+        given = [bound for bound in (min, max) if bound is not None]
+        made, *bounds = self._together(x, *given)
+        if min is not None:
+            made = self.maximum(made, bounds[0])
+        if max is not None:
+            made = self.minimum(made, bounds[-1])
+        made = made if given else made.clone()
+        return made if out is None else store(out, made)
+
+    def real(self, x: Any, /) -> Any:
+        """See NumPy: a view."""
+        return x.real if x.dtype.is_complex else x
+
+    def imag(self, x: Any, /) -> Any:
+        """See NumPy: a view of a complex tensor, zeros for others."""
+        return resolved(x).imag if x.dtype.is_complex else torch.zeros_like(x)
+
+    def round(self, x: Any, /, *, decimals: int = 0, out: Any = None) -> Any:
+        """See NumPy."""
+        if x.dtype.is_complex:
+            made = torch.complex(torch.round(x.real, decimals=decimals), torch.round(x.imag, decimals=decimals))
+        elif x.dtype is torch.bool:
+            made = x.half()
+        else:
+            made = x.clone() if is_int(x) else torch.round(x, decimals=decimals)
+        return made if out is None else store(out, made)
+
+    # -- reductions --------------------------------------------------------------------------------
+
+    def _reduced(self, function: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+        """A reduction of one dimension, over several: of a copy where they are last, as one."""
+        axes = axes_of(axis, x.ndim)
+        kept = [d for d in range(x.ndim) if d not in axes]
+        size = math.prod(x.shape[d] for d in axes)
+        made = function(torch.permute(x, (*kept, *axes)).reshape((*[x.shape[d] for d in kept], size)))
+        return made.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdims else made
+
+    def _total(self, name: str, x: Any, axis: Any, dtype: Any, keepdims: bool) -> Any:
+        if dtype is None and is_int(x):
+            if x.dtype is torch.uint8:
+                raise ArgumentTypeError(f"{name}: of uint8 is uint64, with which PyTorch does not compute; give dtype=")
+            dtype = torch.int64
+        x = x if dtype is None else cast(x, to_torch(dtype))
+        if x.dtype is torch.bool:
+            return (self.any if name == "sum" else self.all)(x, axis=axis, keepdims=keepdims)
+        if name == "prod":
+            wide = x.float() if x.dtype is torch.float16 else x
+            return cast(self._reduced(lambda a: torch.prod(a, -1, dtype=wide.dtype), wide, axis, keepdims), x.dtype)
+        axes = axes_of(axis, x.ndim)
+        return torch.sum(x, axes, keepdim=keepdims, dtype=x.dtype) if axes else x.clone()
+
+    def sum(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._total("sum", x, axis, dtype, keepdims)
+
+    def prod(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._total("prod", x, axis, dtype, keepdims)
+
+    def any(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        x = cast(x, torch.bool)
+        axes = axes_of(axis, x.ndim)
+        return torch.any(x, axes, keepdim=keepdims) if axes else x.clone()
+
+    def all(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        x = cast(x, torch.bool)
+        axes = axes_of(axis, x.ndim)
+        return torch.all(x, axes, keepdim=keepdims) if axes else x.clone()
+
+    def mean(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        wide = _wide(x)
+        made = self.sum(wide, axis=axis, keepdims=keepdims) / self._count(x, axis)
+        return made if is_int(x) else cast(made, x.dtype)
+
+    def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        wide = _wide(x)
+        far = wide - self.mean(wide, axis=axis, keepdims=True)
+        square = far.real**2 + far.imag**2 if far.dtype.is_complex else far * far
+        made = self.sum(square, axis=axis, keepdims=keepdims) / max(self._count(x, axis) - correction, 0)
+        return cast(made, x.dtype) if x.dtype is torch.float16 else made
+
+    def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self.sqrt(self.var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+    def _count(self, x: Any, axis: Any) -> int:
+        return math.prod(x.shape[d] for d in axes_of(axis, x.ndim))
+
+    def _extremum(self, best: str, x: Any, axis: Any, keepdims: bool) -> Any:
+        axes = axes_of(axis, x.ndim)
+        if not axes:
+            return x.clone()
+        if not self._count(x, axis):
+            raise ArgumentError(f"{best}: no elements along axis {axis} of shape {tuple(x.shape)}")
+        if not x.dtype.is_complex:
+            return getattr(torch, f"a{best}")(x, axes, keepdim=keepdims)
+        return self._reduced(
+            lambda a: torch.take_along_dim(a, _first(best, a).unsqueeze(-1), -1).squeeze(-1), x, axis, keepdims
+        )
+
+    def max(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._extremum("max", x, axis, keepdims)
+
+    def min(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._extremum("min", x, axis, keepdims)
+
+    def _where_best(self, best: str, x: Any, axis: Any, keepdims: bool) -> Any:
+        if not self._count(x, axis):
+            raise ArgumentError(f"arg{best}: no elements along axis {axis} of shape {tuple(x.shape)}")
+        return self._reduced(functools.partial(_first, best), x, axis, keepdims)
+
+    def argmax(self, x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._where_best("max", x, axis, keepdims)
+
+    def argmin(self, x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._where_best("min", x, axis, keepdims)
+
+    # -- linear algebra ----------------------------------------------------------------------------
+
+    def matmul(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
+        """See NumPy."""
+        dtypes, _ = loop("matmul", (x1.dtype, x2.dtype))
+        made = _product(cast(x1, dtypes[0]), cast(x2, dtypes[1]))
+        return made if out is None else store(out, made)
+
+    def tensordot(self, x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
+        """See NumPy."""
+        n, m = x1.ndim, x2.ndim
+        given = (range(n - axes, n), range(axes)) if isinstance(axes, int) else axes
+        left, right = [axes_of([a] if isinstance(a, int) else [*a], d) for a, d in zip(given, (n, m), strict=True)]
+        rows, columns = [d for d in range(n) if d not in left], [d for d in range(m) if d not in right]
+        x1, x2 = torch.permute(x1, (*rows, *left)), torch.permute(x2, (*right, *columns))
+        shape = (*x1.shape[: len(rows)], *x2.shape[len(right) :])
+        inner = [math.prod(s) for s in (x1.shape[len(rows) :], x2.shape[: len(right)])]
+        if inner[0] != inner[1]:
+            raise ArgumentError(f"tensordot: {inner[0]} elements to contract of x1, {inner[1]} of x2")
+        sizes = math.prod(shape[: len(rows)]), math.prod(shape[len(rows) :])
+        return self.matmul(x1.reshape(sizes[0], inner[0]), x2.reshape(inner[1], sizes[1])).reshape(shape)
+
+    def vecdot(self, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+        """See NumPy."""
+        dtypes, result = loop("vecdot", (x1.dtype, x2.dtype))
+        left, right = [torch.movedim(cast(x, d), axis, -1) for x, d in zip((x1, x2), dtypes, strict=True)]
+        if left.shape[-1] != right.shape[-1]:
+            raise ArgumentError(f"vecdot: {left.shape[-1]} elements along axis {axis} of x1, {right.shape[-1]} of x2")
+        if result is torch.bool:
+            return (left & right).any(-1)
+        wide = torch.float32 if result is torch.float16 else result
+        return cast(torch.sum(torch.conj_physical(left.to(wide)) * right.to(wide), -1, dtype=wide), result)
+
+    # -- shapes ------------------------------------------------------------------------------------
+
+    def reshape(self, x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
+        """See NumPy."""
+        return compat.reshape(x, shape if isinstance(shape, (tuple, list)) else (shape,), copy=copy)
+
+    def permute_dims(self, x: Any, /, axes: Sequence[int]) -> Any:
+        """See NumPy."""
+        return torch.permute(x, tuple(axes))
+
+    def matrix_transpose(self, x: Any, /) -> Any:
+        """See NumPy."""
+        if x.ndim < 2:
+            raise ArgumentError(f"matrix_transpose: x has {x.ndim} dimensions; wanted at least 2")
+        return x.mT
+
+    def moveaxis(self, x: Any, source: Any, destination: Any, /) -> Any:
+        """See NumPy."""
+        return torch.movedim(x, source, destination)
+
+    def flip(self, x: Any, /, *, axis: Any = None) -> Any:
+        """See NumPy; a copy."""
+        return torch.flip(x, axes_of(axis, x.ndim))
+
+    def concat(self, arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
+        """See NumPy."""
+        arrays = self._together(*arrays)
+        return torch.cat([a.reshape(-1) for a in arrays]) if axis is None else torch.cat(arrays, axis)
+
+    def stack(self, arrays: Sequence[Any], /, *, axis: int = 0) -> Any:
+        """See NumPy."""
+        return torch.stack(self._together(*arrays), axis)
+
+
+def _known(x: Any) -> Any:
+    """What NumPy knows of a tensor or a torch dtype; other things are left to it."""
+    if isinstance(x, torch.Tensor):
+        return dtype_of(x)
+    return NUMPY.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+def _with_dtypes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """A function of array_api_compat's that gets NumPy's dtypes."""
+    if kwargs.get("dtype") is not None:
+        kwargs["dtype"] = to_torch(kwargs["dtype"])
+    return function(*args, **kwargs)
+
+
+def _wide(x: Any) -> Any:
+    """A tensor in the precision in which NumPy averages it."""
+    return x.double() if is_int(x) else x.float() if x.dtype is torch.float16 else x
+
+
+def _first(best: str, x: Any) -> Any:
+    """Along the last dimension, the index of the first element that is ``best`` ("max" or "min"); NaN is."""
+    if not x.dtype.is_complex:
+        return getattr(torch, f"arg{best}")(x.to(torch.uint8) if x.dtype is torch.bool else x, -1)
+    extremum = getattr(torch, f"a{best}")
+    ties = x.real == extremum(x.real, -1, keepdim=True)
+    imag = torch.where(ties, x.imag, -math.inf if best == "max" else math.inf)
+    chosen, nan = ties & (imag == extremum(imag, -1, keepdim=True)), torch.isnan(x)
+    return torch.argmax(torch.where(nan.any(-1, keepdim=True), nan, chosen).to(torch.uint8), -1)
+
+
+def _product(a: Any, b: Any) -> Any:
+    """The matrix product of tensors of one dtype, as NumPy rounds it."""
+    if a.dtype is torch.bool:
+        return torch.matmul(a.float(), b.float()) != 0  # numbers of pairs
+    if a.dtype is torch.float16 and a.device.type == "cpu":
+        return torch.matmul(a.float(), b.float()).half()
+    if is_int(a) and a.device.type != "cpu":
+        return integer_product(a, b)
+    return torch.matmul(a, b)
+
+
+def integer_product(a: Any, b: Any, most: int = 1 << 24) -> Any:
+    """The same of integers, by elementwise products, about ``most`` at a time: where PyTorch has no other."""
+    left, right = a if a.ndim > 1 else a[None, :], b if b.ndim > 1 else b[:, None]
+    shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+    made = torch.zeros(shape, dtype=a.dtype, device=a.device)
+    step = max(most // max(made.numel(), 1), 1)
+    for k in range(0, left.shape[-1], step):
+        pairs = left[..., :, k : k + step, None] * right[..., None, k : k + step, :]
+        made += pairs.sum(-2, dtype=a.dtype)
+    if b.ndim == 1:
+        made = made[..., 0]
+    return made if a.ndim > 1 else made.select(-1 if b.ndim == 1 else -2, 0)

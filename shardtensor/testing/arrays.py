@@ -1,0 +1,272 @@
+"""The part of the suite about arrays: in and out, views, order in memory, and the functions that work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.backend import HostArray
+from shardtensor.testing.cases import indices
+from shardtensor.testing.kit import Kit
+from shardtensor.testing.layouts import DTYPES, array, shapes
+
+FROM_HOST = "Backend.from_host: a copy of the host array, which may be written afterwards"
+ROUND = "Backend.from_host and to_host: the same values, shape and dtype, there and back"
+VIEW = "Backend.view: the elements at a basic index, as in NumPy"
+SHARES = "Backend.view is a view: what is written to it is written to the array"
+NEGATIVE = "Backend.negative_strides: whether a slice with a negative step is a view, too"
+CONTIGUOUS = "Backend.contiguous: the array itself if it is in row-major order, else a copy of it that is"
+IS_CONTIGUOUS = "Backend.is_contiguous: whether an array is in row-major order, so that in another shape it is a view"
+NAMESPACE = "Backend.xp: an array-API namespace; NumPy's in what the standard leaves open"
+INDEXING = "arrays take index arrays, and assignment to what slices, index arrays and masks select"
+
+HOSTS: dict[str, Callable[[HostArray], HostArray]] = {
+    "in row-major order": lambda a: a,
+    "in column-major order": np.asfortranarray,
+    "transposed": lambda a: a.T,
+    "strided": lambda a: a[::2, 1::2],
+    "reversed": lambda a: a[::-1, ::-1],
+    "broadcast": lambda a: np.broadcast_to(a[:1], a.shape),
+    "of no elements": lambda a: a[:0],
+    "of no dimensions": lambda a: a[1, 2],
+    "a row": lambda a: a[1],
+}
+
+
+class ArrayTests(Kit):
+    """What a backend's arrays hold is what NumPy's would, and views of them are views."""
+
+    # -- in and out --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, "int16", "uint16", "uint32", "uint64"])
+    def test_there_and_back(self, dtype: str) -> None:
+        """Every dtype that it has, on every device, for shapes of all kinds."""
+        if not self.it.has_dtype(np.dtype(dtype)):
+            pytest.skip(f"backend {self.backend!r} has no {dtype}")
+        for device in self.devices:
+            for shape in [(), (1,), (7,), (0,), (3, 0, 2), (2, 3, 4)]:
+                host = array(shape, dtype, 3)
+                x = self.put(host, device)
+                self.same(self.get(x, device), host, ROUND, f"on {device}")
+                self.must(self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", type(x))
+                said = self.it.dtype_of(x)
+                right = isinstance(said, np.dtype) and said == np.dtype(dtype)
+                self.must(right, "Backend.dtype_of: the NumPy dtype of the elements", f"{said!r} of {dtype}")
+                known = tuple(x.shape), x.ndim, int(x.nbytes)
+                self.must(known == (shape, len(shape), host.nbytes), "arrays have shape, ndim and nbytes", known)
+
+    def test_dtypes_that_it_does_not_have(self) -> None:
+        """They are refused with the dtype's name, wherever they come in."""
+        for dtype in set(DTYPES) - set(self.dtypes):
+            with pytest.raises(st.ArgumentTypeError, match=dtype):
+                st.device_put(np.zeros(3, dtype), self.devices[0])
+
+    @pytest.mark.parametrize("layout", HOSTS)
+    def test_host_arrays_of_any_layout(self, layout: str) -> None:
+        """Strides of the host array are its own affair."""
+        host = HOSTS[layout](self.numbers(48).reshape(6, 8))
+        for writable in (True, False):
+            given = np.asarray(host).view()
+            given.flags.writeable = given.flags.writeable and writable
+            self.same(
+                self.get(self.put(given, self.devices[-1]), self.devices[-1]), host, ROUND, f"of an array {layout}"
+            )
+
+    def test_the_host_array_is_written_afterwards(self) -> None:
+        """At once, and large enough that a copy takes its time; and what is written here does not show there."""
+        for device in self.devices:
+            hosts = [self.numbers(self.size * n) for n in (1, 4, 16)]
+            wanted = [h.copy() for h in hosts]
+            arrays = [self.put(h, device) for h in hosts]
+            for host in hosts:
+                host[...] = 0
+            for x, right in zip(arrays, wanted, strict=True):
+                self.same(self.get(x, device), right, FROM_HOST)
+                self.write(x, 5, device)
+            self.must(not any(h.any() for h in hosts), FROM_HOST, "writing to the array wrote to the host array")
+
+    def test_what_is_no_array(self) -> None:
+        """Host arrays are not the backend's (unless it is one of the host's memory); numbers and text are nobody's."""
+        for x in (None, 1, 2.5, "text", [1, 2], object()):
+            self.must(not self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", repr(x))
+        if not self.it.one_memory:
+            said = self.it.is_array(np.ones(3))
+            self.must(not said, "Backend.is_array: NumPy's arrays are the host's, unless one_memory is set", said)
+
+    def test_scalars_become_arrays(self) -> None:
+        """What is_array accepts, asarray makes an array of: a sum of all elements may be a scalar of the library's."""
+        device, host = self.devices[0], self.numbers(9)
+        x = self.put(host, device)
+        with self.it.on(device):
+            total = self.it.xp.sum(x)
+            made = self.it.asarray(total)
+            self.must(self.it.is_array(total) and self.it.is_array(made), "Backend.asarray gives an array", type(made))
+            self.must(made.ndim == 0, "Backend.asarray: array scalars become 0-d arrays", made.ndim)
+            made = self.it.xp.asarray(made, dtype=np.dtype(self.dtype))
+        self.same(self.get(made, device), host.sum(dtype=host.dtype), NAMESPACE, "sum")
+
+    # -- views and order in memory -----------------------------------------------------------------
+
+    def test_views_have_numpys_elements(self) -> None:
+        """Integers, slices with any step, None and Ellipsis."""
+
+        def one(data: Any) -> None:
+            host = self.numbers(1 if not (shape := data.draw(shapes())) else int(np.prod(shape))).reshape(shape)
+            index = data.draw(indices(host.shape))
+            x = self.put(host, self.devices[0])
+            with self.it.on(self.devices[0]):
+                part = self.it.asarray(self.it.view(x, index))
+            self.same(self.get(part, self.devices[0]), host[index], VIEW, f"[{index!r}] of shape {shape}")
+
+        self.sweep(one, 4 * self.examples)
+
+    def test_views_share_memory(self) -> None:
+        """What is written to a view shows in the array: with negative steps where `negative_strides` says so."""
+
+        def one(data: Any) -> None:
+            host = self.numbers(int(np.prod(shape := data.draw(shapes(1))))).reshape(shape)
+            index = data.draw(indices(host.shape))
+            entries = index if isinstance(index, tuple) else (index,)
+            turned = any(isinstance(e, slice) and e.step is not None and e.step < 0 for e in entries)
+            if host[index].ndim == 0 or (turned and not self.it.negative_strides):
+                return
+            x = self.put(host, self.devices[0])
+            with self.it.on(self.devices[0]):
+                part = self.it.view(x, index)
+            self.write(part, 0, self.devices[0])
+            host[index] = 0
+            rule = NEGATIVE if turned else SHARES
+            self.same(self.get(x, self.devices[0]), host, rule, f"after writing to [{index!r}] of shape {shape}")
+
+        self.sweep(one, 4 * self.examples)
+
+    def test_contiguous(self) -> None:
+        """Itself where it is in row-major order, else a copy."""
+        device, host = self.devices[-1], self.numbers(24).reshape(4, 6)
+        for name, cut in self._cuts().items():
+            x, y = self.put(host, device), host.copy()
+            with self.it.on(device):
+                part, right = cut(self.it, x), cut(np, y)
+                already = self.it.is_contiguous(part)
+                made = self.it.contiguous(part)
+                self.must(self.it.is_contiguous(made), CONTIGUOUS, f"is_contiguous says no of contiguous({name})")
+            self.same(self.get(made, device), right, CONTIGUOUS, name)
+            self.write(made, 0, device)
+            if already:
+                right[...] = 0
+            self.same(self.get(x, device), y, CONTIGUOUS, f"the array, after writing to contiguous({name})")
+
+    def test_is_contiguous(self) -> None:
+        """Where it says yes, a reshaped array is a view of it."""
+        device, host = self.devices[0], self.numbers(24).reshape(4, 6)
+        for name, cut in self._cuts().items():
+            x, y = self.put(host, device), host.copy()
+            with self.it.on(device):
+                part, right = cut(self.it, x), cut(np, y)
+                said = self.it.is_contiguous(part)
+                self.must(right.flags.c_contiguous or not said, IS_CONTIGUOUS, f"{said} for {name}")
+                flat = self.it.xp.reshape(part, (-1,))
+            if said:
+                self.write(flat, 0, device)
+                right.reshape(-1)[...] = 0
+                self.same(self.get(x, device), y, IS_CONTIGUOUS, f"the array, after writing to {name}, reshaped")
+
+    def _cuts(self) -> dict[str, Callable[[Any, Any], Any]]:
+        """Views of a table, made by a backend or by NumPy."""
+
+        def view(index: Any) -> Callable[[Any, Any], Any]:
+            return lambda it, x: x[index] if it is np else it.view(x, index)
+
+        return {
+            "the array": lambda it, x: x,
+            "a few rows": view(slice(1, 3)),
+            "a few columns": view((slice(None), slice(1, 3))),
+            "every other row": view(slice(None, None, 2)),
+            "the transposed array": lambda it, x: x.T if it is np else it.xp.permute_dims(x, (1, 0)),
+        }
+
+    # -- functions ---------------------------------------------------------------------------------
+
+    def test_namespace(self) -> None:
+        """What NumPy's functions take beyond the standard: its dtypes, Python scalars, ``out=`` and ``copy=``."""
+        device, host, xp = self.devices[0], self.numbers(6), self.it.xp
+        float_name = next(d for d in ("float64", "float32") if d in self.dtypes)
+        x, kept = self.put(host, device), self.put(host, device)
+        with self.it.on(device):
+            found = {
+                "x + 1": (xp.add(x, 1), host + 1),
+                "2 * x": (xp.multiply(2, x), 2 * host),
+                "asarray(x, dtype)": (xp.asarray(x, dtype=np.dtype(float_name)), host.astype(float_name)),
+                "zeros(shape, dtype)": (
+                    xp.zeros((2, 0, 3), dtype=np.dtype(float_name)),
+                    np.zeros((2, 0, 3), float_name),
+                ),
+                "reshape": (xp.reshape(x, (2, 3)), host.reshape(2, 3)),
+                "permute_dims": (xp.permute_dims(xp.reshape(x, (2, 3)), (1, 0)), host.reshape(2, 3).T),
+                "concat": (xp.concat([x, x]), np.concatenate([host, host])),
+                "where": (xp.where(xp.greater(x, 3), x, 0), np.where(host > 3, host, 0)),
+            }
+            empty = xp.empty((2, 3), dtype=np.dtype(float_name))
+        self.must(tuple(empty.shape) == (2, 3), NAMESPACE, f"empty((2, 3)) has shape {empty.shape}")
+        for name, (made, right) in found.items():
+            self.same(self.get(made, device), right, NAMESPACE, name)
+        with self.it.on(device):
+            copy = xp.asarray(kept, copy=True)
+            xp.add(kept, 10, out=kept)
+        self.same(self.get(kept, device), host + 10, NAMESPACE, "add(x, 10, out=x): out= may be an operand")
+        self.same(self.get(copy, device), host, NAMESPACE, "asarray(x, copy=True), after x was written")
+
+    def test_indexing(self) -> None:
+        """Index arrays and masks select and are assigned to."""
+        device, host = self.devices[0], self.numbers(6)
+        where, mask = np.array([4, 0, 2]), np.array([True, False, True, False, False, True])
+        x, at, among = (self.put(v, device) for v in (host, where, mask))
+        with self.it.on(device):
+            taken = x[at]
+            x[at] = taken + 1
+            x[among] = 0
+            x[1:5:3] = 50
+        self.same(self.get(taken, device), host[where], INDEXING, "x[index array]")
+        host[where] += 1
+        host[mask] = 0
+        host[1:5:3] = 50
+        self.same(self.get(x, device), host, INDEXING, "after assignments")
+
+    def test_real_and_imag(self) -> None:
+        """The parts of complex numbers, as attributes."""
+        if "complex64" not in self.dtypes:
+            pytest.skip(f"backend {self.backend!r} has no complex64")
+        device, host = self.devices[0], array((5,), "complex64", 1)
+        x = self.put(host, device)
+        with self.it.on(device):
+            parts = x.real, x.imag
+        for part, right in zip(parts, (host.real, host.imag), strict=True):
+            self.same(self.get(part, device), right, "arrays have real and imag")
+
+    def test_export(self) -> None:
+        """What a user sees of a shard has its values."""
+        for device in self.devices:
+            x, wanted = self.worked(device, self.numbers(10))
+            with self.it.on(device):
+                seen = self.it.export(x)
+            self.must(self.it.is_array(seen), "Backend.export: the view of a shard that a user may hold", type(seen))
+            self.same(self.get(seen, device), wanted, "Backend.export: the view of a shard that a user may hold")
+
+    def test_dlpack(self) -> None:
+        """What is lent comes back as an array of the same memory, and says truly where that is."""
+        device = self.devices[0]
+        x, wanted = self.worked(device, self.numbers(10))
+        with self.it.on(device):
+            lent = self.it.lend(x)
+            if not hasattr(lent, "__dlpack__"):
+                pytest.skip(f"backend {self.backend!r} lends nothing by DLPack")
+            kind, number = lent.__dlpack_device__()
+            said = self.it.dlpack_device(device)
+            self.must((int(kind), number) == said, "Backend.dlpack_device: where the device's memory is", said)
+            back = self.it.from_dlpack(lent, device)
+        self.must(self.it.is_array(back), "Backend.from_dlpack: an array of the backend", type(back))
+        self.same(self.get(back, device), wanted, "Backend.from_dlpack shares the memory of what is lent")

@@ -1,0 +1,332 @@
+"""The `checked` backend: N devices with separate memories, on the host, where everything that real devices forbid
+raises.
+
+Its arrays are NumPy's, tagged with the memory that they live in. Mixing two devices, touching an array while another
+device (or none) is current, mixing in a host array, and reading across devices what no event ordered are errors that
+name the culprit. So is an operation that reads an array where it writes it, other than element for element.
+What holds here holds on GPUs: it stands in for them where there are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
+from shardtensor.errors import ArgumentTypeError, BackendError
+
+__all__ = ["CheckedArray", "CheckedBackend"]
+
+_current: ContextVar[Device | None] = ContextVar("shardtensor_checked", default=None)
+
+
+class _Memory:
+    """Where an array lives and when it was last written: one for an array and all its views."""
+
+    __slots__ = ("device", "written")
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.written = _tick(device)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """A method that NumPy runs without asking `__array_ufunc__` or `__array_function__`."""
+
+    def method(self: CheckedArray, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(_bare(self, name), name)(*_bare(args, name), **_bare(kwargs, name))
+        if name in ("fill", "partition", "put", "sort"):
+            _wrote(self)
+        return _tagged(result, (self,))
+
+    return method
+
+
+class CheckedArray(np.ndarray):
+    """An array in one device's memory: it can be touched only while that device is current."""
+
+    _memory: _Memory | None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self._memory = getattr(parent, "_memory", None)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
+        who = ufunc.__name__
+        bare = _bare(kwargs, who)
+        if out:
+            bare["out"] = _bare(out, who)
+            for array in out:
+                _not_read(array, inputs, who)
+        result = getattr(ufunc, method)(*_bare(inputs, who), **bare)
+        if not out:
+            return _tagged(result)
+        _wrote(*out)
+        return out[0] if len(out) == 1 else out
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _called(func, args, kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _tagged(_bare(self, "getitem")[_bare(index, "getitem")], (self,))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _not_read(self, (index if isinstance(index, tuple) else (index,)), "setitem")
+        _not_read(self[index] if _is_basic(index) else self, (value,), "setitem")
+        _bare(self, "setitem")[_bare(index, "setitem")] = _bare(value, "setitem")
+        _wrote(self)
+
+    argmax, argmin, argpartition, argsort = map(_method, ("argmax", "argmin", "argpartition", "argsort"))
+    astype, choose, clip, compress, conj, copy = map(_method, ("astype", "choose", "clip", "compress", "conj", "copy"))
+    cumprod, cumsum, diagonal, dot, fill = map(_method, ("cumprod", "cumsum", "diagonal", "dot", "fill"))
+    flatten, nonzero, partition, put, repeat = map(_method, ("flatten", "nonzero", "partition", "put", "repeat"))
+    round, searchsorted, sort, take, trace = map(_method, ("round", "searchsorted", "sort", "take", "trace"))
+
+    def __repr__(self) -> str:
+        return f"CheckedArray({np.asarray(self)!r}, memory={self._memory and self._memory.device})"
+
+    def __str__(self) -> str:
+        return str(np.asarray(self))
+
+
+def _here(who: str) -> Device:
+    device = _current.get()
+    if device is None:
+        raise BackendError(f"{who}: no checked device is current; wrap the call in `with backend.on(device)`")
+    return device
+
+
+def _home(array: CheckedArray, who: str) -> _Memory:
+    if array._memory is None:
+        raise BackendError(f"{who}: an array that is in no device's memory; make it with the backend's own functions")
+    return array._memory
+
+
+def _bare(x: Any, who: str) -> Any:
+    """What NumPy may see of an argument: the arrays in it, once it is sure that they are on the current device."""
+    kind = type(x)
+    if kind is CheckedArray:
+        device = _home(x, who).device
+        if device != _here(who):
+            raise BackendError(f"{who}: an array in the memory of {device} is touched while {_here(who)} is current")
+        return x.view(np.ndarray)
+    if kind is np.ndarray:
+        raise ArgumentTypeError(f"{who}: a host array is mixed with arrays of {_here(who)}; move it there first")
+    if kind in (list, tuple):
+        return kind([_bare(item, who) for item in x])
+    if kind is dict:
+        return {key: _bare(value, who) for key, value in x.items()}
+    return x
+
+
+def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
+    """NumPy's results as arrays in the current device's memory: in a parent's, where they are views of it."""
+    if isinstance(result, (list, tuple)):
+        return type(result)([_tagged(r, parents) for r in result])
+    if not isinstance(result, (np.ndarray, np.generic)):
+        return result
+    array = np.asarray(result).view(CheckedArray)
+    of = next((p._memory for p in parents if type(p) is CheckedArray and _owner(p) is _owner(array)), None)
+    array._memory = of or _Memory(_here("result"))
+    return array
+
+
+def _owner(array: HostArray) -> HostArray:
+    """The array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _wrote(*arrays: CheckedArray) -> None:
+    """Notes that the current device has written to arrays."""
+    for array in arrays:
+        memory = _home(array, "write")
+        memory.written = _tick(memory.device)
+
+
+def _not_read(out: Any, inputs: Sequence[Any], who: str) -> None:
+    """That nothing is read where it is written, unless element for element: devices do both at once."""
+    for x in inputs:
+        if type(x) is not CheckedArray or type(out) is not CheckedArray or x._memory is not out._memory:
+            continue
+        if not _same_place(x, out) and _overlap(x, out):
+            raise BackendError(f"{who}: reads elements of an array that it writes at the same time; copy them first")
+
+
+def _same_place(a: HostArray, b: HostArray) -> bool:
+    return a.shape == b.shape and a.strides == b.strides and a.ctypes.data == b.ctypes.data
+
+
+def _overlap(a: HostArray, b: HostArray) -> bool:
+    try:
+        return np.shares_memory(a.view(np.ndarray), b.view(np.ndarray), max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:  # nobody knows
+        return False
+
+
+def _is_basic(index: Any) -> bool:
+    entries = index if isinstance(index, tuple) else (index,)
+    return all(e is None or e is Ellipsis or isinstance(e, (int, slice, np.integer)) for e in entries)
+
+
+def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A function of NumPy's on arrays of the current device."""
+    who = function.__name__
+    _here(who)
+    if kwargs.get("out") is not None:
+        _not_read(kwargs["out"], args, who)
+    result = function(*_bare(args, who), **_bare(kwargs, who))
+    written = args[0] if function is np.copyto else kwargs.get("out")
+    if type(written) is CheckedArray:
+        _wrote(written)
+        return written
+    return _tagged(result, [a for a in args if type(a) is CheckedArray])
+
+
+class _Namespace:
+    """NumPy on checked arrays."""
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(np, name)
+        if isinstance(attribute, type) or not callable(attribute):
+            return attribute
+        wrapped = functools.partial(_function, attribute)
+        setattr(self, name, wrapped)
+        return wrapped
+
+    def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
+        """``x`` on the current device: the one way in for host arrays, as in CuPy."""
+        bare = np.array(x) if type(x) is np.ndarray else _bare(x, "asarray")
+        return _tagged(np.array(bare, dtype=dtype) if copy else np.asarray(bare, dtype=dtype))
+
+
+def _function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return _called(function, args, kwargs)
+
+
+# What each device has done, and what it knows that the others have: the vector clocks that events carry.
+_clocks: dict[Device, dict[Device, int]] = {}
+_lock = threading.Lock()
+
+
+def _tick(device: Device) -> int:
+    with _lock:
+        clock = _clocks.setdefault(device, {})
+        clock[device] = clock.get(device, 0) + 1
+        return clock[device]
+
+
+class CheckedBackend(Backend):
+    """``SHARDTENSOR_NUM_DEVICES`` devices with memories of their own; ``SHARDTENSOR_BACKEND=checked`` makes it the
+    default.
+
+    >>> x = st.ones((4,), device=st.make_mesh((2,), ("x",), devices=st.devices("checked")[:2]))
+    >>> a, b = [s.data for s in x.addressable_shards]
+    >>> a + b
+    Traceback (most recent call last):
+    shardtensor.errors.BackendError: add: no checked device is current; ...
+    """
+
+    name = "checked"
+    priority = -1
+    pinned_host = True
+
+    def __init__(self) -> None:
+        self._devices = tuple(Device(self.name, i) for i in range(logical_device_count()))
+        self._xp = _Namespace()
+
+    def devices(self) -> Sequence[Device]:
+        """All of them."""
+        return self._devices
+
+    @property
+    def xp(self) -> Any:
+        """NumPy's functions, checked."""
+        return self._xp
+
+    @contextlib.contextmanager
+    def on(self, device: Device) -> Iterator[None]:
+        """Makes ``device`` the one whose memory can be touched."""
+        token = _current.set(device)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def is_array(self, x: object) -> bool:
+        """Whether ``x`` is in a checked memory."""
+        return type(x) is CheckedArray
+
+    def contiguous(self, array: Any) -> Any:
+        """The array itself, or a copy in row-major order."""
+        return _tagged(np.asarray(_bare(array, "contiguous"), order="C"), (array,))
+
+    def device_of(self, array: Any) -> Device:
+        """The memory that it is in."""
+        return _home(array, "device_of").device
+
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        """A copy, if it was ordered: ``destination`` must have waited for what made ``array``."""
+        self._owned(array, source, "to_device")
+        if _here("to_device") != destination:
+            raise BackendError(f"to_device: {_here('to_device')} is current and the copy goes to {destination}")
+        if source != destination and _clocks.get(destination, {}).get(source, 0) < _home(array, "to_device").written:
+            raise BackendError(
+                f"to_device: {destination} reads what {source} made, and no event ordered it after; record and wait"
+            )
+        return _tagged(np.array(array.view(np.ndarray), order="C"))
+
+    def from_host(self, array: HostArray, device: Device) -> Any:
+        """A copy in the memory of ``device``."""
+        if _here("from_host") != device:
+            raise BackendError(f"from_host: {_here('from_host')} is current and the copy goes to {device}")
+        return _tagged(np.array(array, order="C"))
+
+    def to_host(self, array: Any, device: Device) -> HostArray:
+        """A copy in host memory."""
+        self._owned(array, device, "to_host")
+        return np.array(array.view(np.ndarray))
+
+    def export(self, array: Any) -> Any:
+        """A read-only view."""
+        return read_only(array)
+
+    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
+        """A copy, once it is sure that it is in the current device's memory."""
+        return _tagged(np.array(_bare(result, "result"))), True
+
+    def sole(self, array: Any, holders: int) -> bool:
+        """Whether an array is the only one in its memory, and only the ``holders`` refer to it."""
+        memory, owner = _home(array, "sole"), _owner(array)
+        alone = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
+        return alone and owner.base is None and bool(array.flags.forc) and array.flags.writeable
+
+    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
+        """``array`` itself where it is alone, else a copy in row-major order."""
+        if self.sole(array, holders + FRAME):
+            return array, False
+        return _tagged(np.array(_bare(array, "release"), order="C")), True
+
+    def record(self, device: Device) -> Any:
+        """What ``device`` has done and knows."""
+        with _lock:
+            return dict(_clocks.get(device, {}))
+
+    def wait(self, device: Device, token: Any) -> None:
+        """From now on ``device`` knows what the token knows."""
+        with _lock:
+            clock = _clocks.setdefault(device, {})
+            for other, time in token.items():
+                if other != device:
+                    clock[other] = max(clock.get(other, 0), time)
+
+    def _owned(self, array: Any, device: Device, who: str) -> None:
+        home = _home(array, who).device
+        if home != device:
+            raise BackendError(f"{who}: the array is in the memory of {home}, not of {device}")

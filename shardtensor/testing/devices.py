@@ -1,0 +1,160 @@
+"""The part of the suite about devices: which there are, and which is current."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.backend import Backend, Device
+from shardtensor.plugins import load
+from shardtensor.testing.kit import Kit
+
+DEVICES = "Backend.devices: all devices, in order of their ids; never empty; the same each time"
+ON = "Backend.on: makes the device current in this thread, and at the end what was so before, also on an error"
+
+
+class DeviceTests(Kit):
+    """Devices are values; one is current inside `on`, and nothing of that is left afterwards."""
+
+    def test_it_is_loaded_once_under_its_name(self) -> None:
+        """`name` is the entry point's."""
+        self.must(isinstance(self.it, Backend), "a backend is a subclass of Backend", type(self.it))
+        self.must(load(self.backend) is self.it, "a backend is made once in a process", "two of them")
+        self.must(self.it.name == self.backend, "Backend.name: the name under which it is registered", self.it.name)
+
+    def test_devices_are_values(self) -> None:
+        """Distinct, in order, the same each time."""
+        found = list(self.it.devices())
+        self.must(bool(found), DEVICES, found)
+        self.must(all(type(d) is Device and d.backend == self.backend for d in found), DEVICES, found)
+        self.must(found == sorted(set(found), key=lambda d: d.id), DEVICES, found)
+        self.must(len({d.id for d in found}) == len(found), DEVICES, found)
+        self.must(found == list(self.it.devices()) == st.devices(self.backend), DEVICES, "others at the second call")
+        self.must(all(isinstance(d.kind, str) and d.kind for d in found), "Device.kind: what it is, for people", found)
+
+    def test_row(self) -> None:
+        """`row` gives as many devices as it is asked for."""
+        for count in range(1, len(self.it.devices()) + 1):
+            row = list(self.it.row(count))
+            fits = len(row) == len(set(row)) == count and set(row) <= set(self.it.devices())
+            self.must(fits, f"Backend.row: {count} of the devices", row)
+
+    def test_memory_info(self) -> None:
+        """Free and total bytes, or None."""
+        for device in self.devices:
+            said = self.it.memory_info(device)
+            fits = said is None or (len(said) == 2 and 0 <= said[0] <= said[1])
+            self.must(fits, "Backend.memory_info: bytes (free, total), or None where nobody knows", said)
+
+    def test_current_inside_on(self) -> None:
+        """New arrays are made on the device that is current."""
+        for device in self.devices:
+            with self.it.on(device):
+                made, given = (
+                    self.it.xp.ones((3,), dtype=np.dtype(self.dtype)),
+                    self.it.from_host(np.ones(3, self.dtype), device),
+                )
+                homes = self.it.device_of(made), self.it.device_of(given)
+            self.must(homes[0] == homes[1], "Backend.xp works on the device that is current", f"{homes} on {device}")
+            self.same(self.get(made, device), np.ones(3, self.dtype), "Backend.xp works on the device that is current")
+
+    def test_on_nests(self) -> None:
+        """What was current before is so again, device within device, the same one twice, and after the last one."""
+        seen = self._seen()
+        before = self.current()
+        for a in self.devices:
+            for b in self.devices:
+                with self.it.on(a):
+                    with self.it.on(b):
+                        self.must(
+                            self.current() == seen[b], ON, f"{self.current()} inside of on({b}) inside of on({a})"
+                        )
+                    self.must(self.current() == seen[a], ON, f"{self.current()} after on({b}) inside of on({a})")
+                self.must(self.current() == before, ON, f"{self.current()} after on({a}), where it was {before}")
+
+    @pytest.mark.parametrize("kind", [ZeroDivisionError, RuntimeError, KeyboardInterrupt])
+    def test_on_is_undone_by_an_error(self, kind: type[BaseException]) -> None:
+        """The error comes out as it is, and the device that was current before is so again."""
+        seen, before = self._seen(), self.current()
+        for a in self.devices:
+            for b in self.devices:
+                with self.it.on(a):
+                    error, caught = kind("on purpose"), None
+                    try:
+                        with self.it.on(b):
+                            raise error
+                    except kind as found:
+                        caught = found
+                    self.must(caught is error, "Backend.on lets errors through, as they are", repr(caught))
+                    self.must(self.current() == seen[a], ON, f"{self.current()} after an error in on({b}) in on({a})")
+                self.must(self.current() == before, ON, f"{self.current()} after on({a}), where it was {before}")
+
+    def test_on_takes_equal_devices(self) -> None:
+        """Devices are compared, not looked up by identity: one that was pickled is as good."""
+        for device in self.devices:
+            again = pickle.loads(pickle.dumps(device))
+            x = self.put(self.numbers(5), again)
+            self.same(self.get(x, again), self.numbers(5), "Device: a value, not a handle; it can be pickled")
+
+    def test_threads_have_devices_of_their_own(self) -> None:
+        """`on` in one thread is not seen in another."""
+        seen, errors, before = self._seen(), list[BaseException](), self.current()
+        gate = threading.Barrier(len(self.devices))
+
+        def work(device: Device) -> None:
+            try:
+                with self.it.on(device):
+                    for _ in range(5):
+                        gate.wait(10)
+                        found = self.current()
+                        self.must(found == seen[device], ON, f"{found} in on({device}), beside another thread's on")
+            except BaseException as error:  # carried out of the thread
+                gate.abort()
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(d,)) for d in self.devices]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+            raise error
+        self.must(self.current() == before, ON, f"{self.current()} after other threads' on, where it was {before}")
+
+    def test_synchronize(self) -> None:
+        """It returns, with and without work to wait for, inside of `on` and outside."""
+        for device in self.devices:
+            self.it.synchronize(device)
+            x, wanted = self.worked(device, self.numbers())
+            self.it.synchronize(device)
+            with self.it.on(device):
+                self.it.synchronize(device)
+            self.same(self.get(x, device), wanted, "Backend.synchronize changes nothing")
+
+    def test_enter_and_leave(self) -> None:
+        """They order what is queued, and change nothing else."""
+        before = self.current()
+        for device in self.devices:
+            x, wanted = self.worked(device, self.numbers())
+            self.it.enter(device)
+            self.it.leave(device)
+            self.must(self.current() == before, "Backend.enter and leave make no device current", self.current())
+            self.same(self.get(x, device), wanted, "Backend.enter and leave change no array")
+
+    def test_a_device_that_is_not_there(self) -> None:
+        """The library says so, and what is current stays so."""
+        absent = Device(self.backend, max(d.id for d in self.it.devices()) + 1000)
+        with pytest.raises(st.BackendError, match="there is no device"):
+            st.device_put(np.ones(3, self.dtype), absent)
+
+    def _seen(self) -> dict[Device, object]:
+        """For each device, what `current` says where it is the only one."""
+        seen = {}
+        for device in self.devices:
+            with self.it.on(device):
+                seen[device] = self.current()
+        return seen

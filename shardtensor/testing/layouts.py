@@ -1,0 +1,141 @@
+"""What tests draw: shapes, dtypes, arrays, meshes and shardings; and the comparison with NumPy. Needs hypothesis."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.backend import Device, HostArray
+from shardtensor.plugins import backend_of
+
+MESHES = [(1,), (2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (1, 3), (2, 2, 2)]
+NAMES = ("x", "y", "z")
+FLOATS = ["float32", "float64"]
+DTYPES = ["bool", "int8", "int32", "int64", "uint8", "float16", "float32", "float64", "complex64", "complex128"]
+SIZES = some.sampled_from([0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16])
+
+
+def mesh_of(shape: tuple[int, ...], backend: str, start: int = 0) -> st.Mesh:
+    """A mesh of that shape, from device number ``start`` on."""
+    return st.make_mesh(shape, NAMES[: len(shape)], devices=st.devices(backend)[start:])
+
+
+def all_specs(mesh: st.Mesh, ndim: int) -> list[st.P]:
+    """Every spec of an array of ``ndim`` dimensions on a mesh (axes on one dimension in both orders)."""
+    specs = set()
+    axes = list(mesh.axis_names)
+    for homes in itertools.product(range(-1, ndim), repeat=len(axes)):
+        for order in itertools.permutations(range(len(axes))):
+            parts = [tuple(axes[i] for i in order if homes[i] == d) for d in range(ndim)]
+            specs.add(st.P(*parts))
+    return sorted(specs, key=repr)
+
+
+@some.composite
+def meshes(draw: Any, backend: str) -> st.Mesh:
+    """A mesh of up to three axes over some of the devices, in any order."""
+    known = st.devices(backend)
+    shape = draw(some.sampled_from([s for s in MESHES if math.prod(s) <= len(known)]))
+    count = math.prod(shape)
+    devices = draw(some.one_of(some.just(known), some.permutations(known)))
+    grid = np.empty(count, object)
+    grid[:] = devices[:count]
+    return st.Mesh(grid.reshape(shape), NAMES[: len(shape)])
+
+
+@some.composite
+def specs(draw: Any, mesh: st.Mesh, ndim: int) -> st.P:
+    """A spec: each axis of the mesh on some dimension, or on none."""
+    parts: list[list[str]] = [[] for _ in range(ndim)]
+    for axis in draw(some.permutations(mesh.axis_names)):
+        home = draw(some.integers(-1, ndim - 1))
+        if home >= 0:
+            parts[home].append(axis)
+    return st.P(*[tuple(p) for p in parts])
+
+
+@some.composite
+def shapes(draw: Any, min_dims: int = 0, max_dims: int = 3) -> tuple[int, ...]:
+    """A shape, with sizes 0 and 1 and sizes that no mesh divides."""
+    return tuple(draw(some.lists(SIZES, min_size=min_dims, max_size=max_dims)))
+
+
+@some.composite
+def broadcastable(draw: Any, count: int) -> list[tuple[int, ...]]:
+    """Shapes that broadcast together: parts of one from the right, some sizes replaced by 1."""
+    whole = draw(shapes())
+    out = []
+    for _ in range(count):
+        tail = whole[draw(some.integers(0, len(whole))) :]
+        out.append(tuple(1 if draw(some.booleans()) and draw(some.booleans()) else n for n in tail))
+    return out
+
+
+def array(shape: tuple[int, ...], dtype: str, seed: int) -> HostArray:
+    """Small numbers of that dtype, some of them equal, a few of the floats negative."""
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return np.asarray(rng.random(shape) < 0.5)
+    if kind in "iu":
+        return np.asarray(rng.integers(0 if kind == "u" else -5, 6, shape)).astype(dtype)
+    values = np.asarray(rng.integers(-40, 40, shape) / 16)
+    if kind == "c":
+        values = values + 1j * np.asarray(rng.integers(-40, 40, shape) / 16)
+    return values.astype(dtype)
+
+
+def placed(data: Any, value: HostArray, backend: str, mesh: st.Mesh | None) -> Any:
+    """An operand of that value: sharded on ``mesh`` somehow, on other devices, not placed, or a host array."""
+    how = data.draw(some.sampled_from(["mesh", "mesh", "mesh", "other", "host", "unplaced"] if mesh else ["mesh"]))
+    if how == "host":
+        return value
+    if how == "unplaced":
+        return st.asarray(value)
+    home = mesh if how == "mesh" and mesh is not None else data.draw(meshes(backend))
+    sharding = st.NamedSharding(home, data.draw(specs(home, value.ndim)))
+    strides = data.draw(some.sampled_from(["C", "C", "F", "reversed", "pieces"])) if value.ndim else "C"
+    if strides == "F":
+        return st.device_put(value.T, sharding.with_spec(st.P(*sharding.spec.chains_of(value.ndim)[::-1]))).T
+    if strides == "reversed":
+        return st.device_put(value[::-1], sharding)[::-1]
+    if strides == "pieces":  # what `pmap` gives: separate arrays, not yet joined
+        return st.unshard(st.pmap(lambda x: st.asarray(x, copy=True), st.shard(value, devices=home)))
+    return st.device_put(value, sharding)
+
+
+def assert_same(result: Any, wanted: Any, *, exact: bool = False) -> None:
+    """That a tensor is the NumPy array: shape, dtype, values, and what every single device holds."""
+    wanted = np.asarray(wanted)
+    assert isinstance(result, st.ShardedTensor), type(result)
+    assert result.shape == wanted.shape
+    assert result.dtype == wanted.dtype
+    _close(np.asarray(result), wanted, exact)
+    seen = {}
+    for shard in result.addressable_shards:
+        assert shard.index == result.sharding.devices_indices_map(result.shape)[shard.device]
+        _close(on_host(shard.data, shard.device), wanted[shard.index], exact)
+        seen[shard.device] = shard
+    assert set(seen) == result.devices()
+
+
+def on_host(array: Any, device: Device) -> HostArray:
+    """A copy of a backend's array, which lives on ``device``, in host memory."""
+    backend = backend_of(device)
+    with backend.on(device):
+        return np.array(backend.to_host(array, device))
+
+
+def _close(left: HostArray, right: HostArray, exact: bool) -> None:
+    assert left.shape == right.shape
+    assert left.dtype == right.dtype
+    if exact or right.dtype.kind in "biu":
+        np.testing.assert_array_equal(left, right)
+        return
+    limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(right.dtype), 1e-11)
+    np.testing.assert_allclose(left, right, rtol=limit, atol=limit)

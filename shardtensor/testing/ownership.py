@@ -1,0 +1,177 @@
+"""The part of the suite about whose memory it is: no write ever shows in what somebody else holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardtensor.backend import Backend, Device
+from shardtensor.testing.kit import Kit
+
+SOLE = "Backend.sole: True only where nothing but its holder reaches the memory (False is always right)"
+WRITABLE = "Backend.sole: an array that is alone is made writable"
+ADOPT = "Backend.adopt: an array that nobody outside can write, from one that a mapped function returned"
+COPIED = "Backend.adopt and release say whether they copied: a copy is of its own memory"
+RELEASE = "Backend.release: an array that its only holder may write"
+
+HOLDS: dict[str, Callable[[Backend, Any, Device], Any]] = {
+    "another variable": lambda it, x, device: x,
+    "a list": lambda it, x, device: [x],
+    "a part of it": lambda it, x, device: it.view(x, slice(1, None)),
+    "a part of a part of it": lambda it, x, device: it.view(it.view(x, slice(1, None)), slice(None, 5)),
+    "what a user sees of it": lambda it, x, device: it.export(x),
+    "a reshaped view": lambda it, x, device: it.xp.reshape(x, (2, -1)),
+    "a host read of it": lambda it, x, device: it.to_host(x, device),
+    "what was lent by DLPack": lambda it, x, device: it.from_dlpack(it.lend(x), device),
+}
+
+
+class OwnershipTests(Kit):
+    """`sole`, `adopt` and `release`: what is written is held by nobody else."""
+
+    @pytest.mark.parametrize("holder", HOLDS)
+    def test_sole_sees_who_else_holds_it(self, holder: str) -> None:
+        """Where it says True all the same, the array is written, and the other holder sees it."""
+        for device in self.devices:
+            x = self.put(self.numbers(12), device)
+            other = self._hold(holder, x, device)
+            before = self._values(other, device)
+            with self.it.on(device):
+                alone = self.it.sole(x, 1)
+            if alone:
+                self.write(x, 0, device)
+            self.same(self._values(other, device), before, SOLE, f"held by {holder}, after it was written")
+
+    @pytest.mark.parametrize("holder", HOLDS)
+    def test_sole_of_the_part_that_is_left(self, holder: str) -> None:
+        """What holds a part reaches the whole: of two holders of one memory neither is alone."""
+        device = self.devices[0]
+        x = self.put(self.numbers(12), device)
+        other = self._hold(holder, x, device)
+        if not self.it.is_array(other) or (self.it.one_memory and holder == "a host read of it"):
+            pytest.skip(f"{holder} is no array that could be written")
+        with self.it.on(device):
+            alone = self.it.sole(other, 1)
+        if alone:
+            self.write(other, 0, device)
+        self.same(self.get(x, device), self.numbers(12), SOLE, f"an array after {holder} was written")
+
+    def test_sole_arrays_are_writable(self) -> None:
+        """Where it says True, it can be written, and holds what was written: also one that had been seen read-only."""
+        for device in self.devices:
+            x = self.put(self.numbers(12), device)
+            with self.it.on(device):
+                self.it.export(x)
+                alone = self.it.sole(x, 1)
+            if alone:
+                self.write(x, 3, device)
+                self.same(self.get(x, device), np.full(12, 3, self.dtype), WRITABLE)
+
+    def test_sole_of_elements_that_share_a_place(self) -> None:
+        """A broadcast array is never written: one element would be many."""
+        device = self.devices[0]
+        with self.it.on(device):
+            try:
+                x = self.it.xp.broadcast_to(self.it.from_host(self.numbers(4), device), (3, 4))
+            except AttributeError:
+                pytest.skip("its namespace has no broadcast_to")
+            alone = self.it.sole(x, 1)
+            if alone:
+                x[0:1] = 0
+        if alone:
+            wanted = np.array(np.broadcast_to(self.numbers(4), (3, 4)))
+            wanted[0] = 0
+            self.same(self.get(x, device), wanted, "Backend.sole: no two elements share a place")
+
+    @pytest.mark.parametrize("holder", HOLDS)
+    def test_adopted_arrays_are_nobody_elses(self, holder: str) -> None:
+        """A mapped function that keeps what it returns, and writes to it later, does not change the result."""
+        for device in self.devices:
+            x = self.put(self.numbers(12), device)
+            other = self._hold(holder, x, device)
+            with self.it.on(device):
+                made, _ = self.it.adopt(x, ())
+            del x
+            self.same(self.get(made, device), self.numbers(12), ADOPT)
+            self._scribble(other, device)
+            self.same(self.get(made, device), self.numbers(12), ADOPT, f"{holder} was kept, and written afterwards")
+
+    def test_adopted_fresh_arrays(self) -> None:
+        """Of an array that nobody else holds, and of a view of it, the values; a copy or not, as it says."""
+        for device in self.devices:
+            for cut in (slice(None), slice(2, 9), slice(None, None, 2)):
+                x, wanted = self.worked(device, self.numbers(12))
+                with self.it.on(device):
+                    part = self.it.view(x, cut)
+                    del x
+                    made, _ = self.it.adopt(part, ())
+                self.same(self.get(made, device), wanted[cut], ADOPT, f"a view [{cut}] of a fresh array")
+
+    def test_adopted_shards(self) -> None:
+        """What a function was given and gives back stays what it is, and so does the shard."""
+        for device in self.devices:
+            shard = self.put(self.numbers(12), device)
+            with self.it.on(device):
+                seen = self.it.export(shard)
+                made = [self.it.adopt(x, [shard])[0] for x in (seen, self.it.view(seen, slice(3, 7)))]
+            self.same(self.get(made[0], device), self.numbers(12), ADOPT, "the shard itself")
+            self.same(self.get(made[1], device), self.numbers(12)[3:7], ADOPT, "a part of the shard")
+            for x in made:
+                with self.it.on(device):
+                    alone = self.it.sole(x, 2)
+                if alone:
+                    self.write(x, 0, device)
+            self.same(self.get(shard, device), self.numbers(12), SOLE, "the shard, after what was adopted was written")
+
+    def test_copies_are_told_truly(self) -> None:
+        """What is said to be a copy is of its own memory."""
+        for device in self.devices:
+            for way in ("adopt", "release"):
+                x = self.put(self.numbers(12), device)
+                kept = x
+                with self.it.on(device):
+                    made, copied = self.it.adopt(x, ()) if way == "adopt" else self.it.release(x)
+                self.must(isinstance(copied, bool), COPIED, repr(copied))
+                self.must(copied or made is x, COPIED, f"{way} gave another array and says it is no copy")
+                if copied and way == "release":
+                    self.write(made, 0, device)
+                self.same(self.get(kept, device), self.numbers(12), COPIED, f"what was given, after {way} and a write")
+
+    @pytest.mark.parametrize("holder", HOLDS)
+    def test_released_arrays_can_be_written(self, holder: str) -> None:
+        """They hold what was written, and nobody else sees it."""
+        for device in self.devices:
+            x = self.put(self.numbers(12), device)
+            other = self._hold(holder, x, device)
+            before = self._values(other, device)
+            with self.it.on(device):
+                made, _ = self.it.release(x)
+            self.same(self.get(made, device), self.numbers(12), RELEASE)
+            self.write(made, 0, device)
+            self.same(self._values(other, device), before, RELEASE, f"held by {holder}, after it was written")
+            self.same(self.get(made, device), np.zeros(12, self.dtype), RELEASE, "what was written")
+
+    def _hold(self, holder: str, x: Any, device: Device) -> Any:
+        if "DLPack" in holder:
+            with self.it.on(device):
+                if not hasattr(self.it.lend(x), "__dlpack__"):
+                    pytest.skip(f"backend {self.backend!r} lends nothing by DLPack")
+        with self.it.on(device):
+            return HOLDS[holder](self.it, x, device)
+
+    def _values(self, held: Any, device: Device) -> Any:
+        """What a holder sees now."""
+        held = held[0] if isinstance(held, list) else held
+        return self.get(held, device) if self.it.is_array(held) else np.array(held)
+
+    def _scribble(self, held: Any, device: Device) -> None:
+        """What a holder may do to it, if it can."""
+        held = held[0] if isinstance(held, list) else held
+        with self.it.on(device):
+            try:
+                held[(slice(None),) * held.ndim] = 0
+            except (ValueError, RuntimeError, TypeError):  # it is read-only
+                return

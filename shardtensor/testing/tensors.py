@@ -1,0 +1,301 @@
+"""The part of the suite about the library on top: every operator under sharded layouts, writes, mapped functions."""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.backend import HostArray
+from shardtensor.core import OPS
+from shardtensor.errors import ShardTensorError
+from shardtensor.testing.cases import CASES, array_indices, check, indices, sharded_somehow, wanted
+from shardtensor.testing.kit import Kit
+from shardtensor.testing.layouts import all_specs, assert_same, mesh_of, meshes, shapes, specs
+
+OPERATORS = "every operator gives NumPy's answer under every sharding"
+HOLDS = "a tensor has NumPy's elements, and each device the part of them that the sharding says"
+UNCLAIMED = "an operator in `unclaimed` raises a ShardTensorError, and never gives a wrong answer"
+WRITES = "writes to a tensor are seen in its views and in nothing else, as in NumPy"
+MAPPED = "mapped functions get the backend's arrays with their device current, and results stay on it"
+
+
+class TensorTests(Kit):
+    """Tensors on the backend's devices do what NumPy's arrays do."""
+
+    # -- operators ---------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("name", sorted(CASES))
+    def test_operator(self, name: str) -> None:
+        """On drawn operands in drawn layouts, beside host arrays and tensors of other backends."""
+        refused: list[str] = []
+
+        def one(data: Any) -> None:
+            made = CASES[name](data)
+            try:
+                check(name, made, sharded_somehow(data, made, self.backend))
+            except ShardTensorError as error:
+                if not self._lacks([*made.operands, wanted(name, made)]):
+                    refused.append(f"{type(error).__name__}: {error}")
+                    if name not in self.unclaimed:
+                        raise
+            except AssertionError as error:
+                self.must(False, UNCLAIMED if name in self.unclaimed else OPERATORS, f"{name}: {error}")
+
+        self.sweep(one)
+        if name in self.unclaimed:
+            self.must(bool(refused), UNCLAIMED, f"{name} never raised; take it off the list if it works")
+
+    def test_unclaimed_operators_exist(self) -> None:
+        """A name that is misspelled would hide nothing."""
+        unknown = sorted(set(self.unclaimed) - set(OPS))
+        self.must(not unknown, "`unclaimed` names operators (see shardtensor.OPS)", unknown)
+
+    @pytest.mark.parametrize("name", ["zeros", "ones", "full", "arange", "eye"])
+    def test_creation(self, name: str) -> None:
+        """On a mesh, under each spec of it."""
+        arguments: dict[str, tuple[Any, ...]] = {"full": ((5, 3), 7), "arange": (11,), "eye": (5, 3)}
+        given = arguments.get(name, ((5, 3),))
+        right = getattr(np, name)(*given, dtype=self.dtype)
+        mesh = mesh_of((len(self.devices),), self.backend)
+        for spec in all_specs(mesh, right.ndim):
+            made = getattr(st, name)(*given, dtype=self.dtype, device=st.NamedSharding(mesh, spec))
+            self._is(made, right, f"{name} under {spec}")
+
+    def test_moves(self) -> None:
+        """Between layouts, between devices, from and to another backend."""
+
+        def one(data: Any) -> None:
+            shape = data.draw(shapes())
+            host = self.numbers(int(np.prod(shape))).reshape(shape)
+            x = self._placed(data, host)
+            self._is(x, host)
+            for _ in range(3):
+                home = data.draw(meshes(data.draw(some.sampled_from([self.backend, self.backend, "numpy"]))))
+                x = st.reshard(x, st.NamedSharding(home, data.draw(specs(home, host.ndim))))
+                self._is(x, host)
+
+        self.sweep(one, 2 * self.examples)
+
+    def test_arrays_that_a_user_made(self) -> None:
+        """The backend's own arrays are operands; what the user writes to them later does not show."""
+        device, host = self.devices[0], self.numbers(6)
+        raw = self.put(host, device)
+        x = st.asarray(raw) if not self.it.one_memory else st.device_put(raw, device)
+        y = st.device_put(host, device) + raw
+        self.write(raw, 0, device)
+        self._is(x, host)
+        self._is(y, host + host)
+
+    def test_errors_leave_things_as_they_were(self) -> None:
+        """What is refused is refused with the library's errors; operands and what comes after are as before."""
+        mesh = mesh_of((len(self.devices),), self.backend)
+        x = st.device_put(self.numbers(10), mesh)
+        bad: dict[str, Callable[[], Any]] = {
+            "shapes": lambda: x + np.ones(7, self.dtype),
+            "axis": lambda: st.sum(x, axis=3),
+            "index": lambda: x[99],
+            "assignment": lambda: python.setitem(x, slice(0, 3), np.ones(5, self.dtype)),
+            "reshape": lambda: st.reshape(x, (3, 7)),
+        }
+        for call in bad.values():
+            with pytest.raises(ShardTensorError):
+                call()
+            self._is(x + 1, self.numbers(10) + 1)
+
+    # -- writes ------------------------------------------------------------------------------------
+
+    def test_writes(self) -> None:
+        """Assignments, in-place operators and ``out=``, through views and beside copies, against NumPy."""
+        self.sweep(lambda data: _Writes(self, data).run(5), 4 * self.examples)
+
+    def test_values_of_before(self) -> None:
+        """What was made of a tensor before it was written keeps its values, whatever memory they shared."""
+        mesh = mesh_of((len(self.devices),), self.backend)
+        host = self.numbers(12)
+        makers: dict[str, Callable[[Any], Any]] = {
+            "copy": lambda x: x.copy(),
+            "device_put": lambda x: st.device_put(x, mesh),
+            "reshard": lambda x: st.reshard(x, st.NamedSharding(mesh, st.P())),
+            "shard": lambda x: st.concat(st.shard(x, devices=mesh)),
+            "pmap": lambda x: st.concat(st.pmap(lambda a: a, st.shard(x, devices=mesh))),
+            "shards": lambda x: st.asarray(x.addressable_shards[0].data, copy=True),
+            "host": lambda x: st.asarray(np.asarray(x)),
+        }
+        for name, make in makers.items():
+            x = st.device_put(host, mesh)
+            before = make(x)
+            right = np.array(before)
+            x += 1
+            x[2:5] = 0
+            x[::-2] = 1
+            self.same(np.asarray(before), right, WRITES, f"{name} of a tensor that was written afterwards")
+
+    # -- mapped functions --------------------------------------------------------------------------
+
+    def test_pmap_chained(self) -> None:
+        """The results of one map go into the next, on the same devices, and nothing crosses."""
+        host = self.numbers(4 * len(self.devices) + 1)
+        parts = st.shard(host, devices=list(self.devices))
+        with st.transfers() as log:
+            for _ in range(3):
+                parts = st.pmap(lambda a: a * 2 + 1, parts)
+                host = host * 2 + np.asarray(1, host.dtype)
+        self.must(log.bytes == 0, MAPPED, f"{log.bytes} bytes crossed devices between maps")
+        self.must([p.device for p in parts] == list(self.devices), MAPPED, [p.device for p in parts])
+        self._is(st.unshard(parts), host)
+
+    def test_pmap_runs_any_function(self) -> None:
+        """It sees its device and the backend's arrays, uses this library inside, and returns whatever it likes."""
+        seen: list[bool] = []
+
+        def work(a: Any, whole: Any, factor: int) -> Any:
+            device = st.current_device()
+            seen.append(self.it.is_array(a) and self.it.is_array(st.add(a, 1)) and self.it.is_array(st.ones(2)))
+            twice = st.multiply(a, factor)
+            return {"device": str(device), "sum": st.sum(whole), "twice": twice, "host": np.arange(3)}
+
+        parts = st.shard(self.numbers(9), devices=list(self.devices))
+        found = st.pmap(lambda a: work(a, a, 2), parts)
+        self.must(all(seen) and len(seen) == len(parts), MAPPED, f"is_array of what was given and made: {seen}")
+        for device, part, one in zip(self.devices, parts, found, strict=True):
+            self.must(one["device"] == str(device), MAPPED, f"current_device() is {one['device']} on {device}")
+            self.same(np.asarray(one["twice"]), np.asarray(part) * 2, MAPPED)
+            self.same(np.asarray(one["host"]), np.arange(3), MAPPED, "a host array that was returned")
+            self.must(float(one["sum"]) == float(np.asarray(part).sum()), MAPPED, one["sum"])
+        self.must(st.current_device() is None, MAPPED, f"current_device() is {st.current_device()} afterwards")
+
+    def test_pmap_results_that_are_kept(self) -> None:
+        """A function that keeps what it returns and writes to it later changes nothing."""
+        kept: list[Any] = []
+
+        def keep(a: Any) -> Any:
+            made = self.it.xp.add(a, 1)
+            kept.append(made)
+            return made
+
+        parts = st.shard(self.numbers(9), devices=list(self.devices))
+        found = st.pmap(keep, parts)
+        for device, made in zip(self.devices, kept, strict=True):
+            if made.shape[0]:
+                self.write(made, 0, device)
+        self.same(
+            np.asarray(st.unshard(found)), self.numbers(9) + 1, MAPPED, "results, after the function's own were written"
+        )
+
+    def test_pmap_donates(self) -> None:
+        """What is given away may be written, and is nobody else's."""
+
+        def zero(a: Any) -> Any:
+            a[:] = 0
+            return a
+
+        whole = st.device_put(self.numbers(9), mesh_of((len(self.devices),), self.backend))
+        fresh = st.pmap(lambda a: self.it.xp.add(a, 1), st.shard(whole, devices=list(self.devices)))
+        for parts in (st.shard(whole, devices=list(self.devices)), fresh):
+            found = st.pmap(zero, parts, donate=True)
+            self.must(
+                not np.asarray(st.unshard(found)).any(), MAPPED, "what a function wrote to donated arrays is lost"
+            )
+            self.must(all(p.is_donated for p in parts), MAPPED, "donated tensors can still be used")
+        self.same(np.asarray(whole), self.numbers(9), MAPPED, "a tensor of which shards were donated")
+
+    def test_pmap_errors(self) -> None:
+        """They come out with a note of the shard and the device, and nothing stays behind."""
+        before = self.current()
+
+        def fail(a: Any) -> Any:
+            if st.current_device() == self.devices[-1]:
+                raise ZeroDivisionError("on purpose")
+            return a
+
+        parts = st.shard(self.numbers(9), devices=list(self.devices))
+        with pytest.raises(ZeroDivisionError) as caught:
+            st.pmap(fail, parts)
+        notes = getattr(caught.value, "__notes__", [])
+        self.must(any(str(self.devices[-1]) in n for n in notes), "errors of mapped functions name the device", notes)
+        self.must(st.current_device() is None and self.current() == before, MAPPED, "a device is still current")
+        self.same(np.asarray(st.unshard(parts)), self.numbers(9), MAPPED, "the shards, after an error")
+
+    # -- drawing and judging ---------------------------------------------------------------------------
+
+    def _placed(self, data: Any, host: HostArray) -> Any:
+        home = data.draw(meshes(self.backend))
+        return st.device_put(host, st.NamedSharding(home, data.draw(specs(home, host.ndim))))
+
+    def _is(self, x: Any, wanted: HostArray, where: str = "") -> None:
+        """That a tensor has these elements, and every device the ones that its sharding says."""
+        try:
+            assert_same(x, wanted, exact=True)
+        except AssertionError as error:
+            self.must(False, HOLDS, f"{where} {error}")
+
+    def _lacks(self, arrays: list[Any]) -> bool:
+        """Whether a dtype is among those that the backend does not have."""
+        return any(not self.it.has_dtype(np.asarray(x).dtype) for x in arrays)
+
+
+class _Writes:
+    """A tensor and a NumPy array, and all that was made of them, after the same writes to both."""
+
+    def __init__(self, kit: TensorTests, data: Any) -> None:
+        self.kit = kit
+        self.data = data
+        shape = data.draw(shapes(1))
+        host = kit.numbers(int(np.prod(shape))).reshape(shape)
+        self.both: list[tuple[Any, HostArray]] = [(kit._placed(data, host), host.copy())]
+        self.done: list[str] = []
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            action = self.data.draw(
+                some.sampled_from([self.look, self.keep, self.assign, self.assign, self.add, self.out])
+            )
+            x, right = self.both[self.data.draw(some.integers(0, len(self.both) - 1))]
+            action(x, right)
+            for tensor, host in self.both:
+                self.kit.same(np.asarray(tensor), host, WRITES, "after " + "; ".join(self.done))
+
+    def look(self, x: Any, right: HostArray) -> None:
+        index = self.data.draw(indices(right.shape))
+        if right[index].ndim:
+            self.both.append((x[index], right[index]))
+            self.done.append(f"a view [{index!r}]")
+
+    def keep(self, x: Any, right: HostArray) -> None:
+        self.both.append((x.copy(), right.copy()))
+        self.done.append("a copy")
+
+    def assign(self, x: Any, right: HostArray) -> None:
+        kind = self.data.draw(some.sampled_from(["basic", "arrays", "mask"]))
+        index = self.data.draw({"basic": indices, "arrays": array_indices}.get(kind, indices)(right.shape))
+        if kind == "mask":
+            index = right > self.data.draw(some.integers(0, 97))
+        try:
+            count = right[index].size
+        except IndexError:  # arrays that do not broadcast together
+            return
+        if kind == "arrays" and np.unique(np.arange(right.size).reshape(right.shape)[index]).size < count:
+            return  # which of several values counts is tested with the operator
+        value: Any = self.data.draw(some.integers(0, 90))
+        if kind == "basic" and self.data.draw(some.booleans()):
+            value = self.kit.numbers(count, first=value).reshape(right[index].shape)
+        x[index] = value
+        right[index] = value
+        self.done.append(f"[{index!r}] = {value!r:.60}")
+
+    def add(self, x: Any, right: HostArray) -> None:
+        n = self.data.draw(some.integers(1, 5))
+        x += n
+        right += np.asarray(n, right.dtype)
+        self.done.append(f"+= {n}")
+
+    def out(self, x: Any, right: HostArray) -> None:
+        np.multiply(x, 2, out=x)
+        np.multiply(right, 2, out=right)
+        self.done.append("multiply(x, 2, out=x)")
