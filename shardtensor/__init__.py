@@ -18,6 +18,7 @@ from shardtensor.errors import (
     DeviceMemoryError,
     DonatedError,
     IndexingError,
+    InterchangeError,
     ShapeError,
     ShardingError,
     ShardTensorError,
@@ -105,7 +106,7 @@ from shardtensor.functions.elementwise import (
     tanh,
     trunc,
 )
-from shardtensor.functions.interchange import InterchangeError, from_dlpack
+from shardtensor.functions.interchange import from_dlpack
 from shardtensor.functions.joining import concat, stack, unshard
 from shardtensor.functions.linear_algebra import matmul, tensordot, vecdot
 from shardtensor.functions.lists import shard, to_batched_list

@@ -39,6 +39,10 @@ class DeviceMemoryError(ShardTensorError, MemoryError):
     """A device's memory is full; what was there before is still there."""
 
 
+class InterchangeError(ShardTensorError, BufferError):
+    """Memory that cannot be shared with another library as it was asked for."""
+
+
 class TransferError(ShardTensorError, RuntimeError):
     """An implicit move of bytes under ``transfer_guard("disallow")``."""
 

@@ -192,10 +192,16 @@ def run_mapped(
         return functools.partial(_call, fn, arguments, shards, device, who)
 
     tasks = [task(i, device) for i, device in enumerate(places)]
+    homes = {device: backend_of(device) for device in places}
+    for device, backend in homes.items():
+        backend.enter(device)  # what the function finds outside of it is the caller's
     try:
-        return team.run_all(tasks, patience=max([backend_of(d).patience for d in set(places)], default=0.0))
+        return team.run_all(tasks, patience=max([backend.patience for backend in homes.values()], default=0.0))
     except team.Failed as failure:
         number, error = failure.number, failure.error
+    finally:
+        for device, backend in homes.items():
+            backend.leave(device)
     error.add_note(f"{who}: raised for shard {number} on {places[number]}")
     raise error
 

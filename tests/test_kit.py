@@ -43,6 +43,16 @@ class TestChecked(BackendTests):
     examples = 5
 
 
+class TestCuPy(BackendTests):
+    backend = "cupy"
+    examples = 2
+
+
+class TestTorch(BackendTests):
+    backend = "torch"
+    examples = 2
+
+
 # -- the page --------------------------------------------------------------------------------------
 
 

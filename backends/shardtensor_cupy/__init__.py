@@ -43,7 +43,7 @@ class CuPyBackend(Backend):
         home = [i if count < gpus else i * gpus // count for i in range(count)]
         models = [self._model(gpu) for gpu in range(gpus)]
         self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(home)])
-        self._lanes = {d: Lane(self._cupy, d, gpu) for d, gpu in zip(self._devices, home, strict=True)}
+        self._lanes = {d: Lane(self._cupy, d, gpu, gpus) for d, gpu in zip(self._devices, home, strict=True)}
 
     def _model(self, gpu: int) -> str:
         name = self._cupy.cuda.runtime.getDeviceProperties(gpu)["name"]
@@ -66,6 +66,7 @@ class CuPyBackend(Backend):
 
     def on(self, device: Device) -> AbstractContextManager[object]:
         """Makes the device's GPU and stream current."""
+        self._copier.flights.prune()
         return Current(self._lanes[device])
 
     def row(self, count: int) -> Sequence[Device]:

@@ -48,6 +48,12 @@ class Flights:
         with self._lock:
             self._queue.append(flight)
             self._by_memory.setdefault(id(memory), []).append(flight)
+
+    def prune(self) -> None:
+        """Lets go of what has arrived."""
+        if not self._queue:  # asked at every call
+            return
+        with self._lock:
             while self._queue and (self._queue[0].held is None or self._queue[0].event.done):
                 self._forget(self._queue.popleft())
 

@@ -14,16 +14,18 @@ class Lane:
     Attributes:
         device: whose lane it is.
         gpu: the GPU; several lanes may share one.
+        among_others: whether there are other GPUs, so that one must be chosen.
         stream: where everything runs that computes, and copies from other lanes.
         copies: where copies to and from host memory run beside it.
     """
 
-    __slots__ = ("_cupy", "_current_stream", "copies", "device", "gpu", "stream")
+    __slots__ = ("_cupy", "_current_stream", "among_others", "copies", "device", "gpu", "stream")
 
-    def __init__(self, cupy: Any, device: Device, gpu: int) -> None:
+    def __init__(self, cupy: Any, device: Device, gpu: int, gpus: int) -> None:
         self._cupy = cupy
         self._current_stream = cupy.cuda.get_current_stream
         self.device = device
+        self.among_others = gpus > 1
         self.gpu = cupy.cuda.Device(gpu)
         with self.gpu:
             self.stream = cupy.cuda.Stream()
@@ -85,19 +87,17 @@ class Current:
 
     def __enter__(self) -> None:
         lane = self._lane
-        lane.gpu.__enter__()
-        try:
-            self._saved = lane._current_stream()
-            if self._saved is not lane.stream:
-                lane.stream.__enter__()
-        except BaseException:
-            lane.gpu.__exit__()
-            raise
+        if lane.among_others:
+            lane.gpu.__enter__()
+        self._saved = lane._current_stream()
+        if self._saved is not lane.stream:
+            lane.stream.__enter__()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         lane, saved = self._lane, self._saved
         try:
-            lane.gpu.use()  # the block may have left another one
+            if lane.among_others:
+                lane.gpu.use()  # the block may have left another one
             left = lane._current_stream()
             if left is not lane.stream and left.ptr not in (_NULL, _LEGACY):
                 lane.stream.wait_event(lane.record(left))  # what it has queued there is ours, too
@@ -105,6 +105,7 @@ class Current:
                 lane.stream.__exit__()
                 saved.use()
         finally:
-            lane.gpu.__exit__()
+            if lane.among_others:
+                lane.gpu.__exit__()
         if error is not None:
             lane.explain(error)

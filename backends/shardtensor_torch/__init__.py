@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
-from shardtensor.errors import BackendError
+from shardtensor.errors import BackendError, DeviceMemoryError
 
 __all__ = ["TorchBackend"]
 
 
 class TorchBackend(Backend):
-    """Logical devices, ``SHARDTENSOR_NUM_DEVICES`` of them: dealt out over the GPUs where there are some (without the
-    variable, one for each), each with a stream of its own; else on the host.
+    """Logical devices, ``SHARDTENSOR_NUM_DEVICES`` of them: dealt out in blocks over the GPUs where there are some
+    (without the variable, one for each), each with a stream of its own; else on the host.
 
     Tensors have bool, uint8, int8 to int64, float16 to float64, complex64 and complex128. They are kept detached: what
     a mapped function differentiates begins and ends in it.
@@ -44,11 +44,12 @@ class TorchBackend(Backend):
         count = gpus if gpus and "SHARDTENSOR_NUM_DEVICES" not in os.environ else logical_device_count()
         self._kind = "cuda" if gpus else "cpu"
         kinds = [cuda.get_device_name(i) for i in range(gpus)] or ["cpu"]
-        self._devices = tuple(Device(self.name, i, kind=kinds[i % len(kinds)]) for i in range(count))
-        self._gpus = [i % gpus for i in range(count)] if gpus else []
+        self._gpus = [i if count < gpus else i * gpus // count for i in range(count)] if gpus else []
+        self._devices = tuple(Device(self.name, i, kind=kinds[gpu]) for i, gpu in enumerate(self._gpus or [0] * count))
         self._streams = [cuda.Stream(device=gpu) for gpu in self._gpus]
         if gpus:
             self.patience = 10e-3  # a mapped call queues, and has many kernels to start
+            self.pinned_host = True
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
         self._alone = self._holders(self._torch.empty(1))
@@ -249,7 +250,7 @@ def _is_dense(array: Any) -> bool:
 
 class _On:
     """A device's GPU and stream, made current for the length of a ``with`` block. What PyTorch says there of memory
-    becomes a `MemoryError`.
+    becomes a `DeviceMemoryError`.
     """
 
     __slots__ = ("_device", "_stream", "_torch")
@@ -269,7 +270,7 @@ class _On:
         if not isinstance(error, RuntimeError):
             return
         if isinstance(error, self._torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error):
-            raise MemoryError(f"{self._device} ({self._device.kind}): {error}") from error
+            raise DeviceMemoryError(f"{self._device} ({self._device.kind}): {error}") from error
         # Versions of PyTorch without a class of their own for it have the text alone.
         if isinstance(error, getattr(self._torch, "AcceleratorError", ())) or str(error).startswith("CUDA error"):
             raise BackendError(f"{self._device} ({self._device.kind}): {error}") from error

@@ -19,6 +19,7 @@ from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
     BackendError,
+    InterchangeError,
     ShapeError,
     ShardingError,
     ShardTensorError,
@@ -37,10 +38,6 @@ Memory: TypeAlias = tuple[int, int]
 
 _ON_HOST = (1, 3, 11)  # plain host memory, and what CUDA and ROCm have pinned of it
 _CUDA, _CUDA_MANAGED = 2, 13  # managed memory is used like the GPU's own
-
-
-class InterchangeError(ShardTensorError, BufferError):
-    """Memory that cannot be shared with another library as it was asked for."""
 
 
 # -- in --------------------------------------------------------------------------------------------
