@@ -263,21 +263,20 @@ class _Taken:
         arrays = storage.arrays
         assert arrays is not None
         free = self.free and references(arrays) == 2
-        free_arrays, array = [], None
         devices = self.value.grid.devices
-        for k in range(len(arrays)):  # enumerate and zip would hold a reference, too
-            array = arrays[k]
-            with backend.on(devices[k]):
-                free_arrays.append(free and backend.sole(array, 2))
-        del array
         taken = tensor(self.value, Storage(arrays=arrays))
         if any(edit.inside):
             edit.enter(self.base, self.window, taken)
         here, self.window, edit = self._located(edit)
         straight = len(self.window.boxes) == 1
         touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
-        alone = {k: free_arrays[k] and (straight or backend.is_contiguous(arrays[k])) for _, k in touched}
         commit = edit.stage(here.grid, taken)
+        alone = {}
+        for _, k in touched:  # after what was sent of it: what is `sole` has been read by all
+            array = arrays[k]
+            with backend.on(devices[k]):
+                alone[k] = free and (straight or backend.is_contiguous(array)) and backend.sole(array, 2)
+            del array
         new = list(arrays)
         for k, mine in alone.items():
             if not mine:
