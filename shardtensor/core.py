@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -182,10 +182,15 @@ def implements(function: Callable[..., Any], part: str) -> Callable[[Function], 
     return attach
 
 
-def in_the_name_of(op: Op, error: ShardTensorError) -> ShardTensorError:
-    """The same error, its message beginning with the operator's name unless some function's stands there already."""
+def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
+    """Raises the error, its message beginning with the operator's name unless some function's stands there already."""
     text = str(error)
-    return error if text.partition(":")[0].isidentifier() else type(error)(f"{op.said}: {text}")
+    try:
+        if text.partition(":")[0].isidentifier():
+            raise error
+        raise type(error)(f"{op.said}: {text}") from None
+    finally:
+        del error  # else it and this frame would keep each other, and the operands, alive
 
 
 def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:

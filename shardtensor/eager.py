@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardtensor.core import Op, Operands, Params, in_the_name_of, set_default_interpreter
+from shardtensor.core import Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
 from shardtensor.errors import ShardTensorError
 from shardtensor.running import run
 from shardtensor.tensor import ShardedTensor
@@ -33,10 +33,7 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
                 return result
         return run(op, operands, params)
     except ShardTensorError as error:
-        named = in_the_name_of(op, error)
-        if named is error:
-            raise
-        raise named from None
+        raise_in_the_name_of(op, error)
 
 
 def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None:
@@ -48,10 +45,7 @@ def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None
     try:
         write(out, op, operands, params, apply)
     except ShardTensorError as error:
-        named = in_the_name_of(op, error)
-        if named is error:
-            raise
-        raise named from None
+        raise_in_the_name_of(op, error)
 
 
 set_default_interpreter(apply, into)

@@ -13,7 +13,7 @@ import numpy as np
 from shardtensor.backend import Device, HostArray
 from shardtensor.indices import Index
 from shardtensor.log import account, watched
-from shardtensor.picking import Picking, Want, last_of_each, on_device
+from shardtensor.picking import Picking, Want, as_dtype, last_of_each, on_device
 from shardtensor.plugins import backend_of
 from shardtensor.selection import Selection, indexing_errors
 from shardtensor.sharding import Grid, Shape
@@ -183,7 +183,8 @@ class Elementwise(Edit):
             columns.append(list(parts))
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            self._run(xp, out, [old if c[n] is ITSELF else c[n] for c in columns])
+            arrays = [old if c[n] is ITSELF else c[n] for c in columns]
+            self._run(xp, out, arrays if self.ufunc is None else _reaching(xp, arrays, tuple(out.shape)))
 
         return commit
 
@@ -196,6 +197,15 @@ class Elementwise(Edit):
 
 def _is_array(x: Any) -> bool:
     return isinstance(x, (ShardedTensor, np.ndarray))
+
+
+def _reaching(xp: Any, arrays: list[Any], shape: Shape) -> list[Any]:
+    """Operands of a ufunc that give a result of that shape: not every library broadcasts to ``out=``."""
+    shapes = [getattr(a, "shape", None) for a in arrays]
+    if shape in shapes:
+        return arrays
+    k = next((k for k, s in enumerate(shapes) if s is not None), 0)
+    return [*arrays[:k], xp.broadcast_to(xp.asarray(arrays[k]), shape), *arrays[k + 1 :]]
 
 
 def _plain(x: Any) -> Any:
@@ -312,7 +322,8 @@ class Scattered(Edit):
             if self.ufunc is None:
                 target[index] = columns[0][n]
             else:
-                target[index] = getattr(xp, self.ufunc)(*[target[index] if c[n] is ITSELF else c[n] for c in columns])
+                made = getattr(xp, self.ufunc)(*[target[index] if c[n] is ITSELF else c[n] for c in columns])
+                target[index] = as_dtype(backend, made, self.dtype)
 
         return commit
 

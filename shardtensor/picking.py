@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, Device
+from shardtensor.backend import HOST, Backend, Device
 from shardtensor.log import Transfer, account
 from shardtensor.plugins import backend_of
 from shardtensor.sharding import Grid, Ints, Shape
@@ -125,7 +125,7 @@ class Picking:
                     # Rows of one source come in the order in which they are wanted.
                     out[(slice(None), *p.to)] = part
                 else:
-                    out[(on_device(p.rows, want.device), *p.to)] = part
+                    out[(on_device(p.rows, want.device), *p.to)] = as_dtype(backend, part, dtype)
         return out
 
     def _fetch(self, piece: _Piece, array: Any, device: Device) -> Any:
@@ -150,6 +150,11 @@ def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, 
 def on_device(index: Ints, device: Device) -> Any:
     """An index array beside what it indexes; the device is current."""
     return index if device == HOST else backend_of(device).from_host(index, device)
+
+
+def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
+    """An array of that dtype: not every library converts what is assigned to elements that index arrays select."""
+    return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
 
 
 def last_of_each(coordinates: Sequence[Ints], sizes: Sequence[int]) -> Ints | None:

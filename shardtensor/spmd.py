@@ -203,7 +203,10 @@ def run_mapped(
         for device, backend in homes.items():
             backend.leave(device)
     error.add_note(f"{who}: raised for shard {number} on {places[number]}")
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # else it and this frame would keep each other, and the shards, alive
 
 
 def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[Any]]:

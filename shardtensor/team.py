@@ -102,5 +102,7 @@ def run_all(tasks: Sequence[Callable[[], Any]], *, patience: float) -> list[Any]
                     future.exception()  # waits; what went wrong is in `errors`
             break
     if errors:
-        raise Failed(*min(errors, key=lambda e: e[0]))
+        first = min(errors, key=lambda e: e[0])
+        errors.clear()  # the error's traceback ends here: the two would keep each other, and all arguments, alive
+        raise Failed(*first)
     return results

@@ -117,9 +117,10 @@ def _share(array: Any, source: Device, destination: Device) -> Any:
     giver, taker = backend_of(source), backend_of(destination)
     with giver.on(source):
         lent = giver.lend(array)
+    giver.synchronize(source)  # the two know nothing of each other's order
     with taker.on(destination):
         copy = taker.xp.asarray(taker.from_dlpack(lent, destination), copy=True)
-    taker.synchronize(destination)  # the two know nothing of each other's order: the giver may write or free it next
+    taker.synchronize(destination)  # the giver may write or free it next
     return copy
 
 

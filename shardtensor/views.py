@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, HostArray, read_only
+from shardtensor.backend import HOST, Device, HostArray, read_only
 from shardtensor.core import Op, Params, call
 from shardtensor.indices import Index
 from shardtensor.log import Transfer, account, watched
@@ -234,13 +234,25 @@ def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
     if source.backend.one_memory:
         array = whole_array(base, "getitem")[index]
         return tensor(value, Element(value, source, index, (np.array(_part(array, window)),)))
-    holders = _element_of(source, index)
+    holders, backend = _element_of(source, index), source.backend
+    storage = settled(base)
+    if source.parked and hasattr(storage, "to_host"):  # in host memory: that one element is brought, and not the tensor
+        host, devices = _part(storage.to_host(index), window), holders.grid.devices
+        account(
+            "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
+        )
+        return tensor(value, Element(value, source, index, tuple([_on(d, host) for d in devices])))
     arrays, parts = shard_arrays(base), []
-    backend = source.backend
     for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
         with backend.on(device):
             parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), window), copy=True))
     return tensor(value, Element(value, source, index, tuple(parts)))
+
+
+def _on(device: Device, host: HostArray) -> Any:
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.from_host(host, device)
 
 
 def _part(array: Any, window: Window) -> Any:

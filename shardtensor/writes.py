@@ -203,7 +203,10 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
             ledger.version += 1
             base._storage = writing.storage
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # likewise
 
 
 class _Taken:

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.plugins import load
 from shardtensor.testing.layouts import (
     DTYPES,
     FLOATS,
@@ -19,21 +31,143 @@ from shardtensor.testing.layouts import (
     shapes,
     specs,
 )
+from tests.conftest import NO_GPU, NO_TORCH
 
 __all__ = [
     "DTYPES",
     "FLOATS",
     "MESHES",
     "NAMES",
+    "READ_ONLY",
     "SIZES",
+    "USABLE",
     "all_specs",
+    "allocated",
     "array",
     "assert_same",
     "broadcastable",
+    "everywhere",
+    "in_use",
     "mesh_of",
     "meshes",
     "on_host",
+    "place_of",
     "placed",
     "shapes",
     "specs",
+    "values_of",
 ]
+
+everywhere = pytest.mark.parametrize("backend", ["numpy", "checked", "cupy", "torch"], indirect=True)
+"""Runs a test on every backend in the fast tier, too."""
+
+READ_ONLY = ("numpy", "checked")
+"""The backends of NumPy's arrays: of others no library can keep anybody from writing to a shard."""
+
+USABLE = (*READ_ONLY, "cupy", *(() if NO_TORCH else ("torch",)))
+"""What a test draws a backend from."""
+
+
+def values_of(x: Any) -> np.ndarray:
+    """A copy in host memory of a tensor, a host array, or an array of any backend, once every device has done what it
+    was told.
+    """
+    if isinstance(x, (st.ShardedTensor, np.ndarray, np.generic, memoryview)):
+        return np.array(x)
+    backend = next(b for b in map(load, ("cupy", "torch")) if b.is_array(x))
+    for device in backend.devices():
+        backend.synchronize(device)
+    return on_host(x, backend.device_of(x))
+
+
+def place_of(x: Any) -> int:
+    """Where an array of any backend begins in its memory."""
+    if hasattr(x, "__array_interface__"):
+        return int(x.__array_interface__["data"][0])
+    return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
+
+
+@contextlib.contextmanager
+def allocated(backend: str) -> Iterator[list[int]]:
+    """Puts into the list how many bytes of a backend's memory were in use at most, beyond those at the beginning
+    (of PyTorch's on the host: how many were allocated, freed or not).
+    """
+    peak: list[int] = []
+    if backend == "cupy":
+        pool = importlib.import_module("cupy").get_default_memory_pool()
+        before = sum(_pools(pool))
+        yield peak
+        peak.append(sum(_pools(pool, free=False)) - before)
+    elif backend == "torch":
+        with _counted() as peak:
+            yield peak
+    else:
+        tracemalloc.start()
+        yield peak
+        peak.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+
+def in_use(backend: str) -> int:
+    """How many bytes of a backend's memory are in use once its devices have done what they were told, and how many of
+    Python's by tracemalloc, if it runs (CuPy's double has books to keep, which do not count).
+    """
+    for device in load(backend).devices():
+        load(backend).synchronize(device)
+    total = 0 if backend == "cupy" and NO_GPU else tracemalloc.get_traced_memory()[0]
+    if backend in READ_ONLY:
+        return total
+    if backend == "cupy":
+        cupy = importlib.import_module("cupy")
+        pool = cupy.get_default_memory_pool()
+        for device in range(cupy.cuda.runtime.getDeviceCount()):
+            with cupy.cuda.Device(device):
+                total += int(pool.used_bytes())
+        return total
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        return total + sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))
+    storages = [x.untyped_storage() for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    return total + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+def _pools(pool: Any, free: bool = True) -> list[int]:
+    """The bytes that CuPy's pool has of each GPU, after giving back those that nobody uses."""
+    cuda, sizes = importlib.import_module("cupy").cuda, []
+    for device in range(cuda.runtime.getDeviceCount()):
+        with cuda.Device(device):
+            if free:
+                pool.free_all_blocks()
+            sizes.append(int(pool.total_bytes()))
+    return sizes
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[list[int]]:
+    """What PyTorch's operators give that is not their operands' memory: on GPUs by its own count, else by looking."""
+    torch, peak = importlib.import_module("torch"), []
+    if torch.cuda.is_available():
+        devices = range(torch.cuda.device_count())
+        before = sum(map(torch.cuda.memory_allocated, devices))
+        for device in devices:
+            torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        peak.append(sum(map(torch.cuda.max_memory_allocated, devices)) - before)
+        return
+    total = [0]
+
+    def memory(x: Any) -> dict[int, int]:
+        flat = importlib.import_module("torch.utils._pytree").tree_leaves(x)
+        storages = [t.untyped_storage() for t in flat if isinstance(t, torch.Tensor)]
+        return {s.data_ptr(): s.nbytes() for s in storages}
+
+    class Watch(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            given = memory([args, kwargs])
+            total[0] += sum(n for place, n in memory(made).items() if place not in given)
+            return made
+
+    with Watch():
+        yield peak
+    peak.append(total[0])

@@ -15,6 +15,10 @@ from rich.console import Console
 import shardtensor as st
 from shardtensor import cli, demo
 from shardtensor.demo import DemoResult
+from tests.conftest import NO_GPU, NO_TORCH
+from tests.layouts import everywhere
+
+needs_torch = pytest.mark.skipif(bool(NO_TORCH), reason=NO_TORCH)
 
 
 def run(steps: int, **options) -> tuple[DemoResult, list[str]]:
@@ -44,9 +48,10 @@ def command(told: dict[str, str], *options: str) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize(
     ("told", "devices"),
     [
-        ({}, "numpy:0..7"),
+        ({}, "numpy:0..7" if NO_GPU else "cupy:0..7"),
         ({"SHARDTENSOR_NUM_DEVICES": "3"}, "numpy:0..2"),
         ({"SHARDTENSOR_BACKEND": "checked"}, "checked:0..7"),
+        pytest.param({"SHARDTENSOR_BACKEND": "torch"}, "torch:0..7", marks=[pytest.mark.full, needs_torch]),
     ],
 )
 def test_it_learns_to_read_and_agrees_with_numpy(told, devices):
@@ -58,7 +63,7 @@ def test_it_learns_to_read_and_agrees_with_numpy(told, devices):
     assert float(re.search(r"([\d.]+)% of 350 held-out digits", last)[1]) >= 95
 
 
-@pytest.mark.parametrize("backend", ["numpy", "checked"])
+@everywhere
 @pytest.mark.parametrize("devices", [1, 3])
 def test_any_number_of_devices_does(backend, devices):
     result, lines = run(2, backend=backend, devices=devices)

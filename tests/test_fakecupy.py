@@ -112,6 +112,15 @@ def test_writes(cupy: Any) -> None:
         cupy.add(y, 1j, out=y)
 
 
+def test_what_is_broadcast_can_be_written(cupy: Any) -> None:
+    a = cupy.zeros(3)
+    for wide in (cupy.broadcast_to(a, (1, 3)), cupy.broadcast_to(a, (2, 3))):
+        assert wide.base is a
+        wide += 1
+        cupy.broadcast_to(a[1:], (2, 2))[0] = 7
+    assert a.tolist()[1:] == [7, 7]
+
+
 def test_indices_out_of_bounds_wrap(cupy: Any) -> None:
     a = cupy.arange(3)
     assert a[[1, 3]].tolist() == [1, 0]

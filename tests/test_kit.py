@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import importlib.util
 import os
 import re
 import subprocess
@@ -47,7 +48,12 @@ class TestCuPy(BackendTests):
     backend = "cupy"
     examples = 2
 
+    def current(self) -> Any:
+        cuda = sys.modules["cupy"].cuda
+        return cuda.runtime.getDevice(), cuda.get_current_stream().ptr
 
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 class TestTorch(BackendTests):
     backend = "torch"
     examples = 2

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from tests.layouts import array, assert_same, mesh_of, meshes, shapes, specs
+from tests.layouts import USABLE, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 
 
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=some.data())
-@pytest.mark.parametrize("name", ["numpy", "checked"])
+@pytest.mark.parametrize("name", USABLE)
 def test_shard_and_back(name: str, data: Any) -> None:
     value = array(data.draw(shapes(1)), "float32", 1)
     axis = data.draw(some.integers(-value.ndim, value.ndim - 1))
@@ -60,6 +60,7 @@ def test_shard_without_devices_takes_the_default_mesh() -> None:
     assert x.shard(devices=st.devices("checked")[:2])[1].shape == (1,)
 
 
+@everywhere
 def test_unshard_of_ragged_lists_rebalances_and_says_so(backend: str, caplog: pytest.LogCaptureFixture) -> None:
     values = [array((n, 2), "float64", n) for n in (1, 5, 0, 2)]
     parts = [st.device_put(v, d) for v, d in zip(values, st.devices(backend), strict=False)]
@@ -76,6 +77,7 @@ def test_unshard_of_ragged_lists_rebalances_and_says_so(backend: str, caplog: py
     assert len(caplog.records) == 1  # each time that rows change their device, and only then
 
 
+@everywhere
 def test_stack_of_what_lives_apart(backend: str) -> None:
     devices = st.devices(backend)[:4]
     values = [np.full((2,), i, "float32") for i in range(10)]

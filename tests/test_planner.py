@@ -19,9 +19,10 @@ from shardtensor.backend import HOST, Device
 from shardtensor.core import OPS
 from shardtensor.indices import canonical, region_of, to_numpy
 from shardtensor.planner import Copies, Line, Region, host_grid, identity, plan_reshard
+from shardtensor.plugins import load
 from shardtensor.sharding import Grid
 from shardtensor.transfer import Movement
-from tests.layouts import SIZES, mesh_of, meshes, specs
+from tests.layouts import SIZES, USABLE, everywhere, mesh_of, meshes, on_host, specs
 
 Shape = tuple[int, ...]
 
@@ -312,6 +313,7 @@ def placed(shape: Shape, sharding: st.NamedSharding) -> st.ShardedTensor:
     return st.zeros(shape, dtype="int64", device=sharding)
 
 
+@everywhere
 def test_a_slice_sends_one_row_for_each_boundary(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     x = st.device_put(np.arange(48, dtype="int32").reshape(16, 3), st.NamedSharding(mesh, st.P("x")))
@@ -320,7 +322,7 @@ def test_a_slice_sends_one_row_for_each_boundary(backend: str) -> None:
     assert size == 3 * 3
     with st.transfers() as log:
         np.testing.assert_array_equal(
-            np.asarray(x[1:].addressable_shards[3].data), np.arange(36, 48).reshape(4, 3)[0:3] + 3
+            on_host(x[1:].addressable_shards[3].data, mesh.flat[3]), np.arange(36, 48).reshape(4, 3)[0:3] + 3
         )
     assert log.bytes == 3 * 3 * 4
     assert {(r.source, r.destination, r.bytes) for r in log} == {(mesh.flat[k + 1], mesh.flat[k], 12) for k in range(3)}
@@ -410,16 +412,17 @@ def reshaped(data: Any, backend: str, count: int) -> None:
     with st.transfers() as log:
         y = st.reshard(x, destination)
     for shard in y.addressable_shards:
-        np.testing.assert_array_equal(np.asarray(shard.data), value[shard.index])
+        np.testing.assert_array_equal(on_host(shard.data, shard.device), value[shard.index])
     assert log.bytes == plan_reshard(source, destination, shape).size * 8
 
 
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=some.data())
 def test_plans_are_what_happens(data: Any) -> None:
-    reshaped(data, data.draw(some.sampled_from(["numpy", "checked"])), 7)
+    reshaped(data, data.draw(some.sampled_from(USABLE)), 7)
 
 
+@everywhere
 def test_movement_runs_its_plan(backend: str) -> None:
     """Two operands, one dtype from both, pieces from several devices."""
     mesh = mesh_of((3,), backend)
@@ -430,8 +433,8 @@ def test_movement_runs_its_plan(backend: str) -> None:
     arrays = movement.run([[s.data for s in x.addressable_shards], [s.data for s in y.addressable_shards]], np.float64)
     wanted = np.concatenate([a, b]).astype(float)
     for k, array in enumerate(arrays):
-        assert array.dtype == np.float64
-        np.testing.assert_array_equal(np.asarray(array), wanted[result.index(k)])
+        assert load(backend).dtype_of(array) == np.float64
+        np.testing.assert_array_equal(on_host(array, mesh.flat[k]), wanted[result.index(k)])
     records = list(movement.records(8, True, "join", False))
     assert sum(r.bytes for r in records) == movement.size * 8
     assert all(r.copied == r.bytes and r.operator == "join" and not r.explicit for r in records)

@@ -1,5 +1,6 @@
-"""Random programs: chains of operators on the same values in NumPy, on shared and on separate memories. After every step all three
-agree, and both backends have laid out the result alike and moved the same bytes."""
+"""Random programs: chains of operators on the same values in NumPy and on several backends, of shared and of separate
+memories. After every step all agree, and the backends have laid out the result alike and moved the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +14,30 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from tests.cases import indices
-from tests.layouts import MESHES, NAMES, array, shapes, specs
+from tests.conftest import NO_TORCH
+from tests.layouts import MESHES, NAMES, array, on_host, shapes, specs
 
+NEEDS_TORCH = [pytest.mark.full, pytest.mark.skipif(bool(NO_TORCH), reason=NO_TORCH)]
 Step = Callable[[Any, Any], Any]
 
 
-def twin(device: Any) -> Any:
-    """The same device, mesh or sharding of the checked backend."""
+sets = pytest.mark.parametrize(
+    "backends",
+    [("numpy", "checked"), ("checked", "cupy"), pytest.param(("numpy", "torch"), marks=NEEDS_TORCH)],
+    ids="-".join,
+)
+"""Which backends run a program in lockstep: the first one's layouts and moves are what the others' must be."""
+
+
+def twin(device: Any, backend: str = "checked") -> Any:
+    """The same device, mesh or sharding of another backend."""
     if isinstance(device, st.Device):
-        return st.devices("checked")[device.id]
+        return st.devices(backend)[device.id]
     if isinstance(device, st.Mesh):
         grid = np.empty(device.size, object)
-        grid[:] = [twin(d) for d in device.flat]
+        grid[:] = [twin(d, backend) for d in device.flat]
         return st.Mesh(grid.reshape(device.axis_sizes), device.axis_names)
-    return st.NamedSharding(twin(device.mesh), device.spec, memory_kind=device.memory_kind)
+    return st.NamedSharding(twin(device.mesh, backend), device.spec, memory_kind=device.memory_kind)
 
 
 def some_sharding(data: Any, ndim: int) -> st.NamedSharding:
@@ -81,21 +92,21 @@ def agree(result: st.ShardedTensor, answer: np.ndarray) -> None:
     limit = 1e-9 * (1 + np.abs(answer).max(initial=0))
     np.testing.assert_allclose(whole, answer, rtol=1e-7, atol=limit)
     for shard in result.addressable_shards:
-        np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+        np.testing.assert_array_equal(on_host(shard.data, shard.device), whole[shard.index])
 
 
-def run_programs(examples: int, length: int) -> None:
+def run_programs(examples: int, length: int, backends: tuple[str, ...]) -> None:
     @hypothesis.settings(max_examples=examples)
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         plain: list[np.ndarray] = []
-        tensors: dict[str, list[st.ShardedTensor]] = {"numpy": [], "checked": []}
+        tensors: dict[str, list[st.ShardedTensor]] = {backend: [] for backend in backends}
         for seed in range(2):
             value = array(data.draw(shapes(0, 2)), "float64", seed)
             sharding = some_sharding(data, value.ndim)
             plain.append(value)
-            tensors["numpy"].append(st.device_put(value, sharding))
-            tensors["checked"].append(st.device_put(value, twin(sharding)))
+            for backend, mine in tensors.items():
+                mine.append(st.device_put(value, twin(sharding, backend)))
         for _ in range(length):
             name, step = some_step(data, plain[-1], plain[:-1])
             move = some_sharding(data, plain[-1].ndim) if data.draw(some.integers(0, 3)) == 0 else None
@@ -106,7 +117,7 @@ def run_programs(examples: int, length: int) -> None:
             records = {}
             for backend, mine in tensors.items():
                 if move is not None:
-                    mine[-1] = st.reshard(mine[-1], move if backend == "numpy" else twin(move))
+                    mine[-1] = st.reshard(mine[-1], twin(move, backend))
                 with st.transfers() as log, np.errstate(all="ignore"):
                     result = step(st, mine)
                 agree(result, answer)
@@ -114,18 +125,20 @@ def run_programs(examples: int, length: int) -> None:
                 records[backend] = sorted(
                     (r.operator, r.bytes, r.source.id, r.destination.id, r.explicit) for r in log if r.bytes
                 )
-            a, b = tensors["numpy"][-1].sharding, tensors["checked"][-1].sharding
-            assert twin(a) == b, name
-            assert records["numpy"] == records["checked"], name
+            for backend, mine in tensors.items():
+                assert twin(tensors[backends[0]][-1].sharding, backend) == mine[-1].sharding, name
+                assert records[backend] == records[backends[0]], name
             plain.append(answer)
 
     run()
 
 
-def test_programs() -> None:
-    run_programs(120, 6)
+@sets
+def test_programs(backends: tuple[str, ...]) -> None:
+    run_programs(120 if backends == ("numpy", "checked") else 30, 6, backends)
 
 
 @pytest.mark.full
-def test_long_programs() -> None:
-    run_programs(3000, 12)
+@sets
+def test_long_programs(backends: tuple[str, ...]) -> None:
+    run_programs(3000 if backends == ("numpy", "checked") else 1000, 12, backends)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from tests.layouts import assert_same, mesh_of
+from tests.layouts import USABLE, assert_same, everywhere, mesh_of
 
 
 def sharded(backend: str, spec: st.P, shape: tuple[int, ...] = (8, 8)) -> st.ShardedTensor:
@@ -45,6 +45,7 @@ def test_what_agrees_moves_nothing(backend: str) -> None:
     assert all(r.explicit for r in log)
 
 
+@everywhere
 def test_reshard_counts_the_minimum(backend: str) -> None:
     x = sharded(backend, st.P("x"))
     columns = x.sharding.with_spec(st.P(None, "x"))
@@ -61,6 +62,7 @@ def test_reshard_counts_the_minimum(backend: str) -> None:
     assert len(log) == 0
 
 
+@everywhere
 def test_host_arrays_are_counted_where_they_go(backend: str) -> None:
     x = sharded(backend, st.P("x"))
     value = np.ones((8, 8), "float32")
@@ -134,19 +136,20 @@ def test_what_was_not_placed_yields_on_the_same_mesh(backend: str) -> None:
 
 def test_the_choice_is_the_same_on_every_backend() -> None:
     made = []
-    for name in ("numpy", "checked"):
+    for name in USABLE:
         d = st.devices(name)
         x = st.ones((6, 6), device=st.NamedSharding(mesh_of((2, 2), name), st.P("y", "x")))
         y = st.ones((6, 6), device=mesh_of((3,), name, 4))
         with st.transfers() as log:
             z = (x + y) @ st.ones((6, 9), device=d[7])
         made.append((repr(z.sharding.spec), [(r.bytes, r.source.id, r.destination.id, r.operator) for r in log]))
-    assert made[0] == made[1]
+    assert all(one == made[0] for one in made)
 
 
-def test_tensors_of_different_backends_meet() -> None:
+@pytest.mark.parametrize("other", [name for name in USABLE if name != "numpy"])
+def test_tensors_of_different_backends_meet(other: str) -> None:
     a = st.ones((10,), device=mesh_of((4,), "numpy"))
-    b = st.ones((10, 10), device=mesh_of((3,), "checked"))
+    b = st.ones((10, 10), device=mesh_of((3,), other))
     for left, right in ((a, b), (b, a)):
         with st.transfers() as log:
             made = left + right
@@ -157,6 +160,7 @@ def test_tensors_of_different_backends_meet() -> None:
     assert_same(st.concat([a, a, b[0]]), np.ones(30))
 
 
+@everywhere
 def test_guard_disallows_before_anything_moves(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     x, y = st.ones((8,), device=mesh), st.ones((8,), device=st.devices(backend)[5])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, references
+from shardtensor.backend import FRAME, Backend, Device, HostArray, current_device, logical_device_count, references
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.finding import usable_cupy
@@ -43,7 +43,8 @@ class CuPyBackend(Backend):
         home = [i if count < gpus else i * gpus // count for i in range(count)]
         models = [self._model(gpu) for gpu in range(gpus)]
         self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(home)])
-        self._lanes = {d: Lane(self._cupy, d, gpu, gpus) for d, gpu in zip(self._devices, home, strict=True)}
+        relieve = self._copier.flights.wait
+        self._lanes = {d: Lane(self._cupy, d, gpu, gpus, relieve) for d, gpu in zip(self._devices, home, strict=True)}
 
     def _model(self, gpu: int) -> str:
         name = self._cupy.cuda.runtime.getDeviceProperties(gpu)["name"]
@@ -164,6 +165,10 @@ class CuPyBackend(Backend):
                 f"a mapped function on GPU {here} returned an array of GPU {result.data.device_id}; "
                 "move it with cupy.asarray inside of the function"
             )
+        device = current_device()
+        if device is not None and (left := self._lanes[device].left()) is not None:
+            # Its memory is that stream's, which does not ask ours when it gives it to the next.
+            return self._copier.over(result, left, self._lanes[device]), True
         memory = result.data.mem
         if any(memory is shard.data.mem for shard in shards):
             return result, False
@@ -205,8 +210,12 @@ class CuPyBackend(Backend):
         return self._copier.on(host, self._lanes[device], after)
 
     def settle(self, token: Any) -> None:
-        """Waits for the event."""
-        token.synchronize()
+        """Waits for the event; what has failed before it says so now."""
+        event, lane = token
+        try:
+            event.synchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            lane.fail(error)
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
         """CUDA memory of the device's GPU."""

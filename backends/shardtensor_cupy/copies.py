@@ -19,14 +19,15 @@ _log = logging.getLogger("shardtensor")
 
 
 class _Flight:
-    """An array that a stream reads (or fills) which is not the one that owns it."""
+    """An array that a stream reads (or fills) which is not the one that owns it, and host memory that it needs."""
 
-    __slots__ = ("event", "held", "memory", "owner")
+    __slots__ = ("array", "event", "host", "memory", "owner")
 
-    def __init__(self, event: Any, memory: Any, held: Any, owner: Any) -> None:
+    def __init__(self, event: Any, array: Any, host: Any, owner: Any) -> None:
         self.event = event
-        self.memory = memory
-        self.held = held
+        self.array = array
+        self.host = host
+        self.memory = array.data.mem
         self.owner = owner
 
 
@@ -41,40 +42,52 @@ class Flights:
         self._by_memory: dict[int, list[_Flight]] = {}
         self._lock = threading.RLock()  # letting go of an array may run anything, another call of ours included
 
-    def add(self, event: Any, array: Any, owner: Any, also: Any = None) -> None:
-        """Keeps a device array (and ``also``) until the event; ``owner`` is the stream that it belongs to."""
-        memory = array.data.mem
-        flight = _Flight(event, memory, (array, also), owner)
+    def add(self, event: Any, array: Any, owner: Any, host: Any = None) -> None:
+        """Keeps a device array (and a host array) until the event; ``owner`` is the stream that it belongs to."""
+        flight = _Flight(event, array, host, owner)
         with self._lock:
             self._queue.append(flight)
-            self._by_memory.setdefault(id(memory), []).append(flight)
+            self._by_memory.setdefault(id(flight.memory), []).append(flight)
 
     def prune(self) -> None:
         """Lets go of what has arrived."""
         if not self._queue:  # asked at every call
             return
         with self._lock:
-            while self._queue and (self._queue[0].held is None or self._queue[0].event.done):
+            while self._queue and (_is_empty(self._queue[0]) or self._queue[0].event.done):
                 self._forget(self._queue.popleft())
 
+    def wait(self) -> None:
+        """Waits until all has arrived, and lets go of it."""
+        with self._lock:
+            for flight in tuple(self._queue):
+                flight.event.synchronize()
+        self.prune()
+
     def settle(self, memory: Any) -> None:
-        """Makes the owner of a block of memory wait for all who use it, and lets go of it."""
+        """Makes the owner of a block of memory wait for all who use it, and lets go of it; not of host memory, whose
+        next user waits for nobody.
+        """
         if id(memory) not in self._by_memory:
             return
         with self._lock:
             for flight in self._by_memory.pop(id(memory), ()):
                 flight.owner.wait_event(flight.event)
-                flight.held = flight.memory = None
+                flight.array = flight.memory = None
 
     def _forget(self, flight: _Flight) -> None:
-        if flight.held is not None:
+        if flight.memory is not None:
             others = self._by_memory[id(flight.memory)]
             others.remove(flight)
             if not others:
                 del self._by_memory[id(flight.memory)]
 
     def __len__(self) -> int:
-        return sum(flight.held is not None for flight in self._queue)
+        return sum(not _is_empty(flight) for flight in self._queue)
+
+
+def _is_empty(flight: _Flight) -> bool:
+    return flight.array is None and flight.host is None
 
 
 class Peers:
@@ -106,7 +119,10 @@ class Peers:
             with self._lock:
                 known = self._known.get((source, destination))
                 if known is None:
-                    known = self.near(source, destination) and self._arrives(source, destination)
+                    try:
+                        known = self.near(source, destination) and self._arrives(source, destination)
+                    except self._cupy.cuda.memory.OutOfMemoryError:
+                        return False  # as long as there is no room to find out
                     self._known[source, destination] = known
         return known
 
@@ -156,8 +172,16 @@ class Copier:
             self.flights.add(destination.record(), out, destination.stream, host)
         return out
 
+    def over(self, array: Any, stream: Any, lane: Lane) -> Any:
+        """A copy, made on the lane's stream, of an array that another stream of its GPU has made."""
+        lane.stream.wait_event(lane.record(stream))
+        with lane.stream:
+            copy = array.copy()
+        self.flights.add(lane.record(), array, stream)
+        return copy
+
     def off(self, array: Any, lane: Lane) -> tuple[HostArray, Any]:
-        """A page-locked copy of an array in row-major order, and the event after which it is complete."""
+        """A page-locked copy of an array in row-major order, and its lane's event after which it is complete."""
         if not array.nbytes:
             return np.empty(array.shape, array.dtype), None
         host: HostArray = self._pinned(array.shape, array.dtype)
@@ -165,7 +189,7 @@ class Copier:
         array.get(stream=lane.copies, out=host, blocking=False)
         event = lane.record(lane.copies)
         self.flights.add(event, array, lane.stream, host)
-        return host, event
+        return host, (event, lane)
 
     def pinned(self, host: HostArray) -> HostArray:
         """A page-locked copy of a host array."""
@@ -174,13 +198,13 @@ class Copier:
         return copy
 
     def on(self, host: HostArray, lane: Lane, after: Any) -> tuple[Any, Any]:
-        """The way back, after an event: an array of the lane, which is current, and the event when it is complete."""
+        """The way back, after what `off` gave: an array of the lane, which is current, and the event when it is."""
         out = self._cupy.empty(host.shape, host.dtype)
         if not host.nbytes:
             return out, None
         lane.copies.wait_event(lane.record())  # whoever had this memory before
         if after is not None:
-            lane.copies.wait_event(after)
+            lane.copies.wait_event(after[0])
         out.set(host, stream=lane.copies)
         event = lane.record(lane.copies)
         self.flights.add(event, out, lane.stream, host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from shardtensor.backend import Device
@@ -19,10 +20,11 @@ class Lane:
         copies: where copies to and from host memory run beside it.
     """
 
-    __slots__ = ("_cupy", "_current_stream", "among_others", "copies", "device", "gpu", "stream")
+    __slots__ = ("_cupy", "_current_stream", "_relieve", "among_others", "copies", "device", "gpu", "stream")
 
-    def __init__(self, cupy: Any, device: Device, gpu: int, gpus: int) -> None:
+    def __init__(self, cupy: Any, device: Device, gpu: int, gpus: int, relieve: Callable[[], None]) -> None:
         self._cupy = cupy
+        self._relieve = relieve
         self._current_stream = cupy.cuda.get_current_stream
         self.device = device
         self.among_others = gpus > 1
@@ -41,6 +43,11 @@ class Lane:
         stream = self._current_stream(self.gpu.id)
         return None if stream.ptr in (_NULL, _LEGACY, self.stream.ptr) else stream
 
+    def left(self) -> Any:
+        """The stream that is current where ours should be, because code of the user's has left it so; else None."""
+        stream = self._current_stream()
+        return None if stream is self.stream or stream.ptr in (_NULL, _LEGACY) else stream
+
     def memory(self) -> tuple[int, int]:
         """Bytes that can still be allocated, those in CuPy's pool included, and bytes of the GPU."""
         with self.gpu:
@@ -50,11 +57,12 @@ class Lane:
     def explain(self, error: BaseException) -> None:
         """Raises what CuPy says of the device, with its name; returns for all other errors."""
         if isinstance(error, self._cupy.cuda.memory.OutOfMemoryError):
+            self._relieve()
             free, total = self.memory()
             raise DeviceMemoryError(
-                f"{self.device} ({self.device.kind}) is out of memory: {error} {_mib(free)} of {_mib(total)} are free. "
-                "Tensors are as they were: delete some, take more devices, or offload what waits "
-                "(NamedSharding(..., memory_kind='pinned_host'))"
+                f"no memory is left on {self.device} ({self.device.kind}): {error} {_mib(free)} of {_mib(total)} are "
+                "free. Tensors are as they were, and what was kept for copies is let go of: try once more, delete "
+                "some, take more devices, or put what waits into memory kind 'pinned_host'"
             ) from error
         if isinstance(error, self._cupy.cuda.runtime.CUDARuntimeError):
             self.fail(error)
@@ -62,7 +70,7 @@ class Lane:
     def fail(self, error: BaseException) -> NoReturn:
         """Raises a CUDA error with the device's name. Kernels run later than they are called: so do their errors."""
         raise BackendError(
-            f"{self.device} ({self.device.kind}) failed, in this call or in one before it: {error}"
+            f"work on {self.device} ({self.device.kind}) failed, in this call or in one before it: {error}"
         ) from error
 
 
@@ -98,12 +106,12 @@ class Current:
         try:
             if lane.among_others:
                 lane.gpu.use()  # the block may have left another one
-            left = lane._current_stream()
-            if left is not lane.stream and left.ptr not in (_NULL, _LEGACY):
+            left = lane.left()
+            if left is not None:
                 lane.stream.wait_event(lane.record(left))  # what it has queued there is ours, too
             if saved is not lane.stream:
                 lane.stream.__exit__()
-                saved.use()
+            saved.use()
         finally:
             if lane.among_others:
                 lane.gpu.__exit__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from shardtensor_cupy.lanes import Lane
 
 # Of integers alone: NCCL adds in an order of its own, and sums of floats are promised to the bit.
 _TYPES = {"b": "INT8", "B": "UINT8", "i": "INT32", "I": "UINT32", "l": "INT64", "L": "UINT64"}
+_lock = threading.Lock()  # a communicator is one thread's at a time, and all GPUs must get the calls in one order
 _OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
 
 
@@ -46,11 +48,12 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[Lane], operator
         with lane.gpu, lane.stream:
             out.append(cupy.empty(first.shape, first.dtype))
     kind, how = [getattr(nccl, f"NCCL_{n}") for n in (_TYPES[first.dtype.char], _OPERATORS[operator])]
-    communicators = _communicators(gpus)
-    nccl.groupStart()
-    try:
-        for communicator, lane, array, result in zip(communicators, lanes, arrays, out, strict=True):
-            communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, lane.stream.ptr)
-    finally:
-        nccl.groupEnd()
+    with _lock:
+        communicators = _communicators(gpus)
+        nccl.groupStart()
+        try:
+            for communicator, lane, array, result in zip(communicators, lanes, arrays, out, strict=True):
+                communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, lane.stream.ptr)
+        finally:
+            nccl.groupEnd()
     return out

@@ -280,8 +280,17 @@ def call_view(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> An
         if source is None:
             return call(name, function, args, kwargs)
         sources.append(source)
-    views = iter([view(source, raw) for source, raw in zip(sources, flat, strict=True)])
+    views = iter([view(source, _writable(source, raw)) for source, raw in zip(sources, flat, strict=True)])
     return _rebuild(result, views)
+
+
+def _writable(source: Any, raw: Any) -> Any:
+    """The same view of a source's memory, writable: in CuPy everything is, what was broadcast, too."""
+    block = source.data.mem.block
+    if raw.flags.writeable or block is None:
+        return raw
+    start = raw.__array_interface__["data"][0] - block.ptr
+    return np.ndarray(raw.shape, raw.dtype, block.raw, start, raw.strides)
 
 
 def _rebuild(result: Any, leaves: Any) -> Any:
@@ -319,7 +328,7 @@ class Ufunc:
             raise TypeError(f"Wrong number of arguments for {self!r}: {len(args)}")
         if self.numpy.signature is not None:
             return call(self.__name__, self.numpy, args, {**kwargs, "out": out})
-        return _elementwise(self.numpy, args, out, kwargs)
+        return _elementwise(_power if self.numpy is np.power else self.numpy, args, out, kwargs)
 
     def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         return call(
@@ -336,7 +345,23 @@ class Ufunc:
         call_in_place(f"{self.__name__}.at", self.numpy.at, (a, indices) if b is None else (a, indices, b), {})
 
 
-def _elementwise(f: np.ufunc, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
+def _power(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
+    """CuPy has no error for integers to negative integer powers: what lies between -1 and 1 is cut off."""
+    if not all(np.asarray(a).dtype.kind in "iu" for a in (x, y)) or np.min(y, initial=0) >= 0:
+        return np.power(x, y, out=out, **kwargs)
+    small = np.where(np.equal(x, 1), 1, np.where(np.equal(x, -1), 1 - 2 * (y & 1), 0))
+    powers = np.power(x, abs(y))
+    made = np.where(np.less(y, 0), small, powers).astype(powers.dtype)
+    if out is None:
+        return made
+    np.copyto(out[0], made, casting="same_kind", **kwargs)
+    return out[0]
+
+
+_power.__name__ = "power"
+
+
+def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
     """A ufunc without a signature. This is what most launches are, hence the care for speed."""
     world = w.world
     device = getattr(world.tls, "device", 0)
@@ -386,7 +411,7 @@ def _elementwise(f: np.ufunc, args: Any, out: Any, kwargs: dict[str, Any]) -> An
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _elementwise_specs(f: np.ufunc, raws: list[Any], kwargs: dict[str, Any]) -> Any:
+def _elementwise_specs(f: Any, raws: list[Any], kwargs: dict[str, Any]) -> Any:
     """The shapes from broadcasting, the dtypes from a call on single elements."""
     if len(_metas) > 20000:
         _metas.clear()

@@ -280,7 +280,7 @@ class World:
             block.reads.clear()
             block.pool.give_back(block)
             if self.config.scheduler == "eager":
-                self._run(s, s.seq)
+                self._catch_up(s, s.seq)
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -308,20 +308,25 @@ class World:
 
     def _run(self, stream: Stream, seq: int) -> None:
         """Runs what must run so that ``stream`` has done ``seq``."""
-        if stream.done >= seq:
-            return
+        if stream.done < seq:
+            with np.errstate(all="ignore"):
+                self._catch_up(stream, seq)
+
+    def _catch_up(self, stream: Stream, seq: int) -> None:
+        """The same in a destructor, which must not set a context variable: Python 3.11 may be about to set one, and
+        crashes.
+        """
         stack = [(stream, seq)]
-        with np.errstate(all="ignore"):
-            while stack:
-                s, n = stack[-1]
-                if s.done >= n:
-                    stack.pop()
-                    continue
-                first = next((d for d in s.queue[0][1] if d[0].done < d[1]), None)
-                if first is not None:
-                    stack.append(first)
-                else:
-                    self._pop(s)
+        while stack:
+            s, n = stack[-1]
+            if s.done >= n:
+                stack.pop()
+                continue
+            first = next((d for d in s.queue[0][1] if d[0].done < d[1]), None)
+            if first is not None:
+                stack.append(first)
+            else:
+                self._pop(s)
 
     def _pop(self, s: Stream) -> None:
         run = s.queue.popleft()[0]

@@ -1,0 +1,105 @@
+"""The benchmark for GPUs, rehearsed: every case once, tiny, on the double and on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import kernels
+from tests.conftest import NO_GPU
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.skipif(not NO_GPU, reason="there is a GPU: run benchmarks/gpu.py --quick")
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """The benchmark's two modules, with the double as the GPU."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    kernels.install(monkeypatch, importlib.import_module("cupy"))
+    monkeypatch.setenv("BENCHMARK_LOGICAL", "1,3,8")
+    yield importlib.import_module("gpu"), importlib.import_module("gpu_cases")
+    for name in ("gpu", "gpu_cases", "harness"):
+        sys.modules.pop(name, None)
+
+
+class Here:
+    """A worker in this process."""
+
+    def __init__(self, harness: Any, cases: Mapping[str, Any]) -> None:
+        self.harness, self.cases = harness, cases
+
+    def call(self, case: str, limit: float = 0.0) -> Any:
+        if case not in self.cases:
+            raise self.harness.NoFigure(self.harness.NOT_APPLICABLE)
+        return self.cases[case]()
+
+
+def workers_here(gpu: Any, cases: Any, sizes: Any) -> dict[str, Here]:
+    """As `gpu.gpu_workers`; what is not installed has no cases."""
+    found = {gpu.PROJECT: cases.shardtensor_cases(sizes), gpu.CUPY: cases.cupy_cases(sizes)}
+    for column, make in (
+        (gpu.TORCH, lambda: cases.torch_cases(sizes, "cpu")),
+        (gpu.JAX, lambda: cases.jax_cases(sizes, "cpu")),
+    ):
+        with contextlib.suppress(ImportError):
+            found[column] = make()
+    return {column: Here(gpu.harness, made) for column, made in found.items()}
+
+
+def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu, cases = modules
+    sizes = cases.Sizes(arrays=(4096, 8192), moved=1 << 16, side=24, queued=3, spin=1, steps=10)
+    workers = workers_here(gpu, cases, sizes)
+    table = gpu.measure(gpu.Effort(1), (1, 3, 8), workers, sizes)
+    gpu.harness.report(table, tmp_path, "gpu")
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err, said.err
+    assert table.environment["GPU"].startswith("Fake GPU")
+    for row in table.rows:
+        assert row.name == "jitted@1" or table.cell(row, gpu.PROJECT).median is not None, row.name
+        assert row.name in (*cases.ONCE, "jitted@1") or table.cell(row, gpu.CUPY).median is not None, row.name
+    names = {row.name for row in table.rows}
+    for column, worker in workers.items():  # a case that no row asks for would never be seen
+        asked = {name for name in worker.cases if name.endswith(("@1", "@8")) and "reshard" not in name}
+        assert asked <= names, column
+    text = (tmp_path / "gpu.txt").read_text()
+    assert "x + y, tiny, on 8 " in text
+    assert "…" not in text  # which stands where a line is too long
+
+
+def test_a_case_that_fails_leaves_the_others(modules: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    gpu, cases = modules
+
+    def fail() -> float:
+        raise ZeroDivisionError("on purpose")
+
+    worker = Here(gpu.harness, cases.guarded({"bad": fail, "good": lambda: 1.5}))
+    with pytest.raises(gpu.NoFigure, match="failed"):
+        gpu.asked(worker, "bad")
+    assert "on purpose" in capsys.readouterr().err
+    assert gpu.asked(worker, "good") == 1.5
+
+
+def test_logical_devices_are_numbers(modules: tuple[Any, Any]) -> None:
+    gpu, _ = modules
+    assert gpu.numbers("8,1,2,2") == (1, 2, 8)
+    with pytest.raises(ValueError, match="0"):
+        gpu.numbers("0,1")
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/gpu.py", "--quick"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpu.py: nothing to measure here: ")
+    assert "Traceback" not in done.stderr
