@@ -275,7 +275,7 @@ class Scattered(Edit):
         self.chosen = chosen
         self.dtype = dtype
         self.computes = ufunc is not None
-        self.turns = any(type(entry) is tuple and entry[2] < 0 for entry in chosen.basic)
+        self.turns = any(type(entry) is tuple and entry[1] > 1 and entry[2] < 0 for entry in chosen.basic)
 
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
         """See `Edit`."""

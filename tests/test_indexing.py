@@ -21,7 +21,7 @@ from shardtensor.functions.indexing import setitem
 from shardtensor.indices import is_array
 from shardtensor.plugins import load
 from tests.cases import array_indices, assigned, indices
-from tests.layouts import DTYPES, READ_ONLY, array, assert_same, mesh_of, meshes, shapes, specs
+from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 from tests.test_programs import NEEDS_TORCH, twin
 
 lockstep = pytest.mark.parametrize(
@@ -633,6 +633,7 @@ def test_the_last_of_repeated_indices_wins(turn: Any, backend: str) -> None:
                 assert_same(z, answer, exact=True)
 
 
+@everywhere
 def test_a_tensor_is_written_from_itself(backend: str) -> None:
     """As if the value had been read before: rows exchanged, shifted, turned; and masks of the tensor itself."""
     changes: list[Callable[[Any], None]] = [
@@ -665,6 +666,7 @@ def test_a_tensor_is_written_from_itself(backend: str) -> None:
         assert x.sharding.spec == spec
 
 
+@everywhere
 def test_masks_of_the_tensor_itself_are_read_before_it_is_written(backend: str) -> None:
     x = st.device_put(np.array([True, False, True, False, True]), mesh_of((2,), backend))
     y = st.device_put(np.array([3, 0, 1, 2]), mesh_of((2,), backend))
@@ -679,6 +681,23 @@ def test_masks_of_the_tensor_itself_are_read_before_it_is_written(backend: str) 
     assert_same(y, assigned(np.array([3, 0, 1, 2]), [3, 0, 1, 2], [2, 1, 0, 3]))
 
 
+@everywhere
+def test_one_element_the_other_way_round(backend: str) -> None:
+    """There is nothing that goes backwards, also where a library has no views that do."""
+    changes: list[Callable[[Any], None]] = [
+        lambda a: written(a[None], (True, slice(None, None, -1)), 1),
+        lambda a: written(a[None], np.s_[::-1], 2),
+        lambda a: written(a[None][::-1], [0, 0], np.array([3, 4])),
+        lambda a: written(a[None, None], ([0, 0], slice(None, None, -1)), np.array([[5], [6]])),
+    ]
+    x, answer = st.device_put(np.array(0), mesh_of((3,), backend)), np.array(0)
+    for change in changes:
+        change(x)
+        change(answer)
+        assert_same(x, answer, exact=True)
+
+
+@everywhere
 def test_values_of_the_other_backend(backend: str) -> None:
     """A tensor of one backend is written into a tensor of the other; each stays where it is."""
     other = "checked" if backend == "numpy" else "numpy"
@@ -935,6 +954,7 @@ def test_a_tensor_that_was_given_away_is_not_written(backend: str) -> None:
 # -- the operators by their names -------------------------------------------------------------------
 
 
+@everywhere
 def test_setitem_leaves_its_operand_alone(backend: str) -> None:
     """A value of its own, in x's layout and dtype; also where it replaces everything, or nothing."""
     start = array((5, 4), "float32", 1)
@@ -974,6 +994,7 @@ def test_setitem_takes_lists(backend: str) -> None:
     assert_same(setitem(x, [[1], [2]], [2, 0]), np.array([[2.0, 2], [0, 0], [1, 1]]))
 
 
+@everywhere
 def test_unstack_gives_views(backend: str) -> None:
     for shape, spec in [
         ((4, 3), st.P("x")),
@@ -1004,6 +1025,7 @@ def test_unstack_gives_views(backend: str) -> None:
     assert [p.tolist() for p in st.unstack(st.device_put(np.arange(2), mesh_of((2,), backend)))] == [0, 1]
 
 
+@everywhere
 def test_what_arrays_select_is_a_copy(backend: str) -> None:
     """Writing to it leaves the tensor alone, and the other way round; also where the index selects all in order."""
     start = array((4, 3), "float64", 1)

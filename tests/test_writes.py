@@ -367,6 +367,29 @@ def test_out_is_what_comes_back(backend: str) -> None:
     assert_same(z, np.arange(1.0, 5), exact=True)
 
 
+@everywhere
+def test_out_is_wider_than_what_is_computed(backend: str) -> None:
+    """Operands of fewer elements, or of none; into another dtype, and where no view of the library's may go."""
+    row, column = array((4,), "float32", 1), array((4, 1), "float64", 2)
+    for into in (
+        lambda t, p: np.sign(p(row), out=t),
+        lambda t, p: np.add(p(row), p(column), out=t),
+        lambda t, p: np.multiply(p(row), 2, out=t[1:]),
+        lambda t, p: np.add(1, 2.5, out=t.T),
+        lambda t, p: np.negative(True + 1, out=t[0]),
+        lambda t, p: np.subtract(p(row), p(column), out=t[::-1]),
+        lambda t, p: np.add(p(row), 1, out=t[::-2, ::-1]),
+        lambda t, p: t.__setitem__(np.s_[::-1], p(row)),
+        lambda t, p: t.reshape(-1).__setitem__([15, 0, 3, 3], p(row)),
+    ):
+        for sharding in layouts(backend, 2, 3):
+            for dtype in ("float32", "complex128"):
+                x, b = st.device_put(np.ones((4, 4), dtype), sharding), np.ones((4, 4), dtype)
+                into(b, lambda v: v)
+                into(x, lambda v: put(v, backend, (3,)))
+                assert_same(x, b)
+
+
 def test_out_of_other_kinds_is_refused(backend: str) -> None:
     x, z = put(np.arange(4.0), backend), put(np.zeros(4), backend)
     for out in ([0.0] * 4, "a", 3, (z, z), ()):
