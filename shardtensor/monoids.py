@@ -130,6 +130,8 @@ def _squared(xp: Any, x: Any) -> Any:
 
 
 def _var_merge(xp: Any, a: Any, b: Any) -> Any:
+    if not a[0] or not b[0]:  # the mean of nothing is NaN
+        return b if b[0] else a
     count = a[0] + b[0]
     delta = xp.subtract(b[1], a[1])
     mean = xp.add(a[1], xp.multiply(delta, b[0] / count))
