@@ -135,7 +135,7 @@ def run_programs(examples: int, length: int, backends: tuple[str, ...]) -> None:
 
 @sets
 def test_programs(backends: tuple[str, ...]) -> None:
-    run_programs(120 if backends == ("numpy", "checked") else 30, 6, backends)
+    run_programs(120 if backends == ("numpy", "checked") else 15, 6, backends)
 
 
 @pytest.mark.full

@@ -29,7 +29,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import current_device
 from shardtensor.plugins import load
-from tests.layouts import NAMES, array, mesh_of, on_host
+from tests.layouts import NAMES, USABLE, array, mesh_of, on_host
 from tests.test_programs import sets, twin
 
 Shape = tuple[int, ...]
@@ -632,6 +632,24 @@ def run_seeds(seeds: range, length: int, backends: tuple[str, ...] = BACKENDS) -
             found = failure(lines, *how) or error
             what = f'{found}\nseed {seed}, shortened:\nreplay("""\n{text}\n""", {", ".join(map(str, how))})'
             raise AssertionError(what) from None
+
+
+FOUND = {
+    "one element, backwards": """
+        h1 = put(array((), 'complex128', 69), layout((3,), 5, P()))
+        h8 = xp.expand_dims(xp.reshape(h1, (-1,)), axis=1)
+        h8[:-2:-1, put(np.array([-1, -1, -1], 'int64'), layout((2,), 2, P('x')))] += put(array((1, 3), 'bool', 4), layout((4, 2), 0, P('x')))
+        """,
+    "where takes what does not fit": """
+        h1 = put(array((2, 3), 'int32', 60), layout((1,), 3, P()))
+        h2 = xp.where(h1 != 0, h1, 10**12)
+        """,
+}
+
+
+@pytest.mark.parametrize("program", FOUND)
+def test_what_failed_before(program: str) -> None:
+    replay(FOUND[program], backends=USABLE)
 
 
 @hypothesis.settings(max_examples=120)

@@ -161,17 +161,19 @@ class Namespace:
 
     # -- elementwise, and not ufuncs of NumPy's ----------------------------------------------------
 
-    def _together(self, *args: Any) -> list[Any]:
-        """Tensors of the dtype to which NumPy promotes."""
+    def _together(self, *args: Any, wrap: bool = False) -> list[Any]:
+        """Tensors of the dtype to which NumPy promotes; integers that do not fit into it may wrap around."""
         args = tuple(
             [x if type(x) in PLAIN or isinstance(x, torch.Tensor) else as_tensor(x, self._scalar) for x in args]
         )
         dtype = self.result_type(*args)
+        if wrap and NUMPY[dtype].kind in "iu":
+            args = tuple([np.asarray(x).astype(NUMPY[dtype]).item() if type(x) is int else x for x in args])
         return [self._scalar(x, dtype) if type(x) in PLAIN else cast(x, dtype) for x in args]
 
     def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
-        """See NumPy."""
-        return torch.where(self.asarray(condition, dtype=bool), *self._together(x1, x2))
+        """See NumPy: integers that do not fit wrap around."""
+        return torch.where(self.asarray(condition, dtype=bool), *self._together(x1, x2, wrap=True))
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy."""
