@@ -121,11 +121,9 @@ class Picking:
         for p in pieces:
             part = self._fetch(p, arrays[p.j], want.device)
             with backend.on(want.device):
-                if len(p.rows) == want.rows:
-                    # Rows of one source come in the order in which they are wanted.
-                    out[(slice(None), *p.to)] = part
-                else:
-                    out[(on_device(p.rows, want.device), *p.to)] = as_dtype(backend, part, dtype)
+                # Rows of one source come in the order in which they are wanted.
+                rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
+                out[(rows, *p.to)] = as_dtype(backend, part, dtype)
         return out
 
     def _fetch(self, piece: _Piece, array: Any, device: Device) -> Any:
@@ -153,7 +151,7 @@ def on_device(index: Ints, device: Device) -> Any:
 
 
 def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
-    """An array of that dtype: not every library converts what is assigned to elements that index arrays select."""
+    """An array of that dtype: not every library converts what is assigned to elements, or as NumPy does."""
     return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
 
 

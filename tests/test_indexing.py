@@ -698,6 +698,19 @@ def test_one_element_the_other_way_round(backend: str) -> None:
 
 
 @everywhere
+def test_complex_numbers_that_become_bools(backend: str) -> None:
+    """Imaginary ones are true, too."""
+    value, mesh = np.array([1.5j, 1, 0]), mesh_of((2,), backend)
+    for index in (np.s_[:], [0, 1, 2], [2, 0, 1], np.array([True, True, True])):
+        x, answer = st.device_put(np.zeros(3, bool), mesh), np.zeros(3, bool)
+        for given in (st.device_put(value, mesh), value):
+            with quiet():
+                x[index] = given
+                answer[index] = value
+            assert_same(x, answer, exact=True)
+
+
+@everywhere
 def test_values_of_the_other_backend(backend: str) -> None:
     """A tensor of one backend is written into a tensor of the other; each stays where it is."""
     other = "checked" if backend == "numpy" else "numpy"
