@@ -129,7 +129,8 @@ from shardtensor.log import Transfer, TransferLog, transfer_guard, transfers
 from shardtensor.mesh import Mesh, make_mesh, use_mesh
 from shardtensor.plugins import backend_names, device_count, devices, local_devices, num_shards
 from shardtensor.sharding import NamedSharding, P, PartitionSpec, SingleDeviceSharding
-from shardtensor.spmd import pmap, smap
+from shardtensor.split_map import smap
+from shardtensor.spmd import pmap
 from shardtensor.tensor import Shard, ShardedTensor
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Device, HostArray
+from shardtensor.backend import HostArray
 from shardtensor.indices import Index
 from shardtensor.log import account, watched
-from shardtensor.picking import Picking, Want, as_dtype, last_of_each, on_device
+from shardtensor.picking import Picking, Want, last_of_each, on_device
 from shardtensor.plugins import backend_of
 from shardtensor.selection import Selection, indexing_errors
 from shardtensor.sharding import Grid, Shape
 from shardtensor.tensor import ShardedTensor
-from shardtensor.transfer import Movement
+from shardtensor.transfer import Movement, as_dtype, copied
 from shardtensor.views import frozen, local_views, seen, sources, uncounted
 from shardtensor.windows import Aligned, Window, aligned, box_of, broadcast_region, whole_box
 
@@ -179,7 +179,7 @@ class Elementwise(Edit):
                 delivery.announce(self.name, copied=True)
             parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
             if _owner(x) is value:  # what is read must not change while it is read
-                parts = tuple([_copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
+                parts = tuple([copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
             columns.append(list(parts))
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
@@ -211,12 +211,6 @@ def _reaching(xp: Any, arrays: list[Any], shape: Shape) -> list[Any]:
 def _plain(x: Any) -> Any:
     """A NumPy scalar as Python's, which every library takes. Of times there is none."""
     return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biufc" else x
-
-
-def _copied(array: Any, device: Device) -> Any:
-    backend = backend_of(device)
-    with backend.on(device):
-        return backend.xp.asarray(array, copy=True)
 
 
 class Masked(Edit):
@@ -253,7 +247,7 @@ class Masked(Edit):
         delivery = _Delivery(mask, grid)
         if watched():
             delivery.announce(self.name, copied=True)
-        parts = [_copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
+        parts = [copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
         scalar = _plain(self.scalar)
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
@@ -275,7 +269,7 @@ class Scattered(Edit):
         self.chosen = chosen
         self.dtype = dtype
         self.computes = ufunc is not None
-        self.turns = any(type(entry) is tuple and entry[1] > 1 and entry[2] < 0 for entry in chosen.basic)
+        self.turns = any(type(entry) is tuple and entry[2] < 0 for entry in chosen.basic)
 
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
         """See `Edit`."""

@@ -100,7 +100,7 @@ def _span(entry: slice, size: int, dimension: int) -> Span:
         kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
         raise kind(f"{entry} in dimension {dimension}: {error}") from None
     count = len(range(start, stop, step))
-    return (start if count else 0, count, step)
+    return (start if count else 0, count, step if count > 1 else 1)
 
 
 def _integer(entry: Any, dimension: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.backend import HOST, HostArray, read_only
 from shardtensor.indices import Index
-from shardtensor.log import Transfer, account
+from shardtensor.log import Transfer, account, watched
 from shardtensor.transfer import to_host_movement
 from shardtensor.value import Aval, StandIn, Storage
 
@@ -36,8 +36,9 @@ class Parked(StandIn):
 
     def stored(self) -> Storage:
         """The shards on their devices, brought there by whoever reads them."""
-        n = self._value.nbytes
-        account("pinned_host", n, False, lambda: way(self._value, on=True, explicit=False, who="pinned_host"))
+        if watched():
+            records = way(self._value, on=True, explicit=False, who="pinned_host")
+            account("pinned_host", sum(record.bytes for record in records), False, lambda: records)
         return self.coming().stored()
 
     def coming(self) -> Arriving:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, Backend, Device
+from shardtensor.backend import HOST, Device
 from shardtensor.log import Transfer, account
 from shardtensor.plugins import backend_of
 from shardtensor.sharding import Grid, Ints, Shape
-from shardtensor.transfer import send
+from shardtensor.transfer import as_dtype, send
 
 
 class Want:
@@ -148,11 +148,6 @@ def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, 
 def on_device(index: Ints, device: Device) -> Any:
     """An index array beside what it indexes; the device is current."""
     return index if device == HOST else backend_of(device).from_host(index, device)
-
-
-def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
-    """An array of that dtype: not every library converts what is assigned to elements, or as NumPy does."""
-    return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
 
 
 def last_of_each(coordinates: Sequence[Ints], sizes: Sequence[int]) -> Ints | None:

@@ -28,8 +28,7 @@ from shardtensor.protocols import is_scalar
 from shardtensor.rules import parse, propagate
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, own, tensor, whole_array
-from shardtensor.transfer import Arrival, Moved, Movement, arrival, gather, pieces_of
-from shardtensor.transfer import send as send_array
+from shardtensor.transfer import Arrival, Moved, Movement, arrival, as_dtype, gather, pieces_of, send
 from shardtensor.value import Aval, Storage, aval, memory_kind, whole_of
 
 Plan = Callable[[Operands], Any]
@@ -187,12 +186,17 @@ class Work:
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
     def _from_namespace(self, xp: Any, place: Place, *arrays: Any, **params: Any) -> Any:
-        return function_of(self.backend, self.name)(*arrays, **params)
+        return self._function(*arrays, **params)
+
+    @functools.cached_property
+    def _function(self) -> Callable[..., Any]:
+        """The operator in the backend's namespace; asked for when it is wanted, since a backend may lack it."""
+        return function_of(self.backend, self.name)
 
     def once(self) -> Plan:
         """Once over whole buffers, for a backend with one memory."""
         name, value, moves = self.name, self.value, self.moves
-        run = function_of(self.backend, name) if not self.given else self.given
+        run = self.given or self._function
         if self.given:
             place = Place.everywhere(value.shape, self.places[0].shapes, value.dtype)
             run = functools.partial(run, self.backend.xp, place)
@@ -276,8 +280,9 @@ class Work:
                 results |= combine(n, states)
             if not one_memory:
                 return tensor(value, apart(value, [results[k] for k in range(len(devices))]))
-            arrays = tuple([whole_of(results[k], value) for k in range(len(devices))])
-            return tensor(value, Storage(arrays[0]) if len(groups) == 1 else Storage(arrays=arrays))
+            if len(groups) == 1:
+                return tensor(value, Storage(whole_of(results[0], value)))
+            return tensor(value, Storage(arrays=tuple([whole_of(results[k], value) for k in range(len(devices))])))
 
         return plan
 
@@ -286,10 +291,10 @@ class Work:
         value, backend, places, devices, params = self.value, self.backend, self.places, self.devices, self.params
         one_memory, xp = backend.one_memory, backend.xp
 
-        def send(state: Any, source: int, destination: int) -> Any:
+        def carry(state: Any, source: int, destination: int) -> Any:
             if one_memory or source == destination:
                 return state
-            return _each_array(lambda array: send_array(array, devices[source], devices[destination]), state)
+            return _each_array(lambda array: send(array, devices[source], devices[destination]), state)
 
         def merge(k: int, earlier: Any, later: Any) -> Any:
             with backend.on(devices[k]):
@@ -308,7 +313,7 @@ class Work:
             with backend.on(devices[k]):
                 return xp.reshape(xp.concat(parts), places[k].local_shape)
 
-        return Ways(send, merge, finish, cut, join)
+        return Ways(carry, merge, finish, cut, join)
 
     def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
         """For each operand one array per device (where memory is shared, views of the whole); None for scalars."""
@@ -338,9 +343,9 @@ class Work:
 
 def _typed(backend: Backend, array: Any, value: Aval) -> Any:
     """A kernel's result as an array of the dtype that was promised: libraries differ in what they promote to."""
-    if isinstance(array, np.generic) or not hasattr(array, "dtype") or backend.dtype_of(array) != value.dtype:
+    if isinstance(array, np.generic) or not hasattr(array, "dtype"):
         return backend.xp.asarray(array, dtype=value.dtype)
-    return array
+    return as_dtype(backend, array, value.dtype)
 
 
 def _each_array(function: Callable[[Any], Any], state: Any) -> Any:

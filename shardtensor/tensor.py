@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardtensor.backend import Device, HostArray
 from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
-from shardtensor.log import Transfer, account
+from shardtensor.log import note_copy
 from shardtensor.mesh import Mesh
 from shardtensor.protocols import Operators, is_scalar
 from shardtensor.sharding import NamedSharding, Shape
@@ -420,7 +420,7 @@ def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
         array, copied = join(pieces, x._aval)
         if copied:
             device = x._aval.sharding.mesh.flat[0]
-            account(who, 0, True, lambda: [Transfer(0, copied, device, device, who, True)])
+            note_copy(who, copied, device)
         storage = settled(x)
         if storage.arrays is pieces:
             storage.array = array  # before the pieces go, for the same reason

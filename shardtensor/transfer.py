@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, HOST_MEMORY, Device, HostArray
+from shardtensor.backend import HOST, HOST_MEMORY, Backend, Device, HostArray
 from shardtensor.indices import Index, region_of
 from shardtensor.log import Transfer, account, watched
 from shardtensor.operands import HostAval
@@ -72,7 +72,7 @@ class Movement:
             with backend.on(device):
                 # Like what is sent: devices that hold the same elements must reduce them in the same order.
                 part = part if as_they_lie else backend.contiguous(part)
-                return part if backend.dtype_of(part) == dtype else backend.xp.asarray(part, dtype=dtype)
+                return as_dtype(backend, part, dtype)
         with backend.on(device):
             out = backend.xp.empty(shape, dtype=dtype)
         for piece in pieces:
@@ -89,6 +89,18 @@ class Movement:
         with backend_of(source).on(source):
             part = backend_of(source).view(array, piece.index) if piece.index else array
         return part if piece.local else send(part, source, device)
+
+
+def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
+    """An array of that dtype; its device is current. Not every library converts what is assigned, or as NumPy does."""
+    return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
+
+
+def copied(array: Any, device: Device) -> Any:
+    """A copy of an array on its device."""
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.xp.asarray(array, copy=True)
 
 
 def send(array: Any, source: Device, destination: Device) -> Any:

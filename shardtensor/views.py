@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, Device, HostArray, read_only
+from shardtensor.backend import HOST, HostArray, read_only
 from shardtensor.core import Op, Params, call
 from shardtensor.indices import Index
 from shardtensor.log import Transfer, account, watched
@@ -26,7 +26,7 @@ from shardtensor.protocols import is_scalar
 from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
-from shardtensor.transfer import Movement, gather
+from shardtensor.transfer import Movement, gather, send
 from shardtensor.value import Aval, Donated, StandIn, Storage, aval, on_devices
 from shardtensor.windows import Aligned, Box, Window, aligned, box_of, located, whole_window
 
@@ -241,18 +241,12 @@ def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
         account(
             "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
         )
-        return tensor(value, Element(value, source, index, tuple([_on(d, host) for d in devices])))
+        return tensor(value, Element(value, source, index, tuple([send(host, HOST, d) for d in devices])))
     arrays, parts = shard_arrays(base), []
     for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
         with backend.on(device):
             parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), window), copy=True))
     return tensor(value, Element(value, source, index, tuple(parts)))
-
-
-def _on(device: Device, host: HostArray) -> Any:
-    backend = backend_of(device)
-    with backend.on(device):
-        return backend.from_host(host, device)
 
 
 def _part(array: Any, window: Window) -> Any:

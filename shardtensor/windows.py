@@ -81,7 +81,7 @@ class Box:
             first, count, by = entry  # type: ignore[misc]
             if d is not None:
                 start, _, step = entries[d]  # type: ignore[misc]
-                entries[d] = (start + first * step, count, step * by)
+                entries[d] = (start + first * step, count, step * by if count > 1 else 1)
             order.append(d)
             shape.append(count)
         return Box(self.over, tuple(entries), tuple(order), tuple(shape))

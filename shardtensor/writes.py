@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device, references
+from shardtensor.backend import Backend, references
 from shardtensor.core import Op, Operands, Params
 from shardtensor.edits import Edit, Elementwise, Masked, Scattered, is_window
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.indices import canonical, has_ellipsis
-from shardtensor.log import Transfer, account, watched
+from shardtensor.log import note_copy, watched
 from shardtensor.operands import admit, converted, host_aval
 from shardtensor.parking import apart
 from shardtensor.plans import Kind, result_dtype
@@ -224,6 +224,7 @@ class _Taken:
         self.base = base
         self.value = base._aval
         self.backend: Backend = self.value.backend
+        self.device = self.value.sharding.mesh.flat[0]  # which copies of a shared buffer are put down to
         self.window = window
         self.storage = storage
         self.free = free
@@ -235,7 +236,7 @@ class _Taken:
         array = storage.array
         if array is None:
             array, copied = join(storage.arrays or (), value)
-            self._note(edit.name, copied)
+            note_copy(edit.name, copied, self.device)
             storage = Storage(array)
         alone = self.free and self.backend.sole(array, 2)
         if any(edit.inside):
@@ -249,7 +250,7 @@ class _Taken:
                 fresh = np.empty(value.shape, value.dtype)
             else:
                 fresh = np.array(array, order="C")
-                self._note(edit.name, fresh.nbytes)
+                note_copy(edit.name, fresh.nbytes, self.device)
         out = window.of(self.backend, fresh)
         old = out if fresh is array else window.of(self.backend, array)
         try:
@@ -288,7 +289,7 @@ class _Taken:
                         new[k] = backend.xp.empty(tuple(arrays[k].shape), dtype=self.value.dtype)
                     else:
                         new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
-                        self._note(edit.name, int(arrays[k].nbytes), devices[k])
+                        note_copy(edit.name, int(arrays[k].nbytes), devices[k])
         for n, k in touched:
             with backend.on(devices[k]):
                 out = local_view(here, n, new, self.window)
@@ -324,9 +325,3 @@ class _Taken:
         """Whether no old element is left."""
         boxes = self.window.boxes
         return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None
-
-    def _note(self, who: str, nbytes: int, device: Device | None = None) -> None:
-        """Counts a copy within a device."""
-        if nbytes:
-            here = device or self.value.grid.devices[0]
-            account(who, 0, True, lambda: [Transfer(0, nbytes, here, here, who, True)])

@@ -922,9 +922,7 @@ def test_errors_of_the_gpu_name_the_device(lazy: Machine, read: Callable[[Any], 
         with lazy.backend.on(d):
             fakecupy.fail()
         y = x + 1
-        with pytest.raises(
-            BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it: .*719|launch"
-        ):
+        with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it: .*launch"):
             read(y)
 
 

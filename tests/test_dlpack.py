@@ -15,9 +15,8 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor import plugins
+from shardtensor import memories, plugins
 from shardtensor.backend import HOST_MEMORY
-from shardtensor.functions import interchange
 from shardtensor.functions.interchange import to_dlpack
 from tests.layouts import DTYPES, MESHES, all_specs, array, assert_same, mesh_of, shapes
 
@@ -727,7 +726,7 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         name = f"cupy{next(_numbers)}"  # plans and values know a backend by its name
         backend = type("Double", (kind,), {"name": name})()
         monkeypatch.setitem(plugins._loaded, name, backend)
-        monkeypatch.setattr(interchange, "backend_names", lambda: ["checked", "numpy", name])
+        monkeypatch.setattr(memories, "backend_names", lambda: ["checked", "numpy", name])
         yield cupy, list(backend.devices())
         gc.collect()
         races = list(fakecupy.races)

@@ -16,13 +16,13 @@ PACKAGE = ROOT / "shardtensor"
 
 FLOORS = {
     "errors": -1, "core": 0, "trees": 0, "team": 0,
-    "backend": 1, "plugins": 2, "log": 3, "mesh": 3, "sharding": 4,
+    "backend": 1, "plugins": 2, "log": 3, "mesh": 3, "memories": 4, "sharding": 4,
     "rules": 5, "monoids": 5, "planner": 5, "collectives": 5, "value": 5,
     "protocols": 5, "indices": 6, "windows": 7, "tensor": 7, "operands": 8, "transfer": 9,
     "parking": 10,
     "functions": 11, "picking": 11,
     "blocks": 12, "plans": 13, "running": 14, "views": 15, "selection": 16, "edits": 17, "writes": 18,
-    "eager": 19, "spmd": 20, "visualize": 21, "": 22, "demo": 23, "testing": 23, "cli": 24, "__main__": 25,
+    "eager": 19, "spmd": 20, "split_map": 21, "visualize": 22, "": 23, "demo": 24, "testing": 24, "cli": 25, "__main__": 26,
 }  # fmt: skip
 
 # Within a floor modules may look at one another, as long as they form no circle.

@@ -14,8 +14,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -301,21 +301,8 @@ REHEARSED += [(f"chains-{seed}", functools.partial(stress, seed)) for seed in ra
 
 @on_gpu
 def test_random_chains_in_threads() -> None:
-    errors: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        try:
-            stress(seed)
-        except BaseException as error:  # carried out of the thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(100 + n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for error in errors:
-        raise error
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(stress, range(100, 103)))  # what a thread raised is raised here
 
 
 @marked

@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import team
-from shardtensor.spmd import even_factors
+from shardtensor.split_map import even_factors
 from tests.layouts import READ_ONLY, USABLE, array, assert_same, everywhere, in_use, mesh_of, place_of, shapes
 
 

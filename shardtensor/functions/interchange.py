@@ -8,8 +8,8 @@ it either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,27 +18,21 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
-    BackendError,
     InterchangeError,
     ShapeError,
     ShardingError,
     ShardTensorError,
 )
 from shardtensor.functions.placement import Where, put
-from shardtensor.log import Transfer, account
+from shardtensor.log import note_copy
+from shardtensor.memories import Memory, as_memory, deal, described, devices_for, memory_of, row_for
 from shardtensor.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.parking import Parked
-from shardtensor.plugins import backend_names, backend_of, devices
+from shardtensor.plugins import backend_of
 from shardtensor.sharding import NamedSharding, Shape, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor, own, shard_arrays, tensor
+from shardtensor.transfer import copied
 from shardtensor.value import Storage, aval
-
-Memory: TypeAlias = tuple[int, int]
-"""A memory as DLPack names it: the type of device, and its number."""
-
-_ON_HOST = (1, 3, 11)  # plain host memory, and what CUDA and ROCm have pinned of it
-_CUDA, _CUDA_MANAGED = 2, 13  # managed memory is used like the GPU's own
-
 
 # -- in --------------------------------------------------------------------------------------------
 
@@ -84,7 +78,7 @@ def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = N
 def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
     if isinstance(x, (list, tuple)):
         return _from_pieces(x, device, copy)
-    committed = device is not None or _memory(x, "x") != HOST_MEMORY
+    committed = device is not None or memory_of(x, "x") != HOST_MEMORY
     return _from_one(x, "x", device, copy, committed)
 
 
@@ -97,15 +91,15 @@ def _from_dlpack_on_device(xp: Any, place: None, *, x: Any, copy: bool | None) -
 
 
 def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committed: bool = True) -> ShardedTensor:
-    memory = _memory(x, what)
+    memory = memory_of(x, what)
     mesh = None if where is None else _mesh_of(where)
-    home = _dealt([memory], mesh.flat) if mesh else _find([memory])
+    home = deal([memory], mesh.flat) if mesh else devices_for([memory])
     if mesh and not home:  # it comes from elsewhere
         if copy is False:
             raise InterchangeError(
-                f"from_dlpack: copy=False, and {what} lies in {_said(memory)}, which is not that of {mesh!r}"
+                f"from_dlpack: copy=False, and {what} lies in {described(memory)}, which is not that of {mesh!r}"
             )
-        home = None if memory == HOST_MEMORY else _find([memory])
+        home = None if memory == HOST_MEMORY else devices_for([memory])
     source = x if home and memory != HOST_MEMORY else _host_array(x, what, memory, copy)
     if home:
         source = _shared(source, what, home[0], copy)
@@ -131,13 +125,13 @@ def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArr
     elsewhere = memory != HOST_MEMORY
     if elsewhere and copy is False:
         raise InterchangeError(
-            f"from_dlpack: copy=False, and {what} lies in {_said(memory)}, which no usable backend drives; "
+            f"from_dlpack: copy=False, and {what} lies in {described(memory)}, which no usable backend drives; "
             "`shardtensor info` says why"
         )
     try:
         return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(x)
     except Exception as error:  # the other library's, whatever it raises
-        where = f" in {_said(memory)}, which no usable backend drives (`shardtensor info` says why),"
+        where = f" in {described(memory)}, which no usable backend drives (`shardtensor info` says why),"
         raise _refused(what, x, error, where if elsewhere else "") from error
 
 
@@ -159,7 +153,7 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
         raise _refused(what, x, error, f" on {device}") from error
     value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "from_dlpack"), True)
     if copy:
-        array = _copied(array, backend, device, "from_dlpack")
+        array = _noted_copy(array, device, "from_dlpack")
     return own(tensor(value, Storage(array) if backend.one_memory else Storage(arrays=(array,))))
 
 
@@ -183,6 +177,11 @@ def _refused(what: str, x: Any, error: Exception, where: str = "") -> Interchang
     )
 
 
+def _mesh_of(where: Where) -> Mesh:
+    """The devices that ``device=`` names."""
+    return where.mesh if isinstance(where, NamedSharding) else as_sharding(where, 1, "from_dlpack").mesh
+
+
 # -- a list ----------------------------------------------------------------------------------------
 
 
@@ -191,8 +190,8 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     if not pieces:
         raise ShapeError("from_dlpack: x is an empty list; wanted at least one array")
     names = [f"x[{k}]" for k in range(len(pieces))]
-    memories = [_memory(x, name) for x, name in zip(pieces, names, strict=True)]
-    mesh = mesh_of(_row_for(memories)) if where is None else _mesh_of(where)
+    memories = [memory_of(x, name) for x, name in zip(pieces, names, strict=True)]
+    mesh = mesh_of(row_for(memories)) if where is None else _mesh_of(where)
     if mesh.size != len(pieces):
         said = f"a list of {len(pieces)} arrays for the {mesh.size} devices of {mesh!r}"
         raise ShardingError(f"from_dlpack: x is {said}; wanted one for each")
@@ -238,94 +237,6 @@ def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Sha
                 "st.unshard([st.from_dlpack(a) for a in x]) takes any along one axis, and rebalances them"
             )
     return shape
-
-
-# -- which devices ---------------------------------------------------------------------------------
-
-
-def _memory(x: Any, what: str) -> Memory:
-    """Where an array lies.
-
-    Raises:
-        ArgumentTypeError: it is no array that can be shared.
-    """
-    if isinstance(x, type) or not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
-        raise ArgumentTypeError(
-            f"from_dlpack: {what} is a {type(x).__name__} without __dlpack__ and __dlpack_device__; wanted an array of "
-            "a library that has them, or a list of such arrays (st.asarray takes what NumPy does)"
-        )
-    if getattr(x, "is_neg", bool)():
-        raise InterchangeError(
-            f"from_dlpack: {what} is a tensor that is yet to be negated, which DLPack cannot say; give x.resolve_neg()"
-        )
-    return _pair(x.__dlpack_device__(), "from_dlpack", f"{what}.__dlpack_device__()")
-
-
-def _pair(given: Any, who: str, what: str) -> Memory:
-    try:
-        kind, number = [int(n) for n in given]
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(f"{who}: {what} is {given!r:.60}; wanted a device type and a number") from None
-    return HOST_MEMORY if kind in _ON_HOST else (_CUDA if kind == _CUDA_MANAGED else kind, number)
-
-
-def _said(memory: Memory) -> str:
-    kinds = {1: "host memory", _CUDA: "the memory of CUDA GPU", 10: "the memory of ROCm GPU"}
-    kind = kinds.get(memory[0], f"the memory of DLPack's device type {memory[0]}, number")
-    return kind if memory == HOST_MEMORY else f"{kind} {memory[1]}"
-
-
-def _mesh_of(where: Where) -> Mesh:
-    """The devices that ``device=`` names."""
-    return where.mesh if isinstance(where, NamedSharding) else as_sharding(where, 1, "from_dlpack").mesh
-
-
-def _rows() -> Iterator[Sequence[Device]]:
-    """The devices among which a memory's is looked for. Backends are started as far as need be."""
-    yield default_mesh().flat
-    for name in sorted(backend_names(), key=lambda name: name != "numpy"):
-        try:
-            row = devices(name)
-        except BackendError:
-            continue
-        yield row
-
-
-def _dealt(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
-    """For each memory the next device of a row that uses it; None if there is none."""
-    free, dealt = list(row), []
-    for memory in memories:
-        here = next((d for d in free if backend_of(d).dlpack_device(d) == memory), None)
-        if here is None:
-            return None
-        free.remove(here)
-        dealt.append(here)
-    return tuple(dealt)
-
-
-def _find(memories: Sequence[Memory]) -> tuple[Device, ...] | None:
-    return next(filter(None, (_dealt(memories, row) for row in _rows())), None)
-
-
-def _row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
-    """A device for each array of a list.
-
-    Raises:
-        InterchangeError: no backend drives them all.
-        ShardingError: one does, and has not that many devices.
-    """
-    if row := _find(memories):
-        return row
-    names = ", ".join([_said(m) for m in dict.fromkeys(memories)])
-    if not _find(list(dict.fromkeys(memories))):
-        raise InterchangeError(
-            f"from_dlpack: the arrays of x lie in {names}, and no usable backend drives all of that "
-            "(`shardtensor info` says which are usable); copy them where one does"
-        )
-    raise ShardingError(
-        f"from_dlpack: x is a list of {len(memories)} arrays in {names}, and no backend has that many devices there; "
-        f"for logical ones set SHARDTENSOR_NUM_DEVICES={len(memories)} before the first use, or join some of them first"
-    )
 
 
 # -- out -------------------------------------------------------------------------------------------
@@ -397,17 +308,17 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     device = _only_device(x, "__dlpack__")
     backend = backend_of(device)
     here = _memory_of(x, device)
-    there = here if dl_device is None else _pair(dl_device, "__dlpack__", "dl_device")
+    there = here if dl_device is None else as_memory(dl_device, "__dlpack__", "dl_device")
     if there not in (here, HOST_MEMORY):
         raise InterchangeError(
-            f"__dlpack__: dl_device is {_said(there)}, and the tensor lies in {_said(here)}; "
+            f"__dlpack__: dl_device is {described(there)}, and the tensor lies in {described(here)}; "
             "bring it there first, with st.device_put(x, device)"
         )
     if x.dtype.kind in "mM":
         raise InterchangeError(f"__dlpack__: DLPack has no {x.dtype}; give x.astype('int64')")
     if there != here:
         if copy is False:
-            raise InterchangeError(f"__dlpack__: copy=False, and to host memory from {_said(here)} it takes a copy")
+            raise InterchangeError(f"__dlpack__: copy=False, and to host memory from {described(here)} it takes a copy")
         return _host_capsule(_alias(np.asarray(x)), max_version)
     (array,) = x._storage.shards() if isinstance(x._storage, Parked) else shard_arrays(x)
     if here != HOST_MEMORY:
@@ -430,7 +341,7 @@ def _from_host(array: Any, backend: Backend, device: Device, max_version: Any, c
                 "__dlpack__: copy=False, and the tensor is a view that runs backwards, which not every library takes"
             )
         array = np.array(array)
-        _note(array.nbytes, device, "to_dlpack")
+        note_copy("to_dlpack", array.nbytes, device)
     elif max_version is not None and max_version[0] >= 1:
         array.flags.writeable = False
     return _host_capsule(array, max_version)
@@ -450,7 +361,7 @@ def _device_capsule(
     """A capsule by the backend's own library, which orders ``stream`` after the device."""
     wishes = {} if stream is None else {"stream": stream}
     if copy:
-        array = _copied(array, backend, device, "to_dlpack")
+        array = _noted_copy(array, device, "to_dlpack")
     backend.leave(device)
     with backend.on(device):
         lent = backend.lend(array)
@@ -496,13 +407,7 @@ def _only_device(x: Any, who: str) -> Device:
     return mesh.flat[0]
 
 
-def _copied(array: Any, backend: Backend, device: Device, who: str) -> Any:
-    with backend.on(device):
-        copy = backend.xp.asarray(array, copy=True)
-    _note(int(copy.nbytes), device, who)
-    return copy
-
-
-def _note(nbytes: int, device: Device, who: str) -> None:
-    """Counts a copy within a device."""
-    account(who, 0, True, lambda: [Transfer(0, nbytes, device, device, who, True)])
+def _noted_copy(array: Any, device: Device, who: str) -> Any:
+    array = copied(array, device)
+    note_copy(who, int(array.nbytes), device)
+    return array

@@ -17,7 +17,7 @@ from shardtensor.operands import admit, host_aval, sharded_dtype
 from shardtensor.parking import Parked, apart, pinned, way
 from shardtensor.sharding import NamedSharding, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
-from shardtensor.transfer import Arrival, arrival, gather, to_host_movement
+from shardtensor.transfer import Arrival, arrival, copied, gather, to_host_movement
 from shardtensor.trees import map_leaves
 from shardtensor.value import Aval, StandIn, Storage, aval, whole_of
 
@@ -116,7 +116,8 @@ def _put_apart(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) ->
         return pinned(value, np.asarray(x))
     arrays = move.shards(x, who, explicit=True)
     if not may_alias and isinstance(x, ShardedTensor):
-        arrays = [_copied(a, value, k) if move.keeps(k) else a for k, a in enumerate(arrays)]
+        devices = value.sharding.mesh.flat
+        arrays = [copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
     return apart(value, arrays)
 
 
@@ -126,12 +127,6 @@ def _count_kind(x: Any, value: Aval, who: str) -> None:
         before, after = x.sharding.memory_kind, value.sharding.memory_kind
         if before != after:
             account(who, 0, True, lambda: way(value, on=after == "device", explicit=True, who=who))
-
-
-def _copied(array: Any, value: Aval, k: int) -> Any:
-    backend = value.backend
-    with backend.on(value.sharding.mesh.flat[k]):
-        return backend.xp.asarray(array, copy=True)
 
 
 def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:

@@ -5,7 +5,7 @@ memory that is freed at once. What is not ordered shows as wrong numbers.
 from __future__ import annotations
 
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -132,21 +132,9 @@ class OrderTests(Kit):
 
     def test_traffic_in_threads(self) -> None:
         """The same from several threads at once."""
-        errors: list[BaseException] = []
-
-        def work(seed: int) -> None:
-            try:
-                _Traffic(self, seed).run(4 * self.examples)
-            except BaseException as error:  # carried out of the thread
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(100 + n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for error in errors:
-            raise error
+        with ThreadPoolExecutor(4) as pool:
+            for _ in pool.map(lambda seed: _Traffic(self, seed).run(4 * self.examples), range(100, 104)):
+                pass  # what a thread raised is raised here
 
     # -- host memory that devices copy fast from ---------------------------------------------------
 

@@ -45,6 +45,13 @@ class Config:
         return device != other and (self.peers is None or bool(self.peers[device][other]))
 
 
+def learn(mine: dict[Stream, int], other: Stream, seq: int, clock: dict[Stream, int]) -> None:
+    """Adds to a clock what another one says, and that ``seq`` of ``other`` has been."""
+    for stream, count in (*clock.items(), (other, seq)):
+        if mine.get(stream, 0) < count:
+            mine[stream] = count
+
+
 class Stream:
     """One queue of a device. `seq` counts what was launched, `done` what has run; `clock` says up to which count of
     which other stream the work launched from now on is ordered after.
@@ -64,13 +71,8 @@ class Stream:
 
     def join(self, other: Stream, seq: int, clock: dict[Stream, int]) -> None:
         """What comes now is ordered after ``seq`` of ``other`` and what that was ordered after."""
-        mine = self.clock
-        for stream, count in clock.items():
-            if mine.get(stream, 0) < count:
-                mine[stream] = count
-        if mine.get(other, 0) < seq:
-            mine[other] = seq
-        mine.pop(self, None)
+        learn(self.clock, other, seq, clock)
+        self.clock.pop(self, None)
 
 
 class Gpu:
@@ -384,12 +386,7 @@ class World:
             return False
 
     def _seen(self, stream: Stream, seq: int, clock: dict[Stream, int]) -> None:
-        host = self.host
-        for other, count in clock.items():
-            if host.get(other, 0) < count:
-                host[other] = count
-        if host.get(stream, 0) < seq:
-            host[stream] = seq
+        learn(self.host, stream, seq, clock)
 
     def _raise(self, device: int) -> None:
         error, self.gpus[device].error = self.gpus[device].error, None
