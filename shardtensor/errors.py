@@ -49,3 +49,13 @@ class TransferError(ShardTensorError, RuntimeError):
 
 class DonatedError(ShardTensorError, RuntimeError):
     """A tensor that is used after its memory was given away with ``donate=True``."""
+
+
+class CollectiveError(ShardTensorError, RuntimeError):
+    """Devices that wait for one another in vain: they call different things, or one of them failed or left.
+
+    Attributes:
+        told: whether it tells a device of what another one did.
+    """
+
+    told = False

@@ -1,16 +1,25 @@
-"""Pytrees: nested dicts, lists, tuples and named tuples, whose leaves are everything else."""
+"""Pytrees: nested dicts, lists, tuples and named tuples, whose leaves are everything else.
+
+The entries of a dict are taken in the order of their keys, whatever order they were put in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from shardtensor.errors import ArgumentError
+
+Form = Any
+"""What a tree is without its leaves; forms can be compared."""
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """The same tree with ``fn`` applied to every leaf, from left to right."""
     kind = type(tree)
     if kind is dict:
-        return {key: map_leaves(fn, value) for key, value in tree.items()}
+        made = {key: map_leaves(fn, tree[key]) for key in _keys(tree)}
+        return {key: made[key] for key in tree}
     if kind is list or kind is tuple:
         return kind([map_leaves(fn, item) for item in tree])
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -22,4 +31,66 @@ def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, from left to right."""
     found: list[Any] = []
     map_leaves(found.append, tree)
+    return found
+
+
+def form_of(tree: Any) -> Form:
+    """The tree with nothing at its leaves."""
+    return map_leaves(lambda leaf: None, tree)
+
+
+def replaced(tree: Any, new: Iterable[Any]) -> Any:
+    """The same tree with other leaves, from left to right."""
+    rest = iter(new)
+    return map_leaves(lambda leaf: next(rest), tree)
+
+
+def items_of(tree: Any) -> list[tuple[str, Any]] | None:
+    """What a tree consists of, each with its place as one writes it; None for a leaf."""
+    if type(tree) is dict:
+        return [(f"[{key!r}]", tree[key]) for key in _keys(tree)]
+    if type(tree) in (list, tuple):
+        return [(f"[{i}]", item) for i, item in enumerate(tree)]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return [(f".{name}", item) for name, item in zip(tree._fields, tree, strict=True)]
+    return None
+
+
+def _keys(tree: dict[Any, Any]) -> list[Any]:
+    try:
+        return sorted(tree)
+    except TypeError:  # keys of several kinds
+        return sorted(tree, key=lambda key: (type(key).__qualname__, repr(key)))
+
+
+def paths(tree: Any, root: str = "") -> Iterator[str]:
+    """Where each leaf stands, as one writes it: ``['w'][0]``."""
+    items = items_of(tree)
+    if items is None:
+        yield root
+        return
+    for step, item in items:
+        yield from paths(item, root + step)
+
+
+def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
+    """For each leaf of a tree the leaf of ``prefix`` that speaks for it: a tree that may end where the other goes on.
+
+    Raises:
+        ArgumentError: it is no such tree; ``what`` is its name in the message, ``of`` that of the tree.
+    """
+    said = items_of(prefix)
+    if said is None:
+        return [prefix] * len(leaves(tree))
+    there = items_of(tree)
+    if there is None:
+        raise ArgumentError(f"{what} is a {type(prefix).__name__} of {len(said)}, and {of} is no tree but a leaf")
+    if [step for step, _ in said] != [step for step, _ in there]:
+        raise ArgumentError(
+            f"{what} has the entries {', '.join(s for s, _ in said) or 'none'}, and {of} has "
+            f"{', '.join(s for s, _ in there) or 'none'}; wanted one for each, or one for all"
+        )
+    found = []
+    for (step, p), (_, t) in zip(said, there, strict=True):
+        found += spread(p, t, what + step, of + step)
     return found

@@ -1,0 +1,371 @@
+"""The world of programs: who serves them, on few threads, so that they meet and never wait in vain.
+
+One thread can serve any number of programs that need one another, and switching costs a fraction of what waking
+threads does. Programs that wait for nobody run one after the other in one context.
+
+The caller's thread begins. When that has taken a while, helper threads take programs that are not started yet; a
+program stays in the thread that started it. When every thread has nothing to do but wait, no program can ever go on:
+that moment is known at once, without a time limit, and becomes an error that says who waits for what.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from shardtensor import team
+from shardtensor.errors import CollectiveError
+from shardtensor.programs import Group, Meeting, Program, Server, Task, current, enter, listed
+
+_LOOK = 0.05
+"""Seconds after which a thread that waits looks whether somebody has pressed Ctrl-C meanwhile."""
+
+_BUSY = 1.25
+"""Cores at work from which helper threads would only be in the way."""
+
+
+def run(
+    tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
+    patience: float = 200e-6,
+) -> list[Any]:  # fmt: skip
+    """The results of all tasks, in order; each runs as a program.
+
+    Inside of another program, the new ones join it: they see its axes, too, and it waits for them.
+
+    Args:
+        tasks: what the programs do.
+        labels: what they are called in errors.
+        names: the named axes along which they are numbered, row-major; without, they are numbered along an axis that
+            nobody can name.
+        sizes: the sizes of those axes.
+        patience: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
+
+    Raises:
+        Failed: a program failed; of several, the first in order that was not merely told of another's failure.
+    """
+    parent = current()
+    group = Group(tasks, labels, names, sizes or (len(tasks),), parent)
+    if not tasks:
+        return []
+    if parent is not None:
+        parent.await_group(group)
+        return group.outcome()
+    world = World(group, patience)
+    try:
+        world.run()
+        return group.outcome()
+    finally:  # a helper thread may hold the world a moment longer; and the two would keep each other, and all results
+        del group.world, world.root
+
+
+@functools.cache
+def _greenlets() -> Any:
+    """The library of contexts, loaded by the first map."""
+    return importlib.import_module("greenlet")
+
+
+class World:
+    """All programs under one outermost map, and the threads that serve them."""
+
+    def __init__(self, root: Group, patience: float) -> None:
+        self.lock = threading.Lock()
+        self._changed: threading.Condition | None = None  # nobody waits before there are helpers
+        self.root = root
+        self.groups = [root]
+        self.meetings: dict[Hashable, Meeting] = {}
+        self._busy = 0  # threads that do not wait
+        self._ready = 0  # programs that can go on, once their threads see it
+        self._patience = patience
+        self._helpers: team.Helpers | None = None
+        root.world = self
+
+    def run(self) -> None:
+        """Serves until the outermost map is done."""
+        self._started, self._used = time.perf_counter(), time.process_time()
+        server = Server(_greenlets().getcurrent)
+        with team.prompts() as self._prompts_before, _Interrupts(server) as self._interrupts:
+            try:
+                self._serve(server)
+            finally:
+                if self._helpers:
+                    self._helpers.dismiss()
+
+    def _help(self) -> None:
+        self._serve(Server(_greenlets().getcurrent))
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def _serve(self, server: Server) -> None:
+        """What every thread does: goes on with a program of its own that can, else starts one, else waits."""
+        with self.lock:
+            self._busy += 1
+        while True:
+            try:
+                with self.lock:
+                    step = self._next(server)
+                if step is None:
+                    break
+                step()
+                self._call_for_help()
+            except (KeyboardInterrupt, SystemExit) as error:  # while it waits: the programs end first
+                with self.lock:
+                    self.root.errors.append((False, -1, error))
+                    self.fail(self.root, f"the caller was interrupted: {error!r}")
+        with self.lock:
+            self._busy -= 1
+
+    def _next(self, server: Server) -> Any:
+        """What the thread shall do, a function; None when everything is done. The lock is held."""
+        while True:
+            self._interrupts.deliver(server)
+            if server.ready:
+                self._ready -= 1
+                return server.ready.popleft().thread.switch
+            if not self.root.left:
+                self._notify()
+                return None
+            for group in reversed(self.groups):  # inner maps first: their callers wait for them
+                if group.unstarted:
+                    return _Worker.idle(server).job(self, group, server)
+            self._busy -= 1
+            try:
+                if not self._busy and not self._ready:
+                    self._release_all()
+                elif self._changed:
+                    self._changed.wait(_LOOK)
+            finally:
+                self._busy += 1
+
+    def start(self, group: Group, server: Server) -> None:
+        """Runs programs of a map that are not started yet, one after the other, in the context around this call."""
+        program: Program | None = None
+        error: BaseException | None = None
+        while True:
+            with self.lock:
+                if program is not None:
+                    self._end(program, error)
+                program = error = server.running = None
+                number = group.take()
+                if number is None:
+                    return
+                program = group.live[number] = server.running = Program(group, number, server)
+            enter(program)
+            try:
+                server.inside = True
+                group.results[number] = group.tasks[number](program)
+                server.inside = False
+            except BaseException as raised:  # carried to the caller, who raises it
+                server.inside = False
+                error = raised
+            if self._helpers is None:
+                self._call_for_help()
+
+    def _call_for_help(self) -> None:
+        """Wakes helper threads, once, if there is work for them and the caller has had enough."""
+        if self._helpers is not None or (spent := time.perf_counter() - self._started) < self._patience:
+            return
+        if time.process_time() - self._used > _BUSY * spent:
+            return  # more than one core works already: in BLAS, or for somebody else
+        with self.lock:
+            count = sum(g.unstarted for g in self.groups)
+            if count < 2 or self._helpers is not None or team.prompts().count > self._prompts_before:
+                return
+            self._changed = threading.Condition(self.lock)
+            self._helpers = team.Helpers()
+        self._helpers.call(self._help, count - 1, self.root.context)
+
+    # -- programs (all but `withdraw`: the lock is held) ---------------------------------------------------------------
+
+    def _end(self, program: Program, error: BaseException | None) -> None:
+        group = program.group
+        del group.live[program.number]
+        group.left -= 1
+        if error is not None:
+            told = isinstance(error, CollectiveError) and error.told
+            group.errors.append((told, program.number, error))
+            if not group.failed:
+                self.fail(group, f"{program} raised {type(error).__name__}: {error}")
+        if not group.left:
+            self._close(group)
+
+    def _close(self, group: Group) -> None:
+        """A map is done: its caller can go on."""
+        if group not in self.groups:
+            return
+        self.groups.remove(group)
+        if group.parent:
+            self.resume(group.parent, None)
+        else:
+            self._notify()
+
+    def open(self, group: Group) -> None:
+        """A map of a program's is there to be served."""
+        self.groups.append(group)
+        self._notify()
+
+    def _notify(self) -> None:
+        """Threads that wait look again."""
+        if self._changed:
+            self._changed.notify_all()
+
+    def resume(self, program: Program, result: Any) -> None:
+        """A program can go on."""
+        program.pending = None
+        program.result = result
+        program.server.ready.append(program)
+        self._ready += 1
+        self._notify()
+
+    def release(self, program: Program, error: BaseException) -> None:
+        """A program goes on with an error."""
+        program.error = error
+        if isinstance(error, CollectiveError):
+            error.told = True
+        self.resume(program, None)
+
+    def withdraw(self, program: Program, why: str) -> None:
+        """A program does not wait any more; those with whom it was to meet are told."""
+        with self.lock:
+            if program in program.server.ready:
+                program.server.ready.remove(program)
+                self._ready -= 1
+            elif isinstance(program.pending, Meeting):
+                self._dissolve(program.pending, why, but=program)
+            program.pending = None
+
+    def _dissolve(self, meeting: Meeting, why: str, but: Program | None = None) -> None:
+        if self.meetings.pop(meeting.key, None):
+            for member in meeting.members:
+                if member is not None and member is not but:
+                    self.release(member, CollectiveError(f"{meeting.call.said}: {why}"))
+
+    def fail(self, group: Group, why: str) -> None:
+        """Nobody in a map shall wait any more, nor those who wait for them."""
+        if group.failed:
+            return
+        group.failed = why
+        group.drop()
+        for program in list(group.live.values()):
+            waits = program.pending
+            if isinstance(waits, Group):
+                self.fail(waits, why)
+            elif waits is not None:
+                self._dissolve(waits, why)
+        if not group.left:
+            self._close(group)
+
+    def _release_all(self) -> None:
+        """Every program waits: none can ever go on, so that all are told who waits for what."""
+        meetings, self.meetings = self.meetings, {}
+        assert meetings, "no program is ready, none waits for another, and not all are done"
+        waiting: dict[str, list[str]] = {}
+        for meeting in meetings.values():
+            waiting.setdefault(meeting.call.said, []).extend([str(p) for p in meeting.members if p is not None])
+        gone = [label for meeting in meetings.values() for label in _absent(meeting)]
+        said = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
+        said += [f"{listed(gone)} returned without such a call"] * bool(gone)
+        why = (
+            "; ".join(said)
+            + ": no two of these can meet; all devices along an axis must make the same calls in the same order"
+        )
+        for meeting in meetings.values():
+            for program in meeting.members:
+                if program is not None:
+                    program.group.failed = program.group.failed or why
+                    self.release(program, CollectiveError(f"{meeting.call.said}: {why}"))
+
+
+def _absent(meeting: Meeting) -> list[str]:
+    """Who cannot come to a meeting any more; where it is one of several maps, by the index along its axes."""
+    missing = [seat for seat, member in enumerate(meeting.members) if member is None]
+    groups = {member.group for member in meeting.members if member is not None}
+    group = groups.pop()
+    if groups or len(group.tasks) != len(meeting.members):
+        return [f"index {seat}" for seat in missing]
+    return [group.labels[seat] for seat in missing if seat not in group.live]
+
+
+# Python's own wrappers of these make enums of all numbers: a fifth of the cost of a small map.
+_c = importlib.import_module("_signal")
+_set_handler: Callable[[int, Any], Any] = _c.signal
+_handler: Callable[[int], Any] = _c.getsignal
+_SIGINT = int(signal.SIGINT)
+
+
+class _Interrupts:
+    """Holds Ctrl-C back while the machinery is running, which could not be left in the middle: it reaches the caller's
+    programs' own code, or waits for it.
+    """
+
+    __slots__ = ("_before", "_missed", "_server")
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._missed = False
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        if threading.get_ident() == threading.main_thread().ident:  # no other one gets signals
+            before = _handler(_SIGINT)
+            if callable(before):
+                self._before = before
+                _set_handler(_SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None and _handler(_SIGINT) == self._handle:  # the program has set no other
+            _set_handler(_SIGINT, self._before)
+        self.deliver(self._server)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._server.inside:
+            self._before(number, frame)
+        else:
+            self._missed = True
+
+    def deliver(self, server: Server) -> None:
+        """Does what a signal does that came in between."""
+        if self._missed and server is self._server:
+            self._missed = False
+            self._before(_SIGINT, None)
+
+
+class _Worker:
+    """A context in which programs run, kept for the next ones: making one costs ten times a switch to it."""
+
+    _idle = threading.local()
+
+    __slots__ = ("_greenlet", "_job", "_mine")
+
+    def __init__(self, mine: list[_Worker]) -> None:
+        self._greenlet = _greenlets().greenlet(self._live)
+        self._mine = mine
+        self._job: tuple[World, Group, Server]
+
+    @classmethod
+    def idle(cls, server: Server) -> _Worker:
+        """One of this thread's that has nothing to do."""
+        mine: list[_Worker] = cls._idle.__dict__.setdefault("workers", [])
+        return mine.pop() if mine else _Worker(mine)
+
+    def job(self, world: World, group: Group, server: Server) -> Any:
+        """What makes it start programs of a map, in the context of the map's caller."""
+        self._job = world, group, server
+        self._greenlet.gr_context = group.context.copy()
+        return self._greenlet.switch
+
+    def _live(self) -> None:
+        while True:
+            world, group, server = self._job
+            world.start(group, server)
+            del self._job
+            self._greenlet.gr_context = None
+            hub = server.hub
+            del world, group, server
+            self._mine.append(self)
+            hub.switch()
