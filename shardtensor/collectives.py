@@ -4,6 +4,7 @@ order for every element, however they travel: the same mesh gives the same bits.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.mesh import Mesh
+from shardtensor.mesh import Mesh, submesh
 from shardtensor.sharding import Chain, offsets
 
 SCATTERED_FROM = 1 << 18
@@ -33,6 +34,15 @@ def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
     outer = [d for d in range(positions.ndim) if d not in inner]
     count = int(np.prod([mesh.axis_sizes[d] for d in inner], dtype=np.int64))
     return positions.transpose(outer + inner).reshape(-1, count).tolist()
+
+
+@functools.lru_cache(1024)
+def places_along(mesh: Mesh, axes: Chain) -> tuple[tuple[tuple[int, ...], Mesh], ...]:
+    """For each group of devices that differ in those mesh axes alone, its positions, and it as a mesh of these axes;
+    without axes, each device by itself. In mesh order of the other axes.
+    """
+    groups = groups_along(mesh, axes) if axes else [[k] for k in range(mesh.size)]
+    return tuple([(tuple(group), submesh(mesh, group, axes)) for group in groups])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ def all_reduce(
         for position in speakers[1:]:
             state = ways.merge(leader, state, ways.send(states[position], position, leader))
         results = {leader: ways.finish(leader, state)}
-        for source, destination in _tree(leader, group):
+        for source, destination in tree(leader, group):
             results[destination] = ways.send(results[source], source, destination)
         return results
     bounds = offsets(size, (len(speakers),)).tolist()
@@ -96,14 +106,14 @@ def messages(group: Sequence[int], speakers: Sequence[int], state: int, result: 
     if not scattered:
         leader = speakers[0]
         there = [(k, leader, state) for k in speakers[1:]]
-        return there + [(a, b, result) for a, b in _tree(leader, group)]
+        return there + [(a, b, result) for a, b in tree(leader, group)]
     shares = [np.diff(offsets(n, (len(speakers),))).tolist() for n in (state, result)]
     there = [(k, owner, n) for owner, n in zip(speakers, shares[0], strict=True) for k in speakers if k != owner]
     back = [(owner, k, n) for owner, n in zip(speakers, shares[1], strict=True) for k in group if k != owner]
     return there + back
 
 
-def _tree(root: int, group: Sequence[int]) -> list[tuple[int, int]]:
+def tree(root: int, group: Sequence[int]) -> list[tuple[int, int]]:
     """Who hands a value on to whom until all have it, each round twice as many: a binomial tree."""
     members = [root, *[k for k in group if k != root]]
     edges, known = [], 1

@@ -80,6 +80,11 @@ def admit(x: Any, who: str) -> Any:
     )
 
 
+def is_data(x: Any) -> bool:
+    """Whether a leaf is an array that tensors can have; arrays of text and of objects are like any other leaf."""
+    return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or owner_of(x) is not None
+
+
 def converted(value: Any, dtype: np.dtype[Any]) -> Any:
     """Scalars, and nested lists of them, as elements of that dtype: converted one by one, as NumPy assigns them. What
     has no dimensions becomes a scalar of NumPy's.

@@ -323,7 +323,7 @@ def _first_split(mesh: Mesh, split: bool) -> NamedSharding:
     return NamedSharding(mesh, P(mesh.axis_names) if split else P())
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(8192)
 def _single(device: Device) -> NamedSharding:
     return SingleDeviceSharding(device)
 
@@ -341,12 +341,20 @@ class Grid:
         parts: which part of each dimension each holder has; shape (holders, dimensions).
     """
 
-    __slots__ = ("devices", "offsets", "parts")
+    __slots__ = ("_indices", "devices", "offsets", "parts")
 
     def __init__(self, devices: tuple[Device, ...], offsets: tuple[Ints, ...], parts: Ints) -> None:
         self.devices = devices
         self.offsets = offsets
         self.parts = parts
+        self._indices: list[tuple[slice, ...]] | None = None
+
+    @property
+    def indices(self) -> list[tuple[slice, ...]]:
+        """The index of each holder's shard."""
+        if self._indices is None:
+            self._indices = [self.index(k) for k in range(len(self.devices))]
+        return self._indices
 
     @property
     def counts(self) -> tuple[int, ...]:

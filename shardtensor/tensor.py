@@ -344,6 +344,8 @@ class ShardedTensor(Operators):
         head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
         if self.is_donated:
             return f"{head} <donated>"
+        if self._aval.backend.simulated:
+            return head
         return f"{head}\n{_values(self)}"
 
     def _repr_html_(self) -> str:
@@ -407,9 +409,9 @@ def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
     if arrays is not None:
         return arrays  # type: ignore[no-any-return]
     whole, grid = storage.array, x._aval.grid
-    if not x.ndim:
+    if not x.ndim or len(grid.devices) == 1:
         return (whole,) * len(grid.devices)
-    return tuple([whole[grid.index(k)] for k in range(len(grid.devices))])
+    return tuple([whole[index] for index in grid.indices])
 
 
 def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import HOST, HOST_MEMORY, Backend, Device, HostArray
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.indices import Index, region_of
 from shardtensor.log import Transfer, account, watched
-from shardtensor.operands import HostAval
+from shardtensor.operands import HostAval, host_aval
+from shardtensor.phantom import Ghost, no_elements
 from shardtensor.planner import Copies, Piece, Region, host_grid, identity, plan_reshard
 from shardtensor.plugins import backend_of
-from shardtensor.sharding import Grid, NamedSharding, Shape
+from shardtensor.schedules import Move
+from shardtensor.sharding import Grid, NamedSharding, Shape, as_sharding
 from shardtensor.tensor import ShardedTensor, shard_arrays, whole_array
 from shardtensor.value import Aval
 
@@ -103,6 +106,17 @@ def copied(array: Any, device: Device) -> Any:
         return backend.xp.asarray(array, copy=True)
 
 
+def array_on(x: Any, device: Device, who: str) -> Any:
+    """The array of a tensor or host array, whole, on one device."""
+    if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
+        storage = x._storage
+        arrays = storage.arrays
+        return storage.array if arrays is None else arrays[0]
+    source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
+    move = arrival(source, as_sharding(device, x.ndim, who))
+    return move.whole(x, who) if backend_of(device).one_memory else move.shards(x, who)[0]
+
+
 def send(array: Any, source: Device, destination: Device) -> Any:
     """A copy of ``array``, which lives on ``source``, on another device: of the same backend, of another one that uses
     the same memory, or through the host.
@@ -139,13 +153,14 @@ def _share(array: Any, source: Device, destination: Device) -> Any:
 class Arrival:
     """How one operand gets into the layout that a plan wants."""
 
-    __slots__ = ("_movement", "source", "stays", "target")
+    __slots__ = ("_movement", "simulated", "source", "stays", "target")
 
     def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
         self.source = source
         self.target = target
         self._movement: Movement | None = None
         self.stays = isinstance(source, Aval) and source.grid.same(target.grid(source.shape))
+        self.simulated = backend_of(target.mesh.flat[0]).simulated
 
     @property
     def movement(self) -> Movement:
@@ -162,7 +177,11 @@ class Arrival:
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
         """Judges and counts the move; see `account`."""
-        movement, itemsize = self.movement, self.source.dtype.itemsize
+        itemsize = self.source.dtype.itemsize
+        if self.simulated:
+            _imagined_move(self, operator, explicit).announce()
+            return
+        movement = self.movement
         account(
             operator, movement.size * itemsize, explicit, lambda: movement.records(itemsize, copied, operator, explicit)
         )
@@ -172,6 +191,8 @@ class Arrival:
         foreign = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
         if not self.stays and watched():
             self.announce(operator, explicit, copied=foreign)
+        if self.simulated:
+            return imagined(x)  # type: ignore[no-any-return]
         if not isinstance(x, ShardedTensor):
             return x  # type: ignore[no-any-return]
         return gather(x, operator)
@@ -188,10 +209,33 @@ class Arrival:
 arrival = functools.lru_cache(1024)(Arrival)
 
 
+@functools.lru_cache(1024)
+def _imagined_move(way: Arrival, operator: str, explicit: bool) -> Move:
+    source, result = way.source, way.target.grid(way.source.shape)
+    return Move((identity(source.shape),), (source.grid,), result, source.dtype.itemsize, operator, explicit)
+
+
+def imagined(x: Any) -> Any:
+    """What stands for an operand where nothing is run; a view counts what it would read.
+
+    Raises:
+        ArgumentTypeError: it has elements.
+    """
+    if isinstance(x, ShardedTensor):
+        if not x._aval.backend.simulated:
+            raise ArgumentTypeError(
+                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) of it there"
+            )
+        assert x._storage.array is not None or x._storage.arrays is not None
+    return Ghost(x.shape, x.dtype)
+
+
 def gather(x: Any, who: str = "gather") -> HostArray:
     """The whole of an operand in host memory, not to be written to; the move is not counted."""
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
+    if x._aval.backend.simulated:
+        no_elements()
     if x._aval.backend.one_memory:
         return whole_array(x, who)
     array: HostArray = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardtensor.backend import Backend, HostArray
 from shardtensor.errors import ArgumentTypeError, DonatedError, ShardTensorError
+from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of_group
 from shardtensor.sharding import Grid, NamedSharding, Shape
 
@@ -164,33 +165,44 @@ def whole_of(array: Any, value: Aval) -> HostArray:
     leaves the library is a read-only view.
     """
     if type(array) is not np.ndarray or array.dtype != value.dtype:
-        array = np.asarray(array, dtype=value.dtype)
+        array = Ghost(value.shape, value.dtype) if type(array) is Ghost else np.asarray(array, dtype=value.dtype)
     return array  # type: ignore[no-any-return]
 
 
 def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
     """One array from the pieces, and how many bytes were copied: none where they lie in one buffer as they should."""
+    if value.backend.simulated:
+        return Ghost(value.shape, value.dtype), 0  # type: ignore[return-value]
     grid = value.grid
     owners = [k for k in grid.owners() if pieces[k].size]
     if len(owners) == 1 and pieces[owners[0]].shape == value.shape:
         return pieces[owners[0]], 0
-    first = pieces[owners[0]] if owners else None
-    if first is not None and first.base is not None and not any(begin for begin, _ in grid.box(owners[0])):
-        base, start = first.base, _address(first)
-        aligned = all(
-            pieces[k].base is base
-            and pieces[k].strides == first.strides
-            and _address(pieces[k]) - start
-            == sum(begin * stride for (begin, _), stride in zip(grid.box(k), first.strides, strict=True))
-            for k in owners
-        )
-        if aligned and isinstance(base, np.ndarray) and base.flags.c_contiguous:
-            array = np.ndarray(value.shape, value.dtype, base, start - _address(base), first.strides)
-            return array, 0
+    whole = in_place([pieces[k] for k in owners], [[b for b, _ in grid.box(k)] for k in owners], value.shape)
+    if whole is not None:
+        return whole, 0
     array = np.empty(value.shape, value.dtype)
     for k in owners:
         array[grid.index(k)] = pieces[k]
     return array, array.nbytes
+
+
+def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape: Shape) -> HostArray | None:
+    """The array of that shape whose parts the pieces are, the first one at its origin, where they lie in one buffer as
+    its parts do; else None.
+    """
+    first = pieces[0] if pieces else None
+    if first is None or first.base is None or any(begins[0]):
+        return None
+    base, start = first.base, _address(first)
+    aligned = all(
+        piece.base is base
+        and piece.strides == first.strides
+        and _address(piece) - start == sum(b * stride for b, stride in zip(begin, first.strides, strict=True))
+        for piece, begin in zip(pieces, begins, strict=True)
+    )
+    if not aligned or not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+        return None
+    return np.ndarray(shape, first.dtype, base, start - _address(base), first.strides)
 
 
 def _address(array: HostArray) -> int:
