@@ -123,19 +123,9 @@ def set_default_interpreter(interpreter: Interpreter, into: Callable[..., None])
     _outermost, _outermost_into = interpreter, into
 
 
-class interpreting:  # noqa: N801 - used like a function; a generator would cost a microsecond per mapped call
-    """Makes ``interpreter`` the innermost one in this context, for the length of a ``with`` block."""
-
-    __slots__ = ("_interpreter", "_token")
-
-    def __init__(self, interpreter: Interpreter) -> None:
-        self._interpreter = interpreter
-
-    def __enter__(self) -> None:
-        self._token = _innermost.set(self._interpreter)
-
-    def __exit__(self, *error: object) -> None:
-        _innermost.reset(self._token)
+def interpret_by(interpreter: Interpreter | None) -> None:
+    """Makes ``interpreter`` the innermost one for the rest of this context; None stands for the default one."""
+    _innermost.set(interpreter)
 
 
 def innermost() -> Interpreter | None:

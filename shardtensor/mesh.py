@@ -26,6 +26,11 @@ class Mesh:
         devices: an array (or nested sequence) of distinct devices, in any number of dimensions.
         axis_names: one name for each of its dimensions, all different; a single string names a single one.
 
+    Attributes:
+        flat: the devices in mesh order (row-major): the order in which shards are counted and combined.
+        size: how many devices it has.
+        axis_names: the names of the axes, in order.
+
     Raises:
         ShardingError: the names do not fit the grid, a name or a device occurs twice, or the grid is empty.
 
@@ -36,7 +41,7 @@ class Mesh:
     mappingproxy({'x': 2, 'y': 2})
     """
 
-    __slots__ = ("__weakref__", "_devices", "_grid", "_hash", "_shape", "axis_names")
+    __slots__ = ("__weakref__", "_grid", "_hash", "_shape", "axis_names", "flat", "size")
 
     def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
         grid = _device_grid(devices)
@@ -60,7 +65,8 @@ class Mesh:
             twice = next(d for d in flat if flat.count(d) > 1)
             raise ShardingError(f"Mesh: device {twice} occurs twice; a mesh holds each device once")
         self.axis_names: tuple[str, ...] = names
-        self._devices = flat
+        self.flat = flat
+        self.size = len(flat)
         self._grid = grid.shape
         self._shape = MappingProxyType(dict(zip(names, grid.shape, strict=True)))
         self._hash = hash((flat, grid.shape, names))
@@ -68,15 +74,10 @@ class Mesh:
     @property
     def devices(self) -> npt.NDArray[Any]:
         """The grid of devices, read-only."""
-        grid = np.empty(len(self._devices), object)
-        grid[:] = self._devices
+        grid = np.empty(len(self.flat), object)
+        grid[:] = self.flat
         grid.flags.writeable = False
         return grid.reshape(self._grid)
-
-    @property
-    def flat(self) -> tuple[Device, ...]:
-        """The devices in mesh order (row-major): the order in which shards are counted and combined."""
-        return self._devices
 
     @property
     def shape(self) -> Mapping[str, int]:
@@ -89,14 +90,9 @@ class Mesh:
         return self._grid
 
     @property
-    def size(self) -> int:
-        """How many devices it has."""
-        return len(self._devices)
-
-    @property
     def local_devices(self) -> list[Device]:
         """Its devices that this process owns."""
-        return [d for d in self._devices if d.process_index == plugins.process_index()]
+        return [d for d in self.flat if d.process_index == plugins.process_index()]
 
     @property
     def coordinates(self) -> npt.NDArray[np.int64]:
@@ -108,17 +104,17 @@ class Mesh:
             return True
         if not isinstance(other, Mesh) or self._hash != other._hash:
             return False
-        return (self._devices, self._grid, self.axis_names) == (other._devices, other._grid, other.axis_names)
+        return (self.flat, self._grid, self.axis_names) == (other.flat, other._grid, other.axis_names)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mesh, (self.devices.tolist() if self._grid else self._devices[0], self.axis_names)
+        return Mesh, (self.devices.tolist() if self._grid else self.flat[0], self.axis_names)
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self._shape.items())
-        return f"Mesh({axes}; {_span(self._devices)})"
+        return f"Mesh({axes}; {_span(self.flat)})"
 
 
 def _names(axis_names: Any, who: str) -> tuple[str, ...]:
@@ -212,6 +208,11 @@ def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
         _mesh.reset(token)
 
 
+def settle_on(mesh: Mesh) -> None:
+    """Makes ``mesh`` the default one for the rest of this context."""
+    _mesh.set(mesh)
+
+
 def default_mesh() -> Mesh:
     """The mesh of what is created without ``device=``: that of `use_mesh`, else all of the default backend's devices,
     axis ``d``.
@@ -224,7 +225,22 @@ def _all_devices(backend: Backend) -> Mesh:
     return mesh_of(tuple(backend.devices()))
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(8192)
 def mesh_of(devices: tuple[Device, ...]) -> Mesh:
     """The mesh of these devices in one row, axis ``d``."""
     return Mesh(devices, ("d",))
+
+
+def submesh(mesh: Mesh, positions: Sequence[int], axes: Sequence[str]) -> Mesh:
+    """The devices of a mesh at those positions, which differ along ``axes`` alone, as a mesh of those axes; without
+    axes, a single one in a row.
+    """
+    row = tuple([mesh.flat[k] for k in positions])
+    return _submesh(row, tuple([mesh.shape[name] for name in axes]), tuple(axes)) if axes else mesh_of(row)
+
+
+@functools.lru_cache(1024)
+def _submesh(row: tuple[Device, ...], sizes: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
+    grid = np.empty(len(row), object)
+    grid[:] = row
+    return Mesh(grid.reshape(sizes), axes)

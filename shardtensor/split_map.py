@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,15 +11,15 @@ import numpy as np
 
 from shardtensor.backend import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.joining import assemble
 from shardtensor.functions.lists import device_row, split
-from shardtensor.functions.placement import put
-from shardtensor.mesh import Mesh
+from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.placement import laid_out
+from shardtensor.mesh import Mesh, mesh_of
 from shardtensor.operands import admit
+from shardtensor.outcomes import check_array, joined, same_forms
 from shardtensor.rules import normalize_axes
-from shardtensor.sharding import NamedSharding, P, as_sharding
-from shardtensor.spmd import run_mapped
-from shardtensor.tensor import ShardedTensor
+from shardtensor.sharding import NamedSharding, P, PartitionSpec
+from shardtensor.spmd import Column, run_mapped
 from shardtensor.trees import leaves, map_leaves
 
 Entry = tuple["int | None", ...]
@@ -31,6 +32,7 @@ def smap(
     axes: Any,
     out_axes: Any = None,
     devices: Sequence[Device] | Mesh | None = None,
+    axis_name: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Splits the arguments, runs ``fn`` on every part, and puts the results together: one sharded tensor.
@@ -57,6 +59,7 @@ def smap(
         devices: which ones; without it, the default mesh's. They form the grid as evenly as can be, larger factor
             first. A dimension with fewer elements than parts takes fewer devices, so that ``fn`` sees no empty part
             of what is not empty.
+        axis_name: a name for each grid axis (a string, where there is one), by which collectives know it.
 
     Raises:
         ArgumentError: not one entry for each argument, no argument split, or tuples of different lengths.
@@ -69,43 +72,82 @@ def smap(
     >>> st.smap(lambda x, y: x * y, x, y, axes=[2, 0]).shape
     (2, 3, 8)
     """
+    if not callable(fn):
+        raise ArgumentTypeError(f"smap: fn is a {type(fn).__name__}; wanted a function")
     entries, rank = _entries(args, axes)
+    names = _names(axis_name, rank)
+    arrays, entries, sizes = _measured(args, entries, rank)
+    mesh = _grid_mesh(device_row(devices, "smap"), sizes, names or [f"g{k}" for k in range(rank)])
+    columns = []
+    for array, entry in zip(arrays, entries, strict=True):
+        if all(axis is None for axis in entry):
+            columns.append(Column(array, False))
+        else:
+            sharding = NamedSharding(mesh, _spec(entry, array.ndim, mesh))
+            columns.append(Column(split(laid_out(array, sharding, "smap")), True))
+    places = [mesh_of((device,)) for device in mesh.flat]
+    function = functools.partial(_call, fn, kwargs)
+    results = run_mapped(function, columns, places, "smap", names=names or (), sizes=mesh.axis_sizes)
+    out = (
+        next(e for e in entries if any(axis is not None for axis in e)) if out_axes is None else _entry(out_axes, rank)
+    )
+    same_forms(results, "smap")
+    results = [_raised(tree, out, out_axes is None) for tree in results]
+    return joined(results, lambda tree: _specs(tree, out, out_axes is None, mesh), mesh, mesh.axis_names, "smap")
+
+
+def _call(fn: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> Any:
+    return fn(*parts, **kwargs)
+
+
+def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
+    """The names of the grid's axes; none, where none are given."""
+    if axis_name is None:
+        return ()
+    names = (
+        (axis_name,) if isinstance(axis_name, str) else tuple(axis_name) if isinstance(axis_name, (list, tuple)) else ()
+    )
+    if len(names) != rank or not all(isinstance(n, str) and n for n in names):
+        raise ArgumentError(f"smap: axis_name is {axis_name!r:.60}; wanted a name for each of {rank} grid axes")
+    return names
+
+
+def _measured(
+    args: Sequence[Any], entries: Sequence[Entry], rank: int
+) -> tuple[list[Any], list[Entry], list[int | None]]:
+    """The arguments, those that are split as arrays; their entries, counted from the first axis; and the size of what
+    each grid axis splits.
+    """
     sizes: list[int | None] = [None] * rank
-    arrays: list[Any] = []
+    arrays, counted = [], []
     for number, (argument, entry) in enumerate(zip(args, entries, strict=True)):
         if all(axis is None for axis in entry):
             arrays.append(argument)
+            counted.append(entry)
             continue
-        array = admit(
-            np.asarray(argument) if isinstance(argument, (list, tuple, int, float, complex)) else argument, "smap"
-        )
+        host = isinstance(argument, (list, tuple, int, float, complex))
+        array = admit(np.asarray(argument) if host else argument, "smap")
         arrays.append(array)
+        found: list[int | None] = []
         for k, axis in enumerate(entry):
             if axis is None:
+                found.append(None)
                 continue
             (at,) = _axis(axis, array.ndim, f"argument {number}")
-            entry = (*entry[:k], at, *entry[k + 1 :])
+            found.append(at)
             if sizes[k] not in (None, array.shape[at]):
                 raise ShapeError(
                     f"smap: argument {number} has {array.shape[at]} elements along axis {axis}, and grid axis {k} "
                     f"splits {sizes[k]} of an argument before it; wanted equal sizes"
                 )
             sizes[k] = array.shape[at]
-        entries[number] = entry
-    mesh = _grid_mesh(device_row(devices, "smap"), sizes)
-    columns: list[tuple[Any, bool]] = []
-    for array, entry in zip(arrays, entries, strict=True):
-        if all(axis is None for axis in entry):
-            columns.append((array, False))
-        else:
-            spec = [
-                tuple(n for n, axis in zip(mesh.axis_names, entry, strict=True) if axis == d) for d in range(array.ndim)
-            ]
-            columns.append((split(put(array, NamedSharding(mesh, P(*spec)), "smap")), True))
-    results = run_mapped(lambda *parts: fn(*parts, **kwargs), columns, mesh.flat, False, "smap")
-    first = next(e for e in entries if any(axis is not None for axis in e))
-    out = first if out_axes is None else _entry(out_axes, rank)
-    return _together(results, out, out_axes is None, mesh)
+        counted.append(tuple(found))
+    return arrays, counted, sizes
+
+
+def _spec(entry: Entry, ndim: int, mesh: Mesh) -> PartitionSpec:
+    """Which grid axes split each dimension."""
+    return P(*[tuple([n for n, a in zip(mesh.axis_names, entry, strict=True) if a == d]) for d in range(ndim)])
 
 
 def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
@@ -153,12 +195,12 @@ def _axis(axis: int, ndim: int, what: str) -> tuple[int, ...]:
         raise type(error)(f"smap: {what}: {error}") from None
 
 
-def _grid_mesh(row: Mesh, sizes: Sequence[int | None]) -> Mesh:
+def _grid_mesh(row: Mesh, sizes: Sequence[int | None], names: Sequence[str]) -> Mesh:
     """The devices as a grid for dimensions of these sizes."""
     counts = [min(n, max(size or 1, 1)) for n, size in zip(even_factors(row.size, len(sizes)), sizes, strict=True)]
     grid = np.empty(math.prod(counts), object)
     grid[:] = row.flat[: len(grid)]
-    return Mesh(grid.reshape(counts), [f"g{k}" for k in range(len(counts))])
+    return Mesh(grid.reshape(counts), names)
 
 
 def even_factors(number: int, count: int) -> tuple[int, ...]:
@@ -177,51 +219,32 @@ def even_factors(number: int, count: int) -> tuple[int, ...]:
     return min(choices, key=lambda c: (c[0], [-f for f in reversed(c)]))
 
 
-def _together(results: Sequence[Any], out: Entry, default: bool, mesh: Mesh) -> Any:
-    """The calls' results as one: leaf by leaf, if they are pytrees."""
-    columns = [leaves(tree) for tree in results]
-    if len({len(c) for c in columns}) > 1:
-        raise ShapeError("smap: the calls' results are pytrees of different forms; return the same one from each")
-    joined = iter([_join(parts, out, default, mesh) for parts in zip(*columns, strict=True)])
-    return map_leaves(lambda leaf: next(joined), results[0])
+def _specs(tree: Any, out: Entry, default: bool, mesh: Mesh) -> list[PartitionSpec]:
+    """Along which dimensions of each leaf of a result the calls' arrays follow one another."""
+    specs = []
+    for leaf in leaves(tree):
+        entry = out
+        if not np.ndim(leaf) and default:  # results of no dimensions are stacked
+            order = sorted({a for a in out if a is not None})
+            entry = tuple([None if a is None else order.index(a) for a in out])
+        ndim = np.ndim(leaf) or (len(set(out) - {None}) if default else 0)
+        for axis in entry:
+            if axis is not None and not -ndim <= axis < ndim:
+                raise ShapeError(
+                    f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to put the results "
+                    "together; give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
+                )
+        entry = tuple([None if a is None else a % ndim for a in entry])
+        specs.append(_spec(entry, ndim, mesh))
+    return specs
 
 
-def _join(parts: Sequence[Any], out: Entry, default: bool, mesh: Mesh) -> ShardedTensor:
-    blocks = [
-        p if isinstance(p, ShardedTensor) else put(admit(p, "smap"), as_sharding(d, np.ndim(p), "smap"), "smap")
-        for p, d in zip(parts, mesh.flat, strict=True)
-    ]
-    ndim = blocks[0].ndim
-    if ndim == 0 and default:
-        axes: Entry = tuple(None if a is None else k for k, a in enumerate(out))
-        order = sorted(a for a in axes if a is not None)
-        axes = tuple(None if a is None else order.index(a) for a in axes)
-        blocks = [b.reshape((1,) * len(order)) for b in blocks]
-    else:
-        axes = tuple(None if a is None else _out_axis(a, blocks[0]) for a in out)
-    _check_equal(blocks, axes, mesh)
-    return assemble(blocks, mesh, axes)
+def _raised(tree: Any, out: Entry, default: bool) -> Any:
+    """A result whose arrays without dimensions have some, along which they can be stacked."""
+    count = len({a for a in out if a is not None})
+    return map_leaves(lambda x: _with_dimensions(x, count) if default else x, tree)
 
 
-def _out_axis(axis: int, block: ShardedTensor) -> int:
-    if not -block.ndim <= axis < block.ndim:
-        raise ShapeError(
-            f"smap: fn's result has shape {block.shape} and no axis {axis} along which to put the results together; "
-            "give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
-        )
-    return axis % block.ndim
-
-
-def _check_equal(blocks: Sequence[ShardedTensor], axes: Entry, mesh: Mesh) -> None:
-    """That results which differ in grid axes with None alone are equal."""
-    same = [k for k, axis in enumerate(axes) if axis is None]
-    if not same or math.prod(mesh.axis_sizes[k] for k in same) == 1:
-        return
-    seen: dict[Any, ShardedTensor] = {}
-    for block, at in zip(blocks, mesh.coordinates.tolist(), strict=True):
-        first = seen.setdefault(tuple(c for k, c in enumerate(at) if k not in same), block)
-        if first is not block and np.asarray(first).tobytes() != np.asarray(block).tobytes():
-            raise ShapeError(
-                f"smap: out_axes says that the results along grid axis {same[0]} are equal, and they differ; "
-                "give the axis along which to put them together"
-            )
+def _with_dimensions(x: Any, count: int) -> Any:
+    check_array(x, "smap: the result")
+    return reshape(x, (1,) * count) if x is not None and not np.ndim(x) else x

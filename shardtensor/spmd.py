@@ -1,31 +1,55 @@
-"""`pmap`: a function of the user's, run once for each device on what that device holds."""
+"""Mapped functions: a function of the user's, run once for each place on what it is given there."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor import team
 from shardtensor.backend import Backend, Device, function_of
-from shardtensor.core import Op, Operands, Params, interpreting
+from shardtensor.core import Op, Operands, Params, interpret_by
 from shardtensor.eager import apply
-from shardtensor.errors import ArgumentTypeError, ShapeError, ShardingError
-from shardtensor.functions.lists import device_row
+from shardtensor.errors import BackendError, ShardingError
+from shardtensor.exchange import received
+from shardtensor.imagined import as_tensor
 from shardtensor.log import note_copy
-from shardtensor.mesh import Mesh
+from shardtensor.mesh import Mesh, settle_on
 from shardtensor.monoids import Place
-from shardtensor.operands import admit, host_aval
+from shardtensor.on_phantom import OnPhantom
+from shardtensor.operands import admit, host_aval, is_data
 from shardtensor.plans import result_dtype
-from shardtensor.plugins import backend_of, owner_of
-from shardtensor.sharding import as_sharding, offsets
+from shardtensor.plugins import backend_of
+from shardtensor.programs import Failed, Program, current
+from shardtensor.sharding import as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, give_away, tensor
-from shardtensor.transfer import arrival
-from shardtensor.trees import leaves, map_leaves
+from shardtensor.transfer import array_on
+from shardtensor.trees import map_leaves
 from shardtensor.value import Storage, aval
+from shardtensor.world import run
+
+
+class _Ground:
+    """The devices of a program where nothing is current, nor to be put aside."""
+
+    __slots__ = ("devices",)
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        self.devices = devices
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        pass
+
+    def step_off(self) -> None:
+        """Nothing is put aside."""
+
+    def step_on(self) -> None:
+        """Nothing was."""
 
 
 class OnDevice:
@@ -36,6 +60,9 @@ class OnDevice:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.backend: Backend = backend_of(device)
+        self.sharding = as_sharding(device, 0, "map")
+        stands = type(self.backend).on is Backend.on and type(self.backend).modes is Backend.modes
+        self.ground = _Ground((device,)) if stands else None  # nothing to make current, nor to put aside
 
     def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` here."""
@@ -78,131 +105,204 @@ class OnDevice:
         return op.kernel(xp, Place.everywhere(shape, shapes, dtype), *arrays, **named)
 
 
-_on_device = functools.cache(OnDevice)
+@functools.cache
+def _on_place(place: Mesh) -> OnDevice:
+    """The interpreter of a place of one device."""
+    return OnDevice(place.flat[0])
 
 
-# -- pmap ------------------------------------------------------------------------------------------
+# -- one call for each place -----------------------------------------------------------------------
 
 
-def pmap(
-    fn: Callable[..., Any], *args: Any, devices: Sequence[Device] | Mesh | None = None, donate: bool = False
-) -> Any:
-    """Runs ``fn`` on every device at once, and gives the list of its results, which stay on their devices.
+class Column(NamedTuple):
+    """One argument of a mapped function.
 
-    ``pmap(g, pmap(f, shards))`` moves nothing. ``pmap(fn)`` alone gives the mapped function.
-
-    ==================================  ================================================================================
-    an argument that is                 is to ``fn``
-    ==================================  ================================================================================
-    a Python list                       a list of shards: call i gets item i; all lists have the same length
-    anything else                       one thing, which every call gets whole: one copy for each device
-    ==================================  ================================================================================
-
-    A tensor in an item runs where it lives; where lists differ, the first one's device counts, and the others come to
-    it. Items without a tensor are dealt out in blocks by the split rule (10 over 4 devices: 3, 3, 2, 2), so that
-    `stack` of the results moves nothing. Items and results may be pytrees; shapes and dtypes may differ from shard to
-    shard.
-
-    Inside, ``fn`` has the backend's own arrays, not to be written to, on the current device; `st` functions on them
-    run there, too. It may be any Python function. In what order and how many calls at once is not promised. Arrays
-    that it returns become tensors on the device (without dimensions, they stand for scalars: ``+=`` gives another
-    one); other leaves stay what they are.
-
-    Args:
-        fn: the function.
-        *args: see above.
-        devices: deals all items out over these, wherever their tensors live.
-        donate: gives the memory of the tensors in lists to ``fn``, for writing; they cannot be used after.
-
-    Raises:
-        ShapeError: lists of different lengths.
-        ShardingError: a tensor in an item lives on several devices.
-        ArgumentTypeError: no argument is a list.
-        Exception: what ``fn`` raises, with a note of the shard and the device; of several, the first shard's. Shards
-            that were not started then are not run.
-
-    >>> parts = st.shard(np.arange(6.0), devices=st.devices()[:3])
-    >>> squares = st.pmap(lambda x: x * x, parts)
-    >>> st.pmap(lambda x, y: (x + y).sum(), squares, parts)[2].item()
-    50.0
+    Attributes:
+        items: what each call gets; or the one thing that all of them get (a `Whole`: as it is).
+        each: which of the two it is.
+        donated: whether the memory of tensors is handed over, for writing.
     """
-    if not callable(fn):
-        raise ArgumentTypeError(f"pmap: fn is a {type(fn).__name__}; wanted a function")
-    if not args:
-        return functools.wraps(fn)(functools.partial(pmap, fn, devices=devices, donate=donate))
-    lists = [a for a in args if type(a) is list]
-    if not lists:
-        raise ArgumentTypeError(
-            "pmap: no argument is a list of shards; make one with st.shard(x), or map over [item, item, …]"
-        )
-    count = len(lists[0])
-    for other in lists:
-        if len(other) != count:
-            raise ShapeError(f"pmap: lists of {count} and of {len(other)} shards; wanted as many of each")
-    return run_mapped(fn, [(a, type(a) is list) for a in args], _places(lists, count, devices), donate, "pmap")
+
+    items: Any
+    each: bool
+    donated: bool = False
 
 
-def _places(lists: Sequence[list[Any]], count: int, devices: Any) -> list[Device]:
-    """The device of each item."""
-    places: list[Device | None] = [None] * count
-    if devices is None:
-        for i, items in enumerate(zip(*lists, strict=True)):
-            for leaf in items if type(items[0]) is ShardedTensor else leaves(items):
-                if type(leaf) is not ShardedTensor:
-                    continue
-                home = leaf._aval.sharding.mesh.flat
-                if len(home) > 1:
-                    raise ShardingError(
-                        f"pmap: item {i} holds a tensor that lives on {len(home)} devices; a shard lives on one: "
-                        "split it with st.shard(x), or pass it outside of the list, whole for every device"
-                    )
-                places[i] = home[0]
-                break
-    if None not in places:
-        return places  # type: ignore[return-value]
-    row = device_row(devices, "pmap").flat
-    ends = offsets(count, (len(row),))[1:].tolist()
-    dealt = [row[k] for k, (a, b) in enumerate(itertools.pairwise([0, *ends])) for _ in range(b - a)]
-    return [here or there for here, there in zip(places, dealt, strict=True)]
+class Whole:
+    """Holds an argument that calls get as it is: no map looks into it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 def run_mapped(
-    fn: Callable[..., Any], columns: Sequence[tuple[Any, bool]], places: Sequence[Device], donate: bool, who: str
+    fn: Callable[..., Any],
+    columns: Sequence[Column],
+    places: Sequence[Mesh],
+    who: str,
+    *,
+    names: Sequence[str] = (),
+    sizes: Sequence[int] = (),
 ) -> list[Any]:
-    """Calls ``fn`` once for each place. A column is (list of items, True), or (one thing for all, False)."""
-    wholes: dict[tuple[int, Device], tuple[Any, list[Any]]] = {}
+    """Calls ``fn`` once for each place, at once, with one argument from each column.
 
-    def task(i: int, device: Device) -> Callable[[], Any]:
+    On a place of one device, the arrays in its arguments are the backend's, and arrays that it returns become tensors
+    there. On a place of several, which then is the default mesh, arguments and results are left as they are: maps
+    inside of it come to single devices.
+
+    Args:
+        fn: the function.
+        columns: its arguments.
+        places: where each call runs.
+        who: the map, for errors and the log.
+        names: the axes along which the calls are numbered, row-major, so that they can meet.
+        sizes: their sizes.
+
+    Raises:
+        ShardingError: a name is bound by a map around this one.
+        Exception: what ``fn`` raises, with a note of the shard and the device.
+    """
+    _check_names(names, who)
+    wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
+
+    def task(i: int, place: Mesh) -> Callable[[Program], Any]:
         """One call. Nothing but the task holds its arguments afterwards, so that what is donated is alone."""
         arguments: list[Any] = []
         shards: list[Any] = []
-        for c, (column, is_list) in enumerate(columns):
-            if is_list:
-                argument, arrays = _onto(column[i], device, who, donate)
+        arrays: Sequence[Any]
+        for c, column in enumerate(columns):
+            if type(column.items) is Whole:
+                argument, arrays = column.items.value, ()
+            elif place.size > 1:
+                argument, arrays = _unheld(column.items[i]) if column.each else column.items, ()
+            elif column.each:
+                argument, arrays = _onto(column.items[i], place.flat[0], who, column.donated)
             else:
-                if (c, device) not in wholes:
-                    wholes[c, device] = _onto(column, device, who, False)
-                argument, arrays = wholes[c, device]
+                if (c, place) not in wholes:
+                    wholes[c, place] = _onto(column.items, place.flat[0], who, False)
+                argument, arrays = wholes[c, place]
             arguments.append(argument)
             shards += arrays
-        return functools.partial(_call, fn, arguments, shards, device, who)
+        if place.size > 1 or backend_of(place.flat[0]).simulated:
+            return functools.partial(_call_over, fn, arguments, place, modes[place.flat[0].backend])
+        return functools.partial(_call_on, fn, arguments, shards, place, modes[place.flat[0].backend], who)
 
-    tasks = [task(i, device) for i, device in enumerate(places)]
-    homes = {device: backend_of(device) for device in places}
-    for device, backend in homes.items():
+    used = {place.flat[0].backend: place for place in places}
+    backends = [backend_of(place.flat[0]) for place in used.values()]
+    modes = {backend.name: _modes_of(backend) for backend in backends}
+    tasks = [task(i, place) for i, place in enumerate(places)]
+    queues = _queues(backends, places)
+    for backend, device in queues:
         backend.enter(device)  # what the function finds outside of it is the caller's
+    patience = max([backend.patience for backend in backends], default=0.0)
     try:
-        return team.run_all(tasks, patience=max([backend.patience for backend in homes.values()], default=0.0))
-    except team.Failed as failure:
+        return run(tasks, _Labels(places), names=names, sizes=sizes, patience=patience)
+    except Failed as failure:
         number, error = failure.number, failure.error
     finally:
-        for device, backend in homes.items():
+        for backend, device in queues:
             backend.leave(device)
-    error.add_note(f"{who}: raised for shard {number} on {places[number]}")
+    if number >= 0:
+        error.add_note(f"{who}: raised for shard {number} on {_said(places[number])}")
     try:
         raise error
     finally:
         del error  # else it and this frame would keep each other, and the shards, alive
+
+
+def _unheld(tree: Any) -> Any:
+    """A pytree with what is held in it as it is."""
+    if type(tree) is ShardedTensor:
+        return tree
+    return map_leaves(lambda leaf: leaf.value if type(leaf) is Whole else leaf, tree)
+
+
+def _queues(backends: Sequence[Backend], places: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
+    """The devices that work behind the caller's back."""
+    if all(type(backend).enter is Backend.enter and type(backend).leave is Backend.leave for backend in backends):
+        return []
+    return [(backend_of(device), device) for device in dict.fromkeys(d for place in places for d in place.flat)]
+
+
+def _check_names(names: Sequence[str], who: str) -> None:
+    around = current()
+    for name in names:
+        if around and name in around.group.axes:
+            raise ShardingError(f"{who}: axis {name!r} is bound by a map around this one; choose another name")
+
+
+class _Labels(Sequence[str]):
+    """What programs are called in errors: by their devices, and by their numbers where a device has several."""
+
+    def __init__(self, places: Sequence[Mesh]) -> None:
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        place = self._places[number]
+        shared = self._places.count(place) > 1
+        return f"shard {number} on {_said(place)}" if shared else _said(place)
+
+
+def _said(place: Mesh) -> str:
+    return str(place.flat[0]) if place.size == 1 else f"{place.flat[0]}..{place.flat[-1]}"
+
+
+class _Footing:
+    """The device that is current while a program runs there, if it has but one, and the modes of its library, which are
+    the caller's at first; see `shardtensor.programs.Footing`.
+    """
+
+    __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
+
+    def __init__(self, backend: Backend, place: Mesh, modes: Callable[[], None] | None) -> None:
+        self.devices = place.flat
+        self._backend = backend
+        self._modes = modes
+
+    def __enter__(self) -> None:
+        self._on = self._backend.on(self.devices[0]) if len(self.devices) == 1 else contextlib.nullcontext()
+        self._before = _modes_of(self._backend)
+        self._on.__enter__()
+        if self._modes:
+            self._modes()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
+        if self._before:
+            self._before()
+        return self._on.__exit__(kind, error, trace)
+
+    def step_off(self) -> None:
+        """See `Footing`."""
+        self._modes = self._backend.modes()
+        self.__exit__(None, None, None)
+
+    def step_on(self) -> None:
+        """See `Footing`."""
+        self.__enter__()
+
+
+def _modes_of(backend: Backend) -> Callable[[], None] | None:
+    """What makes the library's modes again what they are, where it can."""
+    try:
+        return backend.modes()
+    except BackendError:  # in a block that cannot be left and come back to; nobody leaves it here
+        return None
+
+
+def _call_over(
+    fn: Callable[..., Any], arguments: list[Any], place: Mesh, modes: Callable[[], None] | None, program: Program
+) -> Any:
+    """One call of a mapped function that has several devices."""
+    footing = program.footing = _Footing(backend_of(place.flat[0]), place, modes)
+    settle_on(place)
+    interpret_by(None if place.size > 1 else OnPhantom(place.flat[0]))
+    with footing:
+        return fn(*arguments)
 
 
 def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[Any]]:
@@ -216,30 +316,29 @@ def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[
 def _leaf_onto(leaf: Any, device: Device, who: str, donate: bool, shards: list[Any]) -> Any:
     backend = backend_of(device)
     if type(leaf) is not ShardedTensor:
-        if not _is_data(leaf):
+        if type(leaf) is Whole:
+            return leaf.value
+        if not is_data(leaf):
             return leaf
-        return backend.export(_array_on(admit(leaf, who), device, backend, who))
+        if backend.simulated:
+            return as_tensor(array_on(admit(leaf, who), device, who), device)
+        return backend.export(array_on(admit(leaf, who), device, who))
+    if backend.simulated:
+        here = leaf if leaf.device == device else as_tensor(array_on(leaf, device, who), device)
+        if donate:
+            here = tensor(here._aval, here._storage)
+            give_away(leaf, who)
+        return here
     if donate:
         return _released(leaf, device, backend, who)
-    array = _array_on(leaf, device, backend, who)
+    array = array_on(leaf, device, who)
     shards.append(array)
     return backend.export(array)
 
 
-def _array_on(x: Any, device: Device, backend: Backend, who: str) -> Any:
-    """The array of a tensor or host array, whole, on one device."""
-    if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
-        storage = x._storage
-        arrays = storage.arrays
-        return storage.array if arrays is None else arrays[0]
-    source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
-    move = arrival(source, as_sharding(device, x.ndim, who))
-    return move.whole(x, who) if backend.one_memory else move.shards(x, who)[0]
-
-
 def _released(x: ShardedTensor, device: Device, backend: Backend, who: str) -> Any:
     """The memory of a tensor that is given away, for writing."""
-    array = _array_on(x, device, backend, who)
+    array = array_on(x, device, who)
     give_away(x, who)  # now this call alone holds the array, unless another tensor shares its memory
     with backend.on(device):
         mine, copied = backend.release(array)
@@ -248,41 +347,51 @@ def _released(x: ShardedTensor, device: Device, backend: Backend, who: str) -> A
     return mine
 
 
-def _call(fn: Callable[..., Any], arguments: list[Any], shards: Sequence[Any], device: Device, who: str) -> Any:
-    """One call of a mapped function: what it returns, with its arrays as tensors on the device."""
-    interpreter = _on_device(device)
-    backend = interpreter.backend
-    with backend.on(device), interpreting(interpreter):
+def _call_on(
+    fn: Callable[..., Any],
+    arguments: list[Any],
+    shards: Sequence[Any],
+    place: Mesh,
+    modes: Callable[[], None] | None,
+    who: str,
+    program: Program,
+) -> Any:
+    """One call of a mapped function on one device: what it returns, with its arrays as tensors there."""
+    here = _on_place(place)
+    backend = here.backend
+    footing = program.footing = here.ground or _Footing(backend, place, modes)
+    program.given = shards
+    interpret_by(here)  # the context is the program's own
+    with footing:
         result = fn(*arguments)
         arguments.clear()
-        if backend.is_array(result) and _is_data(result):  # the common case
-            result, copied = backend.adopt(backend.asarray(result), shards)
-            return _on_one(result, copied, device, who)
+        if backend.is_array(result) and is_data(result):  # the common case
+            result, copied = backend.adopt(backend.asarray(result), _kept(backend, result, shards))
+            return _on_one(result, copied, here, who)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
         for i in range(len(found)):
             # One reference alone, so that the backend can see whether somebody else has one.
             array, found[i] = found[i], None
-            if not _is_data(array):
+            if not is_data(array):
                 found[i] = array
             elif backend.is_array(array):
-                array, copied = backend.adopt(backend.asarray(array), shards)
-                found[i] = _on_one(array, copied, device, who)
+                array, copied = backend.adopt(backend.asarray(array), _kept(backend, array, shards))
+                found[i] = _on_one(array, copied, here, who)
             else:  # it is on the host
-                found[i] = _on_one(backend.from_host(np.asarray(array), device), True, device, who)
+                found[i] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, who)
     return map_leaves(found.__getitem__, tree)
 
 
-def _is_data(x: Any) -> bool:
-    """Whether a leaf is an array that tensors can have; arrays of text and of objects are like any other leaf."""
-    return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or owner_of(x) is not None
+def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
+    """The arrays that nobody can write and of which ``array`` may be a view."""
+    return (*shards, *received(array)) if backend.one_memory else shards
 
 
-def _on_one(array: Any, copied: bool, device: Device, who: str) -> ShardedTensor:
+def _on_one(array: Any, copied: bool, here: OnDevice, who: str) -> ShardedTensor:
     """A tensor on one device, of an array that nobody else holds."""
     if copied:
-        note_copy(who, int(array.nbytes), device)
-    shape = tuple(array.shape)
-    value = aval(shape, backend_of(device).dtype_of(array), as_sharding(device, len(shape), who), True)
-    return tensor(value, Storage(array) if value.backend.one_memory else Storage(arrays=(array,)))
+        note_copy(who, int(array.nbytes), here.device)
+    value = aval(tuple(array.shape), here.backend.dtype_of(array), here.sharding, True)
+    return tensor(value, Storage(array) if here.backend.one_memory else Storage(arrays=(array,)))

@@ -18,7 +18,7 @@ from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes, parse, propagate
-from shardtensor.sharding import NamedSharding, P, Shape, offsets
+from shardtensor.sharding import NamedSharding, P, PartitionSpec, Shape, offsets
 from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
 from shardtensor.value import Aval, memory_kind
@@ -182,9 +182,11 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
 
 
 @operator()
-def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, axes: tuple[int | None, ...]) -> ShardedTensor:
-    """One tensor from the blocks that the devices of a mesh hold, in mesh order: along mesh axis k they follow one
-    another along the array axis ``axes[k]``; where that is None, they are the same.
+def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, spec: PartitionSpec) -> ShardedTensor:
+    """One tensor in the layout ``NamedSharding(mesh, spec)`` from the blocks that the devices hold, in mesh order. Of
+    devices along axes that the spec does not name, the first one's block counts.
+
+    Where the sizes follow the split rule, nothing moves; else rows are rebalanced.
 
     Raises:
         ShapeError: blocks whose sizes do not fit together.
@@ -192,16 +194,16 @@ def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, axes: tuple[int | None,
     >>> from shardtensor.functions.joining import assemble
     >>> mesh = st.make_mesh((2,), ("x",))
     >>> blocks = [st.device_put(np.full((2,), i), d) for i, d in enumerate(mesh.flat)]
-    >>> assemble(blocks, mesh, (0,)).tolist()
+    >>> assemble(blocks, mesh, st.P("x")).tolist()
     [0, 0, 1, 1]
     """
 
 
 @implements(assemble, "mover")
-def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, axes: tuple[int | None, ...]) -> Moved:
+def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: PartitionSpec) -> Moved:
     ndim = operands[0].ndim
-    chains = [tuple(n for n, axis in zip(mesh.axis_names, axes, strict=True) if axis == d) for d in range(ndim)]
-    sharding = NamedSharding(mesh, P(*chains))
+    chains = spec.chains_of(ndim)
+    sharding = NamedSharding(mesh, spec)
     counts = [tuple(mesh.shape[name] for name in chain) for chain in chains]
     parts = sharding.grid((0,) * ndim).parts.tolist()
     sizes: list[list[int | None]] = [[None] * math.prod(c) for c in counts]
@@ -210,7 +212,7 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, axes: tuple[i
             n = x.shape[d] if x.ndim == ndim else None
             if n is None or sizes[d][p] not in (None, n):
                 raise ShapeError(
-                    f"smap: results of shapes {operands[0].shape} and {x.shape} do not fit together along axis {d}"
+                    f"blocks of shapes {operands[0].shape} and {x.shape} do not fit together along axis {d}"
                 )
             sizes[d][p] = n
     begins = [np.concatenate([[0], np.cumsum(np.array(s, np.int64))]).tolist() for s in sizes]

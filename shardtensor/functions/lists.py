@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import Device
+from shardtensor.collectives import places_along
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
 from shardtensor.functions.placement import put
 from shardtensor.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.plugins import backend_of
 from shardtensor.rules import normalize_axes
-from shardtensor.sharding import NamedSharding, P, as_sharding
+from shardtensor.sharding import Chain, NamedSharding, P, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.value import Storage, aval
 
@@ -52,13 +54,44 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
     return split(whole)
 
 
-def split(x: ShardedTensor) -> list[ShardedTensor]:
-    """What each device holds of a tensor, as a tensor of its own."""
+def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:
+    """What each device holds of a tensor, as a tensor of its own; with ``drop``, without that dimension, of which each
+    has one element.
+    """
     parts = []
     for device, array in zip(x.sharding.mesh.flat, shard_arrays(x), strict=True):
-        value = aval(tuple(array.shape), x.dtype, as_sharding(device, array.ndim, "shard"), True)
-        parts.append(tensor(value, Storage(array) if value.backend.one_memory else Storage(arrays=(array,))))
+        held = array if drop is None else _without(array, drop, device)
+        value = aval(tuple(held.shape), x.dtype, as_sharding(device, held.ndim, "shard"), True)
+        parts.append(tensor(value, Storage(held) if value.backend.one_memory else Storage(arrays=(held,))))
     return parts
+
+
+def split_over(x: ShardedTensor, axes: Chain, *, drop: int | None = None) -> list[ShardedTensor]:
+    """The same by some mesh axes alone, in mesh order: what the devices hold that do not differ in them, as tensors
+    that are split over the others as before. In each dimension, those axes must come before the others.
+    """
+    mesh, grid = x.sharding.mesh, x._aval.grid
+    rest = tuple([name for name in mesh.axis_names if name not in axes])
+    if not rest:
+        return split(x, drop=drop)
+    arrays = shard_arrays(x)
+    chains = [tuple([a for a in chain if a in rest]) for chain in x.sharding.spec.chains_of(x.ndim)]
+    if drop is not None:
+        del chains[drop]
+        arrays = tuple([_without(a, drop, d) for a, d in zip(arrays, mesh.flat, strict=True)])
+    parts = []
+    for group, place in places_along(mesh, rest):
+        boxes = [grid.box(k) for k in group]
+        shape = [max(b[d][1] for b in boxes) - min(b[d][0] for b in boxes) for d in range(x.ndim) if d != drop]
+        value = aval(tuple(shape), x.dtype, NamedSharding(place, P(*chains)), True)
+        parts.append(tensor(value, Storage(arrays=tuple([arrays[k] for k in group]))))
+    return parts
+
+
+def _without(array: Any, dimension: int, device: Device) -> Any:
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.view(array, (slice(None),) * dimension + (0,))
 
 
 def device_row(devices: Any, who: str) -> Mesh:
@@ -79,6 +112,11 @@ def device_row(devices: Any, who: str) -> Mesh:
     row = tuple(np.asarray(devices, dtype=object).flat)
     if not row:
         raise ShardingError(f"{who}: devices is empty; give at least one")
+    for device in row:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError(
+                f"{who}: {device!r:.60} is a {type(device).__name__}, not a Device; take them from st.devices()"
+            )
     return mesh_of(row)
 
 

@@ -15,6 +15,7 @@ from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, host_aval, sharded_dtype
 from shardtensor.parking import Parked, apart, pinned, way
+from shardtensor.phantom import no_elements
 from shardtensor.sharding import NamedSharding, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Arrival, arrival, copied, gather, to_host_movement
@@ -81,8 +82,17 @@ def put(
     return own(tensor(value, storage))
 
 
+def laid_out(x: Any, target: NamedSharding, who: str) -> ShardedTensor:
+    """x in that sharding, to be read: itself where it lies so."""
+    if isinstance(x, ShardedTensor) and x.sharding == target:
+        return x
+    return put(x, target, who)
+
+
 def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage:
     """Into one buffer: the one that is there, unless it must be a copy."""
+    if value.backend.simulated:
+        return Storage(move.whole(x, who, explicit=True))
     elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
     whole = gather(x, who)
     if not may_alias and not elsewhere:
@@ -182,6 +192,8 @@ def _to_host(x: Any, index: Any) -> HostArray:
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     value = x._aval
+    if value.backend.simulated:
+        no_elements()
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
