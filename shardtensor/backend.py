@@ -93,6 +93,9 @@ class Backend(abc.ABC):
     priority: int = 0
     """The default backend is the usable one of highest priority (numpy: 0; checked: negative)."""
 
+    simulated: bool = False
+    """Its devices do not exist, and its arrays have no elements: see `shardtensor.phantom`."""
+
     one_memory: bool = False
     """All devices share the host's memory and arrays are NumPy's: a tensor is then one buffer cut into views."""
 
@@ -146,6 +149,16 @@ class Backend(abc.ABC):
     def on(self, device: Device) -> AbstractContextManager[object]:
         """Makes ``device`` current in this thread, and what was current before again at the end, also on an error."""
         return contextlib.nullcontext()
+
+    def modes(self) -> Callable[[], None] | None:
+        """What sets the library's modes in this thread (whether gradients are recorded, and the like) to what they are
+        now; None where it has none. Several programs take turns in a thread: each begins with its caller's modes, and
+        finds its own again.
+
+        Raises:
+            BackendError: the caller is where a program could not be left and come back to.
+        """
+        return None
 
     def row(self, count: int) -> Sequence[Device]:
         """``count`` devices such that neighbours reach one another as fast as can be: what `make_mesh` takes."""

@@ -27,6 +27,7 @@ import shardtensor as st
 from shardtensor import plugins, team
 from shardtensor.backend import Backend, Device
 from shardtensor.errors import BackendError
+from shardtensor.exchange import Exchange
 from tests import fakecupy
 from tests.fakecupy import Race, WrongDeviceError
 
@@ -446,13 +447,39 @@ def caller_beside(m: Machine) -> None:
         same(x, np.arange(24) * 2 + numbers())
 
 
+def meets(m: Machine) -> None:
+    """Programs exchange what they have just made, and write to it as soon as they have the others'."""
+    n = len(m.devices)
+    turn = [(k, (k + 1) % n) for k in range(n)]
+
+    def work(x: Any) -> Any:
+        ours = m.cupy.cuda.get_current_stream()
+        mine, seen = x * 2, []
+        for _ in range(3):
+            seen.append((st.ppermute(mine, "i", turn), st.psum(mine, "i"), st.all_gather(mine, "i")))
+            assert m.cupy.cuda.get_current_stream() is ours is m.backend._lanes[st.current_device()].stream
+            mine += 1
+        return seen
+
+    blocks = [numbers() + 100 * k for k in range(n)]
+    before = m.state()
+    made = st.pmap(work, [st.device_put(b, d) for b, d in zip(blocks, m.devices, strict=True)], axis_name="i")
+    assert m.state() == before
+    for k, seen in enumerate(made):
+        for step, (turned, total, gathered) in enumerate(seen):
+            now = [b * 2 + step for b in blocks]
+            same(turned, now[k - 1])
+            same(total, np.sum(now, axis=0))
+            same(gathered, np.stack(now))
+
+
 PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
     f.__name__: (f, config)
     for f, config in [
         (moves, {}), (copies_and_writes, {}), (drops, {}), (turns, {}), (staged, {"peers": [[0, 0], [0, 0]]}),
         (damaged, {"corrupt": {(0, 1)}}), (offloads, {}), (comes_back, {}), (comes_and_goes, {}), (old_memory, {}),
         (their_stream, {}), (null_stream, {}), (maps, {}), (with_blocks, {}), (leaves_stream, {}), (leaves_device, {}),
-        (nested, {}),
+        (nested, {}), (meets, {}),
         (memory_of_a_stream, {}), (caller_beside, {}), (written_at_once, {"peers": [[0, 0], [0, 0]]}),
     ]
 }  # fmt: skip
@@ -532,6 +559,8 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "onload keeps the buffer": (Copier.on, "self.flights.add(event, out, lane.stream, host)", "pass", "comes_and_goes"),
     "the device waits for the onload": (
         CuPyBackend.wait, "self._lanes[device].stream.wait_event(token)", "pass", "comes_and_goes"),
+    "what is offered is not written before it is read": (
+        Exchange.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
     "devices on one GPU copy": (
         Copier.across, "out = self._cupy.empty(array.shape, array.dtype)",
         "if source.gpu.id == destination.gpu.id: return array\n"
@@ -565,6 +594,23 @@ def test_safeguard_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         except FAILURES as error:
             caught.append(error)
     assert caught, f"nothing fails without it: {name}"
+
+
+def test_collectives_in_with_blocks_are_refused() -> None:
+    """CuPy keeps a stack of streams for each thread, and programs take turns in it."""
+    with machine() as m:
+        before = m.state()
+
+        def work(x: Any) -> Any:
+            with m.cupy.cuda.Stream(non_blocking=True):
+                return st.psum(x, "i")
+
+        parts = [st.device_put(numbers(), d) for d in m.devices]
+        with pytest.raises(BackendError, match=r"a stream of the program's own.*leave its `with` block"):
+            st.pmap(work, parts, axis_name="i")
+        assert m.state() == before
+        made = st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")
+        same(made[0], numbers() * len(m.devices))
 
 
 # -- devices ---------------------------------------------------------------------------------------

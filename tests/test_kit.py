@@ -412,6 +412,7 @@ TENSORS = [
     (ReleaseNeverCopies, "test_pmap_donates", "mapped functions get the backend's arrays"),
     (NegativeStridesCopy, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
     (WaitDoesNothing, "test_moves", "a tensor has NumPy's elements"),
+    (WaitDoesNothing, "test_collective_moves", "what one program offers in a collective, the others get"),
     (ViewCopies, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
 ]
 

@@ -653,3 +653,39 @@ def test_memory_goes_to_and_fro_without_a_copy() -> None:
     lent = backend.lend(torch.arange(3) * (1 + 1j))
     np.testing.assert_array_equal(np.from_dlpack(lent), np.arange(3) * (1 + 1j))
     assert backend.dlpack_device(device) == (1, 0)
+
+
+def test_programs_take_turns_with_their_own_modes() -> None:
+    """One records gradients, the other does not, and both go on as they were after a collective; so does the caller."""
+
+    def work(x: Any) -> Any:
+        recording = st.axis_index("i") == 0
+        with torch.set_grad_enabled(recording):
+            w = torch.ones(3, requires_grad=True)
+            for _ in range(3):
+                assert torch.is_grad_enabled() == recording
+                x = st.psum(x, "i")
+            assert (w * x).requires_grad == recording
+        assert torch.is_grad_enabled()
+        return x
+
+    parts = [st.device_put(np.ones(3), d) for d in st.devices("torch")[:4]]
+    with torch.no_grad():
+        made = st.pmap(lambda x: st.psum(torch.is_grad_enabled(), "i"), parts, axis_name="i")
+        assert not torch.is_grad_enabled()
+    assert st.pmap(work, parts, axis_name="i")[3].tolist() == [64.0] * 3
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("inside", ["inference_mode", "func"])
+def test_collectives_are_refused_where_programs_cannot_take_turns(inside: str) -> None:
+    def work(x: Any) -> Any:
+        if inside == "func":
+            return torch.func.grad(lambda y: st.psum(y, "i").sum())(x)
+        with torch.inference_mode():
+            return st.psum(x, "i")
+
+    parts = [st.device_put(np.ones(3), d) for d in st.devices("torch")[:2]]
+    with pytest.raises(st.BackendError, match=r"a collective inside of torch\."):
+        st.pmap(work, parts, axis_name="i")
+    assert st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")[0].tolist() == [2.0] * 3

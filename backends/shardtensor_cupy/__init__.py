@@ -70,6 +70,20 @@ class CuPyBackend(Backend):
         self._copier.flights.prune()
         return Current(self._lanes[device])
 
+    def modes(self) -> None:
+        """There are none.
+
+        Raises:
+            BackendError: a stream of the program's own is current. CuPy keeps a stack of streams for each thread, which
+                programs that take turns would pull from under one another.
+        """
+        device = current_device()
+        if device is not None and not self._lanes[device].is_current():
+            raise BackendError(
+                f"a collective on {device}, where a stream of the program's own is current; leave its `with` block "
+                "first, and let the device's stream wait for it"
+            )
+
     def row(self, count: int) -> Sequence[Device]:
         """Devices such that neighbours share a GPU or are peers, as far as that goes."""
         left = list(self._devices)

@@ -43,6 +43,10 @@ class Lane:
         stream = self._current_stream(self.gpu.id)
         return None if stream.ptr in (_NULL, _LEGACY, self.stream.ptr) else stream
 
+    def is_current(self) -> bool:
+        """Whether the stream is the one that is current."""
+        return self._current_stream() is self.stream
+
     def left(self) -> Any:
         """The stream that is current where ours should be, because code of the user's has left it so; else None."""
         stream = self._current_stream()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
+from shardtensor.backend import (
+    FRAME,
+    Backend,
+    Device,
+    HostArray,
+    current_device,
+    logical_device_count,
+    read_only,
+    references,
+)
 from shardtensor.errors import BackendError, DeviceMemoryError
 
 __all__ = ["TorchBackend"]
@@ -68,6 +78,30 @@ class TorchBackend(Backend):
     def on(self, device: Device) -> _On:
         """Makes the device's GPU and stream current."""
         return _On(self._torch, device, self._streams[device.id] if self._streams else None)
+
+    def modes(self) -> Callable[[], None]:
+        """Whether gradients are recorded.
+
+        Raises:
+            BackendError: in a stream of the program's own, within `torch.func` or `torch.inference_mode`: none of them
+                can be left in the middle and come back to.
+        """
+        torch, device = self._torch, current_device()
+        if device is not None and self._streams:
+            ours = self._streams[device.id]
+            if torch.cuda.current_stream(self._gpus[device.id]) != ours:
+                raise BackendError(
+                    f"a collective on {device}, where a stream of the program's own is current; leave its `with` block"
+                )
+        if torch.is_inference_mode_enabled():
+            raise BackendError(
+                "a collective inside of torch.inference_mode(), which would reach other devices; use no_grad()"
+            )
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise BackendError(
+                "a collective inside of torch.func.grad or torch.func.vmap, which do not know it; apply it to results"
+            )
+        return functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
         """Of the GPU; None on the host."""

@@ -253,11 +253,12 @@ class CheckedBackend(Backend):
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
         """Makes ``device`` the one whose memory can be touched."""
-        token = _current.set(device)
+        before = _current.get()
+        _current.set(device)
         try:
             yield
         finally:
-            _current.reset(token)
+            _current.set(before)  # not by a token: coroutines have contexts of their own
 
     def is_array(self, x: object) -> bool:
         """Whether ``x`` is in a checked memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardtensor.testing.arrays import ArrayTests
+from shardtensor.testing.collectives import CollectiveTests
 from shardtensor.testing.devices import DeviceTests
 from shardtensor.testing.order import OrderTests
 from shardtensor.testing.ownership import OwnershipTests
@@ -11,7 +12,7 @@ from shardtensor.testing.tensors import TensorTests
 __all__ = ["BackendTests"]
 
 
-class BackendTests(DeviceTests, ArrayTests, OrderTests, OwnershipTests, TensorTests):
+class BackendTests(DeviceTests, ArrayTests, OrderTests, OwnershipTests, TensorTests, CollectiveTests):
     """What a backend promises, rule by rule: a class of pytest's, to be subclassed. A failure names the rule of
     `shardtensor.backend.Backend` that is broken, and what was found instead.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import bisect
 import ctypes
 import gc
+import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,9 +80,9 @@ class PooledMemory(BaseMemory):
         if block is not None:
             block.pool.world.free(block)
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         block = self.block
-        if block is not None:
+        if block is not None and not ending():  # else there is no world any more
             block.pool.world.free(block)
 
 

@@ -1,0 +1,113 @@
+"""The part of the suite about programs that take turns and meet: mapped functions with collectives."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+import shardtensor as st
+from shardtensor.backend import HostArray
+from shardtensor.sharding import offsets
+from shardtensor.testing.kit import Kit
+
+TURNS = "Backend.on, modes: programs take turns in a thread, and each finds again what it had made current"
+MEET = "Backend.to_device, record, wait: what one program offers in a collective, the others get"
+
+
+class CollectiveTests(Kit):
+    """Programs on all devices, which wait for one another in the middle."""
+
+    def test_the_device_is_current_again_after_a_collective(self) -> None:
+        """Whoever had the thread meanwhile, a program goes on where it was; and so does the caller."""
+        seen, before = {}, self.current()
+        for device in self.devices:
+            with self.it.on(device):
+                seen[device] = self.current()
+
+        def program(x: Any) -> Any:
+            device = st.current_device()
+            assert device is not None
+            for _ in range(3):
+                self.must(self.current() == seen[device], TURNS, f"{self.current()} on {device}")
+                st.psum(x, "i")
+            return x
+
+        st.pmap(program, self._blocks(8), axis_name="i", devices=self.devices)
+        self.must(self.current() == before, TURNS, f"{self.current()} after a map, where it was {before}")
+
+    def test_collective_reductions(self) -> None:
+        """Sums and extrema of small and of large arrays, in mesh order, on every device."""
+        for size in (1, 8, 1 << 17):
+            blocks = [self.numbers(size, first=k + 1) for k in range(len(self.devices))]
+            made = st.pmap(
+                lambda x: (st.psum(x, "i"), st.pmax(x, "i"), st.pmin(x, "i")), self._on_each(blocks), axis_name="i"
+            )
+            wanted = [sum(blocks[1:], blocks[0]), np.max(blocks, axis=0), np.min(blocks, axis=0)]
+            for results in made:
+                for found, right in zip(results, wanted, strict=True):
+                    self.same(np.asarray(found), right, MEET, f"psum, pmax, pmin of {size} elements")
+
+    def test_collective_moves(self) -> None:
+        """Gathers, scatters, exchanges and permutations of blocks of unequal sizes."""
+        n = len(self.devices)
+        bounds = offsets(4 * n + 1, (n,)).tolist()
+        value = self.numbers(4 * n + 1)
+        blocks = [value[a:b] for a, b in itertools.pairwise(bounds)]
+        turn = [(k, (k + 1) % n) for k in range(n)]
+
+        def program(x: Any) -> Any:
+            whole = st.all_gather(x, "i", tiled=True)
+            part = st.psum_scatter(whole, "i", tiled=True)
+            return whole, part, st.all_to_all(x, "i", 0, 0, tiled=True), st.ppermute(x, "i", turn)
+
+        made = st.pmap(program, self._on_each(blocks), axis_name="i")
+        for k, (whole, part, exchanged, turned) in enumerate(made):
+            cuts = [offsets(len(b), (n,)).tolist() for b in blocks]
+            pieces = [b[c[k] : c[k + 1]] for b, c in zip(blocks, cuts, strict=True)]
+            self.same(np.asarray(whole), value, MEET, "all_gather")
+            self.same(np.asarray(part), blocks[k] * n, MEET, "psum_scatter")
+            self.same(np.asarray(exchanged), np.concatenate(pieces), MEET, "all_to_all")
+            self.same(np.asarray(turned), blocks[k - 1], MEET, "ppermute")
+
+    def test_what_was_offered_may_be_written_next(self) -> None:
+        """A program that writes to its own array after a collective changes nothing that others have received."""
+        n = len(self.devices)
+
+        def program(x: Any) -> Any:
+            mine = self.it.xp.asarray(x, copy=True)
+            turned = st.ppermute(mine, "i", [(k, (k + 1) % n) for k in range(n)])
+            gathered = st.all_gather(mine, "i")
+            mine[...] = self.it.xp.zeros_like(mine)
+            return turned, gathered
+
+        blocks = [self.numbers(self.size, first=k + 1) for k in range(n)]
+        made = st.pmap(program, self._on_each(blocks), axis_name="i")
+        for k, (turned, gathered) in enumerate(made):
+            self.same(np.asarray(turned), blocks[k - 1], MEET, "ppermute, its source written to afterwards")
+            self.same(np.asarray(gathered), np.stack(blocks), MEET, "all_gather, its sources written to afterwards")
+
+    def test_collectives_in_a_row(self) -> None:
+        """Many collectives one after the other, with work queued between them."""
+        n = len(self.devices)
+        turn = [(k, (k + 1) % n) for k in range(n)]
+
+        def program(x: Any) -> Any:
+            for _ in range(self.chain):
+                x = st.ppermute(x + x, "i", turn) - st.pmin(x, "i")
+            return x
+
+        blocks = [(np.arange(8) % 2 + k).astype(self.dtype) for k in range(n)]
+        made = st.pmap(program, self._on_each(blocks), axis_name="i")
+        for _ in range(self.chain):
+            least = np.min(blocks, axis=0)
+            blocks = [blocks[k - 1] + blocks[k - 1] - least for k in range(n)]
+        for found, wanted in zip(made, blocks, strict=True):
+            self.same(np.asarray(found), wanted, MEET, f"{self.chain} collectives in a row")
+
+    def _blocks(self, size: int) -> list[HostArray]:
+        return [self.numbers(size, first=k + 1) for k in range(len(self.devices))]
+
+    def _on_each(self, blocks: list[HostArray]) -> list[st.ShardedTensor]:
+        return [st.device_put(block, device) for block, device in zip(blocks, self.devices, strict=True)]
