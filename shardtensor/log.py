@@ -8,13 +8,15 @@ do).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from shardtensor.backend import Device
+from shardtensor.backend import HOST, Device
 from shardtensor.errors import ArgumentError, TransferError
 
 logger = logging.getLogger("shardtensor")
@@ -33,6 +35,7 @@ class Transfer:
         explicit: whether the caller asked for the move itself (`device_put`, `reshard`, `shard`, reading to the host,
             ...) or for a reduction, whose combination is its own work; False where the library had to bring data
             together.
+        axis: for a collective, the mesh axes that it ran along; else empty.
     """
 
     bytes: int
@@ -41,13 +44,24 @@ class Transfer:
     destination: Device
     operator: str
     explicit: bool
+    axis: str = ""
 
 
 class TransferLog:
-    """What `transfers` counted: an iterable of `Transfer` with totals, which prints as a table."""
+    """What `transfers` counted: an iterable of `Transfer` with totals, which prints as a table.
+
+    The table has a line for each operator, and for each axis that a collective ran along. Its last column, ``per
+    device``, is the most bytes that any one device sent or received, the host aside.
+    """
 
     def __init__(self) -> None:
         self._records: list[Transfer] = []
+
+    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], tuple[Transfer, ...]]) -> None:
+        """See `Book`."""
+        new = made()
+        with _lock:
+            self._records.extend(new)
 
     def __iter__(self) -> Iterator[Transfer]:
         return iter(tuple(self._records))
@@ -69,27 +83,102 @@ class TransferLog:
         return f"TransferLog({len(self)} transfers, {self.bytes} bytes, {self.copied} copied)"
 
     def __str__(self) -> str:
-        groups: dict[tuple[str, bool], list[Transfer]] = {}
+        groups: dict[tuple[str, str, bool], list[Transfer]] = {}
         for record in self:
-            groups.setdefault((record.operator, record.explicit), []).append(record)
-        rows: list[tuple[str, ...]] = [("operator", "explicit", "transfers", "bytes", "copied")]
-        for (name, explicit), records in groups.items():
-            sums = (len(records), sum(r.bytes for r in records), sum(r.copied for r in records))
-            rows.append((name, "yes" if explicit else "no", *(f"{n:,}" for n in sums)))
-        rows.append(("total", "", f"{len(self):,}", f"{self.bytes:,}", f"{self.copied:,}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+            groups.setdefault((record.operator, record.axis, record.explicit), []).append(record)
+        columns = dict.fromkeys(("operator", "axis", "explicit"), str.ljust)
+        columns |= dict.fromkeys(("transfers", "bytes", "copied", "per device"), str.rjust)
+        rows = [tuple(columns)]
+        for (name, axis, explicit), records in groups.items():
+            rows.append((name, axis, "yes" if explicit else "no", *_sums(records)))
+        rows.append(("total", "", "", *_sums(tuple(self))))
+        if not any(axis for _, axis, _ in groups):
+            rows = [(row[0], *row[2:]) for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        places = [(columns[title], width) for title, width in zip(rows[0], widths, strict=True)]
+        lines = ["  ".join([put(cell, width) for cell, (put, width) in zip(row, places, strict=True)]) for row in rows]
         rule = "─" * len(lines[0])
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
+    def by_device(self) -> dict[Device, tuple[int, int]]:
+        """How many bytes each device sent and received: those that took part, in order, and `st.HOST` last.
 
-_open: list[TransferLog] = []
+        >>> x = st.zeros((8, 2), dtype="float32", device=st.make_mesh((4,), ("x",)))
+        >>> with st.transfers() as log:
+        ...     y = x[1:] + 1
+        >>> log.by_device()[st.devices()[1]]
+        (8, 8)
+        """
+        from shardtensor.traffic import sent_and_received
+
+        return sent_and_received(_moved(self))
+
+    def picture(self, *, text: bool = False) -> Any:
+        """Who talked to whom: the bytes from each device to each other one.
+
+        Args:
+            text: whether it shall be text even if matplotlib is installed.
+
+        Returns:
+            A ``matplotlib.figure.Figure`` with a heat map; or, without matplotlib, an object that prints as a table,
+            with shades for numbers where there are more than about twelve devices.
+
+        >>> x = st.zeros((8, 2), dtype="float32", device=st.make_mesh((4,), ("x",), devices=st.devices("numpy")[:4]))
+        >>> with st.transfers() as log:
+        ...     y = x[1:] + 1
+        >>> print(log.picture(text=True))
+        24 B from rows to columns
+                   0    1    2    3  sent  received
+        numpy:0    ·    ·    ·    ·   0 B       8 B
+        numpy:1  8 B    ·    ·    ·   8 B       8 B
+        numpy:2    ·  8 B    ·    ·   8 B       8 B
+        numpy:3    ·    ·  8 B    ·   8 B       0 B
+        """
+        from shardtensor.traffic import picture
+
+        return picture(_moved(self), text=text)
+
+
+def _moved(records: Iterable[Transfer]) -> dict[tuple[Device, Device], int]:
+    """Bytes by (source, destination)."""
+    moved: dict[tuple[Device, Device], int] = {}
+    for r in records:
+        if r.bytes and r.source != r.destination:
+            moved[r.source, r.destination] = moved.get((r.source, r.destination), 0) + r.bytes
+    return moved
+
+
+def _sums(records: Sequence[Transfer]) -> list[str]:
+    """The numbers in a line of the table."""
+    from shardtensor.traffic import sent_and_received
+
+    ends = sent_and_received(_moved(records))
+    per_device = max((max(both) for device, both in ends.items() if device != HOST), default=0)
+    sums = (len(records), sum(r.bytes for r in records), sum(r.copied for r in records), per_device)
+    return [f"{n:,}" for n in sums]
+
+
+class Book(Protocol):
+    """What is written while it is open."""
+
+    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], tuple[Transfer, ...]]) -> None:
+        """A move: ``made`` makes its records, once for all books; ``records`` is what makes them."""
+
+
+_open: list[Book] = []
 _lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def opened(book: Book) -> Iterator[None]:
+    """Writes into a book what the whole process moves while the ``with`` block is open."""
+    with _lock:
+        _open.append(book)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open[:] = [other for other in _open if other is not book]
 
 
 @contextlib.contextmanager
@@ -103,13 +192,8 @@ def transfers() -> Iterator[TransferLog]:
     24
     """
     log = TransferLog()
-    with _lock:
-        _open.append(log)
-    try:
+    with opened(log):
         yield log
-    finally:
-        with _lock:
-            _open[:] = [other for other in _open if other is not log]
 
 
 _policy: ContextVar[str] = ContextVar("shardtensor_transfer_guard", default="allow")
@@ -142,6 +226,11 @@ def transfer_guard(policy: str) -> Iterator[None]:
         _policy.reset(token)
 
 
+def guarded() -> bool:
+    """Whether implicit moves are judged."""
+    return _policy.get() != "allow"
+
+
 def watched() -> bool:
     """Whether anybody counts or guards: if not, a move of no consequence need not be planned at all."""
     return bool(_open) or _policy.get() != "allow"
@@ -163,10 +252,11 @@ def account(operator: str, nbytes: int, explicit: bool, records: Callable[[], It
             )
         logger.warning("%s: moves %d bytes implicitly", operator, nbytes)
     if _open:
-        new = tuple(records())
+        new = functools.cache(lambda: tuple(records()))
         with _lock:
-            for log in _open:
-                log._records.extend(new)
+            books = tuple(_open)
+        for book in books:
+            book.take(records, new)
 
 
 def note_copy(operator: str, nbytes: int, device: Device) -> None:

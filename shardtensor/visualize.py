@@ -18,6 +18,7 @@ from shardtensor.backend import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding import Grid, NamedSharding, Shape
 from shardtensor.tensor import ShardedTensor
+from shardtensor.traffic import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,8 +103,8 @@ def html(x: ShardedTensor) -> str:
         "shape": f"{x.shape}{', donated' if x.is_donated else ''}",
         "dtype": str(x.dtype),
         "sharding": f"{sharding.spec} on {sharding.mesh}{kind}",
-        "bytes in all": _bytes(x.nbytes),
-        "bytes per device": f"{_bytes(math.prod(sharding.shard_shape(x.shape)) * x.itemsize)} at most",
+        "bytes in all": readable(x.nbytes),
+        "bytes per device": f"{readable(math.prod(sharding.shard_shape(x.shape)) * x.itemsize)} at most",
     }
     left = 'style="text-align: left"'
     rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{escape(fact)}</td></tr>" for name, fact in facts.items())
@@ -381,11 +382,3 @@ def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
         f'stroke="#777"/>'
         f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#000">{escape(label)}</text></g>'
     )
-
-
-def _bytes(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

@@ -375,8 +375,8 @@ def test_html_says_what_a_tensor_is():
         "shape": "(10, 300)",
         "dtype": "float32",
         "sharding": "P('x') on Mesh(x=4, y=2; numpy:0..7)",
-        "bytes in all": "11.72 KiB",
-        "bytes per device": "3.516 KiB at most",
+        "bytes in all": "11.7 KiB",
+        "bytes per device": "3.52 KiB at most",
     }
     assert below == []
 
@@ -416,7 +416,7 @@ def test_html_without_dimensions_or_elements():
     _, (part,), below = parsed(html(put((), (8,))))
     assert (part.label, part.title, below) == ("0,1,2,3,4,5,6,7", "NUMPY 0,1,2,3,4,5,6,7", [])
     facts, parts, below = parsed(html(put((0, 3), (2,), "x")))
-    assert (facts["bytes in all"], facts["bytes per device"]) == ("0 bytes", "0 bytes at most")
+    assert (facts["bytes in all"], facts["bytes per device"]) == ("0 B", "0 B at most")
     assert (parts, below) == ([], ["empty on numpy:0, numpy:1"])
     _, parts, below = parsed(html(put((1, 1), (2, 2), "x", "y")))
     assert ([part.label for part in parts], below) == (["0"], ["empty on numpy:1, numpy:2, numpy:3"])
