@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import shardtensor.eager  # noqa: F401 - the default interpreter enters
 from shardtensor.backend import HOST, Backend, Device, current_device
+from shardtensor.block_map import shard_map
 from shardtensor.core import OPS
+from shardtensor.device_map import pmap
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
     AxisError,
     BackendError,
+    CollectiveError,
     DeviceMemoryError,
     DonatedError,
     IndexingError,
@@ -127,10 +130,27 @@ from shardtensor.functions.searching import argmax, argmin, where
 from shardtensor.functions.statistical import all, any, max, mean, min, prod, std, sum, var
 from shardtensor.log import Transfer, TransferLog, transfer_guard, transfers
 from shardtensor.mesh import Mesh, make_mesh, use_mesh
+from shardtensor.parallel import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    pbroadcast,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    pprod,
+    pshuffle,
+    psum,
+    psum_scatter,
+    pswapaxes,
+)
+from shardtensor.phantom import AbstractMesh
 from shardtensor.plugins import backend_names, device_count, devices, local_devices, num_shards
 from shardtensor.sharding import NamedSharding, P, PartitionSpec, SingleDeviceSharding
+from shardtensor.simulation import SimulationReport, simulate
 from shardtensor.split_map import smap
-from shardtensor.spmd import pmap
 from shardtensor.tensor import Shard, ShardedTensor
 
 if TYPE_CHECKING:
@@ -141,11 +161,13 @@ __version__ = "0.1.0"
 __all__ = [
     "HOST",
     "OPS",
+    "AbstractMesh",
     "ArgumentError",
     "ArgumentTypeError",
     "AxisError",
     "Backend",
     "BackendError",
+    "CollectiveError",
     "Device",
     "DeviceMemoryError",
     "DonatedError",
@@ -160,6 +182,7 @@ __all__ = [
     "ShardTensorError",
     "ShardedTensor",
     "ShardingError",
+    "SimulationReport",
     "SingleDeviceSharding",
     "Transfer",
     "TransferError",
@@ -170,6 +193,8 @@ __all__ = [
     "acosh",
     "add",
     "all",
+    "all_gather",
+    "all_to_all",
     "any",
     "arange",
     "argmax",
@@ -181,6 +206,8 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "axis_index",
+    "axis_size",
     "backend_names",
     "bitwise_and",
     "bitwise_invert",
@@ -249,11 +276,21 @@ __all__ = [
     "num_shards",
     "ones",
     "ones_like",
+    "pbroadcast",
     "permute_dims",
     "pmap",
+    "pmax",
+    "pmean",
+    "pmin",
     "positive",
     "pow",
+    "ppermute",
+    "pprod",
     "prod",
+    "pshuffle",
+    "psum",
+    "psum_scatter",
+    "pswapaxes",
     "real",
     "reciprocal",
     "remainder",
@@ -263,8 +300,10 @@ __all__ = [
     "roll",
     "round",
     "shard",
+    "shard_map",
     "sign",
     "signbit",
+    "simulate",
     "sin",
     "sinh",
     "smap",

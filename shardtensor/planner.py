@@ -88,19 +88,28 @@ class Copies:
         source, destination: position of each piece's source and destination device.
         sizes: elements of each piece.
         local: whether the piece stays on its device.
+
+    Args:
+        region: the region.
+        number: its number.
+        source, result: how the operand and the result are cut.
+        part: from which product of intervals to which; all of them without it (see `pieces_in`).
     """
 
     __slots__ = ("_fixed", "_lines", "_rows", "_tables", "destination", "local", "region", "size", "sizes", "source")
 
-    def __init__(self, region: Region, number: int, source: Grid, result: Grid) -> None:
+    def __init__(
+        self, region: Region, number: int, source: Grid, result: Grid, part: tuple[int, int] | None = None
+    ) -> None:
         self.region = number
         self._lines = region.lines
         self._tables = [_intervals(line, source, result.offsets[d]) for d, line in enumerate(region.lines)]
         parts = {d: int(np.searchsorted(source.offsets[d], i, "right")) - 1 for d, i in region.fixed}
         self._fixed = {d: i - int(source.offsets[d][parts[d]]) for d, i in region.fixed}
         counts = [len(t.begin) for t in self._tables]
-        pieces = int(np.prod(counts, dtype=np.int64))
-        rows = np.unravel_index(np.arange(pieces), counts) if counts else ()
+        first, last = part or (0, int(np.prod(counts, dtype=np.int64)))
+        pieces = last - first
+        rows = np.unravel_index(np.arange(first, last), counts) if counts else ()
         to, fro = np.zeros(pieces, np.int64), np.zeros(pieces, np.int64)
         sizes = np.ones(pieces, np.int64)
         numbers: dict[int, Any] = dict(parts)
@@ -168,6 +177,13 @@ def _with_new(index: list[slice | int | None], lines: Sequence[Line]) -> tuple[s
         out.extend(index[next_dimension : line.source + 1])
         next_dimension = line.source + 1
     return (*out, *index[next_dimension:])
+
+
+def pieces_in(region: Region, source: Grid, result: Grid) -> tuple[int, int]:
+    """How many products of intervals a region has, and how many devices want each."""
+    counts = [len(_intervals(line, source, result.offsets[d]).begin) for d, line in enumerate(region.lines)]
+    parts = int(np.prod(result.counts, dtype=np.int64))
+    return int(np.prod(counts, dtype=np.int64)), len(result.devices) // parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,14 @@ from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.monoids import MONOIDS, Monoid, Place
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.parking import apart
+from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of
 from shardtensor.protocols import is_scalar
 from shardtensor.rules import parse, propagate
-from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
+from shardtensor.schedules import Move, Schedule, combination
+from shardtensor.sharding import Chain, NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, own, tensor, whole_array
-from shardtensor.transfer import Arrival, Moved, Movement, arrival, as_dtype, gather, pieces_of, send
+from shardtensor.transfer import Arrival, Moved, Movement, arrival, as_dtype, gather, imagined, pieces_of, send
 from shardtensor.value import Aval, Storage, aval, memory_kind, whole_of
 
 Plan = Callable[[Operands], Any]
@@ -55,6 +57,11 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     if op.creates:
         return _creation_plan(op, kinds, named)
     tensors = [k for k in kinds if isinstance(k, Aval)]
+    if len({k.backend.simulated for k in tensors}) > 1:
+        raise ArgumentTypeError(
+            f"{op.name}: a simulated tensor beside one with elements; give st.empty_like(x, device=...) of that one on "
+            "the AbstractMesh"
+        )
     mesh = home(tensors).sharding.mesh if tensors else default_mesh()
     plan = (_mover_plan if op.mover else _rule_plan)(op, kinds, named, mesh)
     return _as_array_plan(plan) if op.name in _ARRAYS else plan
@@ -123,6 +130,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     moves = [
         arrival(k, t) if isinstance(k, (Aval, HostAval)) and t else None for k, t in zip(kinds, targets, strict=True)
     ]
+    if value.backend.simulated:
+        return _imagined_plan(op, value, params, moves, laid.owed)
     places = _places(value, targets, shapes)
     work = Work(op, value, params, moves, places)
     if not laid.owed or not op.combine:
@@ -135,6 +144,46 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     exact = value.dtype.kind in monoid.exact
     fast = work.once() if exact else partial_sums(op.name, value, params, moves[0], combined)
     return lambda operands: (combined if watched() else fast)(operands)
+
+
+def _imagined_plan(op: Op, value: Aval, params: Named, moves: Moves, owed: Chain) -> Plan:
+    """The plan of an operator whose operands and result have no elements: what would move is counted."""
+    combination = functools.cache(lambda: _imagined_combination(op, value, params, moves, owed))
+
+    def plan(operands: Operands) -> ShardedTensor:
+        for x, move in zip(operands, moves, strict=True):
+            if move is not None:
+                move.whole(x, op.name)
+        if owed and op.combine and watched():
+            combination().announce()
+        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+
+    return plan
+
+
+def _imagined_combination(op: Op, value: Aval, params: Named, moves: Moves, owed: Chain) -> Schedule:
+    """What `Work.combined` sends."""
+    assert op.combine is not None
+    monoid, mesh = MONOIDS[op.combine], value.sharding.mesh
+    speaks = np.ones(mesh.size, bool)
+    for move in moves:
+        if move is not None:
+            grid = move.target.grid(move.source.shape)
+            for bounds, parts in zip(grid.offsets, grid.parts.T, strict=True):
+                speaks &= np.diff(bounds)[parts] > 0
+    groups, grid = np.array(groups_along(mesh, owed)), value.grid
+    sizes = np.ones(len(groups), np.int64)
+    for bounds, parts in zip(grid.offsets, grid.parts[groups[:, 0]].T, strict=True):
+        sizes *= np.diff(bounds)[parts]
+    itemsize = state = value.dtype.itemsize
+    if monoid.partial:  # one element of each array of a state, as a sample says
+        (source,) = [move.source for move in moves if move is not None]
+        shape = (1,) * source.ndim
+        with np.errstate(all="ignore"):
+            sample = np.ones(shape, source.dtype)
+            place = Place.everywhere((1,) * value.ndim, [shape], value.dtype)
+            state = _state_bytes(monoid.partial(np, place, sample, **params))
+    return combination(op.name, mesh.flat, groups, speaks, sizes, state, itemsize, SCATTERED_FROM)
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -381,6 +430,20 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
             n, said = dtype.itemsize, moved.explicit
             account(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
 
+    at_home = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
+
+    imagined_move = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
+
+    def imagine(operands: Operands) -> ShardedTensor:
+        for x in operands:
+            first.whole(x, op.name) if first else imagined(x)
+        if not at_home and watched():
+            imagined_move.announce()
+        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+
+    if value.backend.simulated:
+        return imagine
+
     def once(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
         if moved.as_pieces:  # nothing moves; they are joined when somebody wants the whole
@@ -432,6 +495,8 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
         device, committed = kinds[0].sharding, kinds[0].committed
     sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
     value = aval(shape, dtype, sharding, committed)
+    if value.backend.simulated:
+        return lambda operands: own(tensor(value, Storage(Ghost(value.shape, value.dtype))))
     work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
     run = work.once() if value.backend.one_memory else work.per_shard()
 

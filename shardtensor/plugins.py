@@ -94,6 +94,11 @@ def load(name: str) -> Backend:
         return backend
 
 
+def install(backend: Backend) -> None:
+    """Brings a backend that is no plugin."""
+    _loaded.setdefault(backend.name, backend)
+
+
 def _plugin(name: str) -> type[Backend]:
     """The class of that backend, imported."""
     points = _entry_points()
@@ -138,7 +143,7 @@ def backend_of(device: Device) -> Backend:
     return _loaded.get(device.backend) or (_host if device == HOST else load(device.backend))
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(8192)
 def backend_of_group(devices: tuple[Device, ...]) -> Backend:
     """The backend that drives all of these devices.
 
@@ -149,7 +154,7 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
     if len(names) > 1:
         raise BackendError(f"the devices belong to the backends {names}; a tensor lives on devices of one")
     backend = backend_of(devices[0])
-    if absent := set(devices) - set(backend.devices()):
+    if not backend.simulated and (absent := set(devices) - set(backend.devices())):
         there = len(backend.devices())
         raise BackendError(
             f"there is no device {min(absent)}; backend {backend.name!r} has {there}, from 0 to {there - 1}"

@@ -23,6 +23,7 @@ from shardtensor.indices import Index, canonical, has_ellipsis, is_array
 from shardtensor.log import account, watched
 from shardtensor.operands import admit
 from shardtensor.parking import apart
+from shardtensor.phantom import Ghost
 from shardtensor.picking import Picking, Want
 from shardtensor.sharding import Chain, Grid, P, Shape
 from shardtensor.tensor import ShardedTensor, own, tensor
@@ -222,6 +223,9 @@ def _gathered(x: Any, index: Any) -> ShardedTensor:
         plan = Picking(here.grid, chosen.dims, [_want(value.grid, k, chosen) for k in range(len(value.grid.devices))])
         if watched():
             plan.announce(itemsize, not shared, "getitem")
+    if value.backend.simulated:
+        chosen.check()
+        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
     if shared:
         with indexing_errors():
             return tensor(value, Storage(np.asarray(uncounted(x, "getitem")[chosen.numpy])))

@@ -51,7 +51,7 @@ class View:
         """Where memory is shared: the view of the base's buffer."""
         if not self.base._aval.backend.one_memory:
             return None
-        if watched():
+        if watched() and self.base._aval.sharding.mesh.size > 1:
             self._read()  # for what separate memories would send
         else:
             ledger = self.base._ledger
@@ -232,8 +232,8 @@ def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
     source = base._aval
     index = window.place
     if source.backend.one_memory:
-        array = whole_array(base, "getitem")[index]
-        return tensor(value, Element(value, source, index, (np.array(_part(array, window)),)))
+        array = _part(whole_array(base, "getitem")[index], window)
+        return tensor(value, Element(value, source, index, (array if source.backend.simulated else np.array(array),)))
     holders, backend = _element_of(source, index), source.backend
     storage = settled(base)
     if source.parked and hasattr(storage, "to_host"):  # in host memory: that one element is brought, and not the tensor
