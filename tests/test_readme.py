@@ -20,6 +20,8 @@ def test_ci_runs_the_readmes_second_command() -> None:
 def test_the_taste_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     checks = "\nassert total.item() == 22.5 and scaled.shape == (2, 3, 8) and y.shape == (999, 7)\n"
+    checks += "assert np.allclose(np.asarray(h), np.tanh(np.asarray(x) @ np.asarray(w)))\n"
+    checks += "assert np.allclose(np.asarray(p), np.arange(1, 5) / 10)\n"
     out = subprocess.run([sys.executable, "-c", code + checks], capture_output=True, text=True, check=True).stdout
     assert "getitem" in out
 
