@@ -248,19 +248,18 @@ class Program:
         result, error: with what it goes on.
     """
 
-    __slots__ = ("error", "footing", "given", "group", "number", "pending", "result", "seats", "server", "thread")
+    footing: Footing | None = None
+    given: Sequence[Any] = ()
+    thread: greenlet
+    pending: Meeting | Group | None = None
+    result: Any = None
+    error: BaseException | None = None
 
     def __init__(self, group: Group, number: int, server: Server) -> None:
         self.group = group
         self.number = number
-        self.footing: Footing | None = None
-        self.given: Sequence[Any] = ()
-        self.seats: dict[Any, Any] = {}
         self.server = server
-        self.thread: greenlet
-        self.pending: Meeting | Group | None = None
-        self.result: Any = None
-        self.error: BaseException | None = None
+        self.seats: dict[Any, Any] = {}
 
     def __str__(self) -> str:
         return self.group.labels[self.number]

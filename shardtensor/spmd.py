@@ -185,13 +185,14 @@ def run_mapped(
                 argument, arrays = wholes[c, place]
             arguments.append(argument)
             shards += arrays
-        if place.size > 1 or backend_of(place.flat[0]).simulated:
-            return functools.partial(_call_over, fn, arguments, place, modes[place.flat[0].backend])
-        return functools.partial(_call_on, fn, arguments, shards, place, modes[place.flat[0].backend], who)
+        if place.size > 1 or simulated:
+            return functools.partial(_call_over, fn, arguments, place, modes)
+        return functools.partial(_call_on, fn, arguments, shards, place, modes, who)
 
     used = {place.flat[0].backend: place for place in places}
     backends = [backend_of(place.flat[0]) for place in used.values()]
-    modes = {backend.name: _modes_of(backend) for backend in backends}
+    modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
+    simulated = any(backend.simulated for backend in backends)
     tasks = [task(i, place) for i, place in enumerate(places)]
     queues = _queues(backends, places)
     for backend, device in queues:
@@ -295,10 +296,11 @@ def _modes_of(backend: Backend) -> Callable[[], None] | None:
 
 
 def _call_over(
-    fn: Callable[..., Any], arguments: list[Any], place: Mesh, modes: Callable[[], None] | None, program: Program
+    fn: Callable[..., Any], arguments: list[Any], place: Mesh, modes: dict[str, Callable[[], None]], program: Program
 ) -> Any:
     """One call of a mapped function that has several devices."""
-    footing = program.footing = _Footing(backend_of(place.flat[0]), place, modes)
+    backend = backend_of(place.flat[0])
+    footing = program.footing = _Footing(backend, place, modes.get(backend.name))
     settle_on(place)
     interpret_by(None if place.size > 1 else OnPhantom(place.flat[0]))
     with footing:
@@ -352,14 +354,14 @@ def _call_on(
     arguments: list[Any],
     shards: Sequence[Any],
     place: Mesh,
-    modes: Callable[[], None] | None,
+    modes: dict[str, Callable[[], None]],
     who: str,
     program: Program,
 ) -> Any:
     """One call of a mapped function on one device: what it returns, with its arrays as tensors there."""
     here = _on_place(place)
     backend = here.backend
-    footing = program.footing = here.ground or _Footing(backend, place, modes)
+    footing = program.footing = here.ground or _Footing(backend, place, modes.get(backend.name))
     program.given = shards
     interpret_by(here)  # the context is the program's own
     with footing:
