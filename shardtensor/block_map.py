@@ -14,7 +14,7 @@ from shardtensor.functions.lists import split_over
 from shardtensor.functions.placement import laid_out
 from shardtensor.mesh import Mesh, default_mesh, submesh
 from shardtensor.operands import admit
-from shardtensor.outcomes import joined
+from shardtensor.outcomes import joined, same_forms
 from shardtensor.programs import current
 from shardtensor.sharding import Chain, NamedSharding, P, PartitionSpec
 from shardtensor.spmd import Column, Whole, run_mapped
@@ -109,15 +109,14 @@ def _run(
     specs = _prefix(in_specs, args)
     columns = []
     for i, (argument, spec) in enumerate(zip(args, specs, strict=True)):
-        if isinstance(spec, PartitionSpec):  # the common case: one array, or one spec for a tree
-            said = [spec] * (1 if isinstance(argument, (ShardedTensor, np.ndarray)) else len(leaves(argument)))
-        else:
-            said = spread(spec, argument, f"shard_map: in_specs[{i}]", f"argument {i}")
+        said = spread(spec, argument, f"shard_map: in_specs[{i}]", f"argument {i}")
         columns.append(_column(argument, said, mesh, over, f"argument {i}"))
     rest = tuple([name for name in mesh.axis_names if name not in over])
     places = [place for _, place in places_along(mesh, rest)]
     order = [name for name in mesh.axis_names if name in over]
     results = run_mapped(f, columns, places, "shard_map", names=order, sizes=[mesh.shape[name] for name in order])
+
+    same_forms(results, "shard_map")
 
     def outs(tree: Any) -> list[PartitionSpec | None]:
         return spread(out_specs, tree, "shard_map: out_specs", "the result")
@@ -127,11 +126,9 @@ def _run(
 
 def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> Column:
     """What each call gets of an argument."""
-    if all(spec is None for spec in specs) or (type(argument) in SCALARS and not specs[0].chains):
-        return Column(Whole(argument), False)
     rows: list[list[ShardedTensor] | None] = []
     count = 0
-    found = leaves(argument) if len(specs) > 1 or not isinstance(argument, (ShardedTensor, np.ndarray)) else [argument]
+    found = leaves(argument)
     for leaf, spec, path in zip(found, specs, paths(argument, what), strict=True):
         if spec is None or (type(leaf) in SCALARS and not spec.chains):  # Python scalars stay what they are
             rows.append(None)
@@ -142,8 +139,6 @@ def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: 
     if not count:
         return Column(Whole(argument), False)
     held = [[Whole(leaf)] * count if row is None else row for leaf, row in zip(found, rows, strict=True)]
-    if len(held) == 1 and found[0] is argument:
-        return Column(held[0], True)
     return Column([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.collectives import places_along
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.lists import device_row, split_over
 from shardtensor.functions.placement import laid_out
-from shardtensor.mesh import Mesh, default_mesh, mesh_of, submesh
+from shardtensor.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.operands import admit
 from shardtensor.outcomes import check_array, joined, same_forms
 from shardtensor.plugins import backend_of
@@ -386,11 +387,9 @@ def _named(grid: Mesh, names: tuple[str, ...]) -> Mesh:
     return Mesh(grid.devices, (*names, *grid.axis_names[1:]))
 
 
-@functools.lru_cache(256)
 def _rows(grid: Mesh) -> list[Mesh]:
     """The devices of each call."""
-    width = grid.size // grid.axis_sizes[0]
-    return [submesh(grid, range(k, k + width), grid.axis_names[1:]) for k in range(0, grid.size, width)]
+    return [place for _, place in places_along(grid, grid.axis_names[1:])]
 
 
 def _places(lists: Sequence[list[Any]], count: int, devices: Any) -> list[Mesh]:

@@ -7,7 +7,6 @@ so that the bits are the same.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import weakref
@@ -27,7 +26,6 @@ from shardtensor.value import in_place
 
 _BLOCK = 1 << 20
 """Bytes of a result that are reduced at a time, where memory is shared: they stay in the cache meanwhile."""
-
 
 _DIVIDED_FROM = 1 << 23
 """Bytes to be read from which threads divide a reduction: half a millisecond's work."""
@@ -134,21 +132,24 @@ class Exchange:
     def all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         """Device k gets the k-th part along ``split_axis`` of every array, joined along ``concat_axis``."""
         cuts = [_parts(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
-        pieces = [[self._view(a, i, part) for part in cuts[i]] for i, a in enumerate(arrays)]
+
+        def pieces() -> list[list[Any]]:
+            return [[self._view(a, i, part) for part in cuts[i]] for i, a in enumerate(arrays)]
+
         self._note(
-            lambda: [(i, k, _nbytes(piece)) for i, row in enumerate(pieces) for k, piece in enumerate(row) if i != k]
+            lambda: [(i, k, _nbytes(piece)) for i, row in enumerate(pieces()) for k, piece in enumerate(row) if i != k]
         )
         whole = self._in_place(arrays, concat_axis) if tiled and split_axis != concat_axis else None
         if whole is not None:
             return [whole[part] for part in cuts[0]]
+        columns = list(zip(*pieces(), strict=True))
         if self.one_memory:
-            joins = [[row[k] for row in pieces] for k in range(len(arrays))]
-            return [self._deliver(k, out) for k, out in enumerate(_joined(joins, concat_axis, tiled))]
+            return [self._deliver(k, out) for k, out in enumerate(_joined(columns, concat_axis, tiled))]
         results = []
         for k in range(len(arrays)):
             xp = self.backends[k].xp
             with self.backends[k].on(self.devices[k]):
-                here = [self._bring(pieces[i][k], i, k) for i in range(len(arrays))]
+                here = [self._bring(piece, i, k) for i, piece in enumerate(columns[k])]
                 joined = xp.concat(here, axis=concat_axis) if tiled else xp.stack(here, axis=concat_axis)
                 results.append(self._deliver(k, joined))
         return results
@@ -265,11 +266,14 @@ class Exchange:
 
 def _fold(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
     """Host arrays of one shape and dtype, combined from the first to the last; nobody else's memory."""
-    first, *rest = arrays
-    if not rest:
-        return np.array(first)
+    if len(arrays) == 1:
+        return np.array(arrays[0])
+    first, second, *rest = arrays
     if first.nbytes <= _BLOCK or not all(a.flags.c_contiguous for a in arrays):
-        return np.asarray(functools.reduce(ufunc, arrays))
+        total = np.asarray(ufunc(first, second))
+        for array in rest:
+            ufunc(total, array, out=total)
+        return total
     out = np.empty_like(first, order="C", subok=False)
     flat, into = [a.reshape(-1) for a in arrays], out.reshape(-1)
     step = _BLOCK // first.itemsize

@@ -1,25 +1,28 @@
-"""Collectives among simulated devices: the shapes of their results, and the schedules by which they would come about.
-See `shardtensor.exchange` for those that run.
+"""What happens among simulated devices: the shapes of results, and the schedules by which they would come about. See
+`shardtensor.exchange` and `shardtensor.plans` for what runs.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend import Backend, Device
-from shardtensor.collectives import SCATTERED_FROM
+from shardtensor.collectives import SCATTERED_FROM, groups_along
+from shardtensor.core import Op, Operands
 from shardtensor.log import watched
+from shardtensor.monoids import MONOIDS, Place, state_bytes
 from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of
-from shardtensor.schedules import AllReduce, AllToAll, Broadcast, Collective, Permute, ids_of
-from shardtensor.sharding import Ints, Shape, as_sharding, offsets
+from shardtensor.schedules import AllReduce, AllToAll, Broadcast, Collective, Permute, Schedule, combination, ids_of
+from shardtensor.sharding import Chain, Ints, Shape, as_sharding, offsets
 from shardtensor.tensor import ShardedTensor, tensor
-from shardtensor.value import Storage, aval
+from shardtensor.transfer import Arrival
+from shardtensor.value import Aval, Storage, aval
 
 
 class ImaginedExchange:
@@ -136,3 +139,48 @@ def as_tensor(ghost: Ghost, device: Device) -> ShardedTensor:
 @functools.lru_cache(16384)
 def _value(shape: Shape, dtype: np.dtype[Any], device: Device) -> Any:
     return aval(shape, dtype, as_sharding(device, len(shape), "collective"), True)
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+def imagined_plan(
+    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Arrival | None], owed: Chain
+) -> Callable[[Operands], ShardedTensor]:
+    """The plan of an operator whose operands and result have no elements: what would move is counted."""
+    owing = functools.cache(lambda: _combination(op, value, params, moves, owed))
+
+    def plan(operands: Operands) -> ShardedTensor:
+        for x, move in zip(operands, moves, strict=True):
+            if move is not None:
+                move.whole(x, op.name)
+        if owed and op.combine and watched():
+            owing().announce()
+        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+
+    return plan
+
+
+def _combination(op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Arrival | None], owed: Chain) -> Schedule:
+    """What devices send one another for a combination that is owed: see `shardtensor.plans.Work.combined`."""
+    assert op.combine is not None
+    monoid, mesh = MONOIDS[op.combine], value.sharding.mesh
+    speaks = np.ones(mesh.size, bool)
+    for move in moves:
+        if move is not None:
+            grid = move.target.grid(move.source.shape)
+            for bounds, parts in zip(grid.offsets, grid.parts.T, strict=True):
+                speaks &= np.diff(bounds)[parts] > 0
+    groups, grid = np.array(groups_along(mesh, owed)), value.grid
+    sizes = np.ones(len(groups), np.int64)
+    for bounds, parts in zip(grid.offsets, grid.parts[groups[:, 0]].T, strict=True):
+        sizes *= np.diff(bounds)[parts]
+    itemsize = state = value.dtype.itemsize
+    if monoid.partial:  # one element of each array of a state, as a sample says
+        (source,) = [move.source for move in moves if move is not None]
+        shape = (1,) * source.ndim
+        with np.errstate(all="ignore"):
+            sample = np.ones(shape, source.dtype)
+            place = Place.everywhere((1,) * value.ndim, [shape], value.dtype)
+            state = state_bytes(monoid.partial(np, place, sample, **params))
+    return combination(op.name, mesh.flat, groups, speaks, sizes, state, itemsize, SCATTERED_FROM)

@@ -207,3 +207,10 @@ MONOIDS: dict[str, Monoid] = {
     "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
 }
 """The monoids by name, as ``@operator(..., combine=name)`` names them."""
+
+
+def state_bytes(state: Any) -> int:
+    """The bytes of the arrays in a state."""
+    if isinstance(state, tuple):
+        return sum(map(state_bytes, state))
+    return 0 if type(state) in (int, float) else int(state.nbytes)

@@ -33,7 +33,7 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, who:
     """The results of all calls, pytrees of one form, leaf by leaf as one tensor.
 
     Args:
-        results: one for each call, in mesh order of the mapped axes.
+        results: one for each call, in mesh order of the mapped axes; of the same form (see `same_forms`).
         specs: ``specs(result)``: for each leaf of a result, along which of its dimensions the calls' arrays follow one
             another.
         mesh: all devices; those that do not differ along the mapped axes served one call together.
@@ -42,11 +42,10 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, who:
         check: whether arrays of calls along an axis that a spec does not name must be equal.
 
     Raises:
-        ShapeError: results of different forms, shapes that do not fit together, arrays that are to be equal and differ.
+        ShapeError: shapes that do not fit together, arrays that are to be equal and differ.
         AxisError: a spec speaks of dimensions that the arrays do not have.
         ArgumentTypeError: a leaf is no array.
     """
-    same_forms(results, who)
     whole = []
     columns = zip(*[leaves(tree) for tree in results], strict=True)
     for column, spec, path in zip(columns, specs(results[0]), paths(results[0], "the result"), strict=True):

@@ -18,17 +18,18 @@ from shardtensor.blocks import partial_sums
 from shardtensor.collectives import SCATTERED_FROM, Ways, all_reduce, groups_along, messages
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.imagined import imagined_plan
 from shardtensor.log import Transfer, account, logger, watched
 from shardtensor.mesh import Mesh, default_mesh
-from shardtensor.monoids import MONOIDS, Monoid, Place
+from shardtensor.monoids import MONOIDS, Monoid, Place, state_bytes
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.parking import apart
 from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of
 from shardtensor.protocols import is_scalar
 from shardtensor.rules import parse, propagate
-from shardtensor.schedules import Move, Schedule, combination
-from shardtensor.sharding import Chain, NamedSharding, P, Shape, as_sharding
+from shardtensor.schedules import Move
+from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, own, tensor, whole_array
 from shardtensor.transfer import Arrival, Moved, Movement, arrival, as_dtype, gather, imagined, pieces_of, send
 from shardtensor.value import Aval, Storage, aval, memory_kind, whole_of
@@ -131,7 +132,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         arrival(k, t) if isinstance(k, (Aval, HostAval)) and t else None for k, t in zip(kinds, targets, strict=True)
     ]
     if value.backend.simulated:
-        return _imagined_plan(op, value, params, moves, laid.owed)
+        return imagined_plan(op, value, params, moves, laid.owed)
     places = _places(value, targets, shapes)
     work = Work(op, value, params, moves, places)
     if not laid.owed or not op.combine:
@@ -144,46 +145,6 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     exact = value.dtype.kind in monoid.exact
     fast = work.once() if exact else partial_sums(op.name, value, params, moves[0], combined)
     return lambda operands: (combined if watched() else fast)(operands)
-
-
-def _imagined_plan(op: Op, value: Aval, params: Named, moves: Moves, owed: Chain) -> Plan:
-    """The plan of an operator whose operands and result have no elements: what would move is counted."""
-    combination = functools.cache(lambda: _imagined_combination(op, value, params, moves, owed))
-
-    def plan(operands: Operands) -> ShardedTensor:
-        for x, move in zip(operands, moves, strict=True):
-            if move is not None:
-                move.whole(x, op.name)
-        if owed and op.combine and watched():
-            combination().announce()
-        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
-
-    return plan
-
-
-def _imagined_combination(op: Op, value: Aval, params: Named, moves: Moves, owed: Chain) -> Schedule:
-    """What `Work.combined` sends."""
-    assert op.combine is not None
-    monoid, mesh = MONOIDS[op.combine], value.sharding.mesh
-    speaks = np.ones(mesh.size, bool)
-    for move in moves:
-        if move is not None:
-            grid = move.target.grid(move.source.shape)
-            for bounds, parts in zip(grid.offsets, grid.parts.T, strict=True):
-                speaks &= np.diff(bounds)[parts] > 0
-    groups, grid = np.array(groups_along(mesh, owed)), value.grid
-    sizes = np.ones(len(groups), np.int64)
-    for bounds, parts in zip(grid.offsets, grid.parts[groups[:, 0]].T, strict=True):
-        sizes *= np.diff(bounds)[parts]
-    itemsize = state = value.dtype.itemsize
-    if monoid.partial:  # one element of each array of a state, as a sample says
-        (source,) = [move.source for move in moves if move is not None]
-        shape = (1,) * source.ndim
-        with np.errstate(all="ignore"):
-            sample = np.ones(shape, source.dtype)
-            place = Place.everywhere((1,) * value.ndim, [shape], value.dtype)
-            state = _state_bytes(monoid.partial(np, place, sample, **params))
-    return combination(op.name, mesh.flat, groups, speaks, sizes, state, itemsize, SCATTERED_FROM)
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -313,7 +274,7 @@ class Work:
 
         def records(states: Sequence[Any]) -> Iterator[Transfer]:
             for n, group in enumerate(groups):
-                state, result = _state_bytes(states[speakers[n][0]]), sizes[n] * value.dtype.itemsize
+                state, result = state_bytes(states[speakers[n][0]]), sizes[n] * value.dtype.itemsize
                 for source, destination, size in messages(group, speakers[n], state, result, scattered[n]):
                     copied = 0 if one_memory else size
                     yield Transfer(size, copied, devices[source], devices[destination], self.name, True)
@@ -402,12 +363,6 @@ def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
     if isinstance(state, tuple):
         return tuple([_each_array(function, part) for part in state])
     return state if type(state) in (int, float) else function(state)  # np.float64 is a float, too
-
-
-def _state_bytes(state: Any) -> int:
-    if isinstance(state, tuple):
-        return sum(map(_state_bytes, state))
-    return 0 if type(state) in (int, float) else int(state.nbytes)
 
 
 # -- operators that only move ----------------------------------------------------------------------

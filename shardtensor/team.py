@@ -85,16 +85,15 @@ def divide(work: Callable[[int], None], count: int) -> None:
     futures = [_threads().submit(context.copy().run, work, k) for k in range(1, count)]
     try:
         work(0)
-    except BaseException:
+        for k, future in enumerate(futures, 1):
+            if future.cancel():
+                work(k)
+            else:
+                future.result()
+    finally:
         for future in futures:
             if not future.cancel():
-                future.exception()  # waits: nothing goes on behind the error's back
-        raise
-    for k, future in enumerate(futures, 1):
-        if future.cancel():
-            work(k)
-        else:
-            future.result()
+                future.exception()  # waits: after an error, too, nothing goes on behind its back
 
 
 class _Shares:
