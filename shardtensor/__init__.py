@@ -148,9 +148,11 @@ from shardtensor.parallel import (
 )
 from shardtensor.phantom import AbstractMesh
 from shardtensor.plugins import backend_names, device_count, devices, local_devices, num_shards
+from shardtensor.pool import CacheInfo, cache_info, free_cache, set_cache_limit
 from shardtensor.sharding import NamedSharding, P, PartitionSpec, SingleDeviceSharding
 from shardtensor.simulation import SimulationReport, simulate
 from shardtensor.split_map import smap
+from shardtensor.team import num_threads, set_num_threads
 from shardtensor.tensor import Shard, ShardedTensor
 
 if TYPE_CHECKING:
@@ -167,6 +169,7 @@ __all__ = [
     "AxisError",
     "Backend",
     "BackendError",
+    "CacheInfo",
     "CollectiveError",
     "Device",
     "DeviceMemoryError",
@@ -216,6 +219,7 @@ __all__ = [
     "bitwise_right_shift",
     "bitwise_xor",
     "broadcast_to",
+    "cache_info",
     "ceil",
     "clip",
     "concat",
@@ -238,6 +242,7 @@ __all__ = [
     "flip",
     "floor",
     "floor_divide",
+    "free_cache",
     "from_dlpack",
     "full",
     "full_like",
@@ -274,6 +279,7 @@ __all__ = [
     "nextafter",
     "not_equal",
     "num_shards",
+    "num_threads",
     "ones",
     "ones_like",
     "pbroadcast",
@@ -299,6 +305,8 @@ __all__ = [
     "result_type",
     "roll",
     "round",
+    "set_cache_limit",
+    "set_num_threads",
     "shard",
     "shard_map",
     "sign",

@@ -37,9 +37,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor import passes, pool
 from shardtensor.core import innermost
 from shardtensor.errors import BackendError
-from shardtensor.team import usable_cores
+from shardtensor.host import memory, usable_cores
+from shardtensor.pool import owner_of as owner_of
 
 MEMORY_KINDS = ("device", "pinned_host")
 HOST_MEMORY = (1, 0)
@@ -315,6 +317,30 @@ def read_only(array: HostArray) -> HostArray:
     view = np.asanyarray(array).view()  # one element may have become a scalar
     view.flags.writeable = False
     return view
+
+
+def host_memory() -> tuple[int, int] | None:
+    """Bytes (free, total) of the host's memory, as far as this process can get it; None where nobody says."""
+    return memory()
+
+
+def copied(array: HostArray) -> HostArray:
+    """A copy of a host array in row-major order, in memory that has been used before if it is large."""
+    return passes.copied(array)
+
+
+def is_alone(array: HostArray, holders: int) -> bool:
+    """Whether references to a host array are the ``holders`` that the caller knows of and no more, and none but its own
+    to what holds its memory. What is not NumPy's own memory (a mapped file, a foreign buffer) is never alone.
+    """
+    if type(array) is not np.ndarray or references(array) > holders + FRAME:
+        return False
+    owner = array.base
+    if owner is None:
+        return True
+    lent = type(owner) is pool.Lease
+    ours = lent or (type(owner) is np.ndarray and (owner.base is None or type(owner.base) is pool.Lease))
+    return ours and references(owner) <= 2
 
 
 def references(x: object) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from shardtensor.core import Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
 from shardtensor.errors import ShardTensorError
+from shardtensor.pool import out_of_memory
 from shardtensor.running import run
 from shardtensor.tensor import ShardedTensor
 from shardtensor.views import Element, at_home, look
@@ -34,6 +35,8 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
         return run(op, operands, params)
     except ShardTensorError as error:
         raise_in_the_name_of(op, error)
+    except MemoryError as error:
+        raise out_of_memory(op.said, error) from None
 
 
 def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None:
@@ -46,6 +49,8 @@ def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None
         write(out, op, operands, params, apply)
     except ShardTensorError as error:
         raise_in_the_name_of(op, error)
+    except MemoryError as error:
+        raise out_of_memory(op.said, error) from None
 
 
 set_default_interpreter(apply, into)

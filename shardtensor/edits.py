@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor import passes
 from shardtensor.backend import HostArray
 from shardtensor.indices import Index
 from shardtensor.log import account, watched
@@ -81,7 +82,7 @@ class Edit(abc.ABC):
         if not _is_array(x):
             return x
         array = uncounted(x, self.name)
-        return np.array(array) if isinstance(x, ShardedTensor) and _owner(x) is self.value else array
+        return passes.copied(array) if isinstance(x, ShardedTensor) and _owner(x) is self.value else array
 
     @abc.abstractmethod
     def picked(self, positions: HostArray, shape: Shape) -> Edit:
@@ -156,10 +157,13 @@ class Elementwise(Edit):
     def shared(self, out: Any, old: Any) -> None:
         """See `Edit`."""
         if self.ufunc is None:
-            arrays = [self.read(x) for x in self.operands]
-        else:  # ufuncs see themselves to operands that overlap
-            arrays = [old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x for x in self.operands]
-        self._run(np, out, arrays)
+            passes.copy_into(out, self.read(self.operands[0]))
+            return
+        arrays = [old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x for x in self.operands]
+        if any(isinstance(a, np.ndarray) and _overlaps(a, out) for a in arrays):
+            getattr(np, self.ufunc)(*arrays, out=out)  # which sees to it
+        else:
+            passes.into(out, getattr(np, self.ufunc), arrays, breaks=False)
 
     def announce(self, grid: Grid) -> None:
         """See `Edit`."""
@@ -193,6 +197,13 @@ class Elementwise(Edit):
             out[...] = arrays[0]
         else:
             getattr(xp, self.ufunc)(*arrays, out=out)
+
+
+def _overlaps(array: Any, out: Any) -> bool:
+    """Whether an array shares memory with ``out``, but not element with element."""
+    mine, its = array.__array_interface__["data"], out.__array_interface__["data"]
+    same = mine == its and array.shape == out.shape and array.strides == out.strides
+    return not same and np.may_share_memory(array, out)
 
 
 def _is_array(x: Any) -> bool:

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor import passes, pool
 from shardtensor.backend import Backend, Device, function_of
 from shardtensor.collectives import SCATTERED_FROM, Message, Ways, all_reduce, messages, tree
 from shardtensor.log import Transfer, account, watched
 from shardtensor.plugins import backend_of
 from shardtensor.sharding import offsets
-from shardtensor.team import divide, usable_cores
+from shardtensor.team import each
 from shardtensor.transfer import copied, send
 from shardtensor.value import in_place
 
@@ -171,7 +172,7 @@ class Exchange:
         edges = tree(source, range(len(arrays)))
         self._note(lambda: [(i, k, _nbytes(arrays[source])) for i, k in edges])
         if self.one_memory:
-            return [self._deliver(source, np.array(arrays[source]))] * len(arrays)
+            return [self._deliver(source, passes.copied(arrays[source]))] * len(arrays)
         held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
         for i, k in edges:
             held[k] = self._bring(held[i], i, k)
@@ -183,8 +184,9 @@ class Exchange:
         """The arrays end to end, where they lie so in memory that nobody can write; else None."""
         if not self.one_memory or any(a.flags.writeable for a in arrays):
             return None
-        owners = [{id(_owner(x)) for x in given} for given in self.given]
-        if not all(id(_owner(a)) in _shared or id(_owner(a)) in own for a, own in zip(arrays, owners, strict=True)):
+        known = [{id(pool.owner_of(x)) for x in given} for given in self.given]
+        owners = [id(pool.owner_of(a)) for a in arrays]
+        if not all(owner in _shared or owner in own for owner, own in zip(owners, known, strict=True)):
             return None
         ends = list(itertools.accumulate([a.shape[axis] for a in arrays], initial=0))
         shape = list(arrays[0].shape)
@@ -267,28 +269,25 @@ class Exchange:
 def _fold(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
     """Host arrays of one shape and dtype, combined from the first to the last; nobody else's memory."""
     if len(arrays) == 1:
-        return np.array(arrays[0])
+        return passes.copied(arrays[0])
     first, second, *rest = arrays
     if first.nbytes <= _BLOCK or not all(a.flags.c_contiguous for a in arrays):
         total = np.asarray(ufunc(first, second))
         for array in rest:
             ufunc(total, array, out=total)
         return total
-    out = np.empty_like(first, order="C", subok=False)
+    out = pool.empty(first.shape, first.dtype)
     flat, into = [a.reshape(-1) for a in arrays], out.reshape(-1)
     step = _BLOCK // first.itemsize
-    count = usable_cores() if first.nbytes * len(arrays) >= _DIVIDED_FROM else 1
-    bounds = offsets(first.size, (count,)).tolist()
 
     def work(k: int) -> None:
-        for begin in range(bounds[k], bounds[k + 1], step):
-            part = slice(begin, min(begin + step, bounds[k + 1]))
-            here = into[part]
-            ufunc(flat[0][part], flat[1][part], out=here)
-            for array in flat[2:]:
-                ufunc(here, array[part], out=here)
+        part = slice(k * step, (k + 1) * step)
+        here = into[part]
+        ufunc(flat[0][part], flat[1][part], out=here)
+        for array in flat[2:]:
+            ufunc(here, array[part], out=here)
 
-    divide(work, count)
+    each(work, -(-first.size // step), threads=None if first.nbytes * len(arrays) >= _DIVIDED_FROM else 1)
     return out
 
 
@@ -308,7 +307,7 @@ def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]
         shapes.append(shape)
         begins.append(end)
         end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
-    buffer = np.empty(end, np.uint8)
+    buffer = pool.empty((end,), np.uint8)
     results = []
     for parts, shape, begin in zip(joins, shapes, begins, strict=True):
         nbytes = math.prod(shape) * dtype.itemsize
@@ -341,14 +340,10 @@ _shared: dict[int, Any] = {}  # by identity: arrays cannot be hashed
 
 def _remember(array: Any) -> None:
     """Keeps in mind that nobody can write to the memory of a host array, for as long as it is there."""
-    owner = _owner(array)
+    owner = pool.owner_of(array)
     key = id(owner)
     if key not in _shared:
         _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
-
-
-def _owner(array: Any) -> Any:
-    return array if array.base is None else array.base
 
 
 def received(array: Any) -> tuple[Any, ...]:

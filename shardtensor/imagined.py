@@ -15,7 +15,7 @@ from shardtensor.backend import Backend, Device
 from shardtensor.collectives import SCATTERED_FROM, groups_along
 from shardtensor.core import Op, Operands
 from shardtensor.log import watched
-from shardtensor.monoids import MONOIDS, Place, state_bytes
+from shardtensor.monoids import element_bytes
 from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of
 from shardtensor.schedules import AllReduce, AllToAll, Broadcast, Collective, Permute, Schedule, combination, ids_of
@@ -164,7 +164,7 @@ def imagined_plan(
 def _combination(op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Arrival | None], owed: Chain) -> Schedule:
     """What devices send one another for a combination that is owed: see `shardtensor.plans.Work.combined`."""
     assert op.combine is not None
-    monoid, mesh = MONOIDS[op.combine], value.sharding.mesh
+    mesh = value.sharding.mesh
     speaks = np.ones(mesh.size, bool)
     for move in moves:
         if move is not None:
@@ -175,12 +175,6 @@ def _combination(op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Ar
     sizes = np.ones(len(groups), np.int64)
     for bounds, parts in zip(grid.offsets, grid.parts[groups[:, 0]].T, strict=True):
         sizes *= np.diff(bounds)[parts]
-    itemsize = state = value.dtype.itemsize
-    if monoid.partial:  # one element of each array of a state, as a sample says
-        (source,) = [move.source for move in moves if move is not None]
-        shape = (1,) * source.ndim
-        with np.errstate(all="ignore"):
-            sample = np.ones(shape, source.dtype)
-            place = Place.everywhere((1,) * value.ndim, [shape], value.dtype)
-            state = state_bytes(monoid.partial(np, place, sample, **params))
-    return combination(op.name, mesh.flat, groups, speaks, sizes, state, itemsize, SCATTERED_FROM)
+    source = next(move.source for move in moves if move is not None)
+    state = element_bytes(op.combine, value, source, params)
+    return combination(op.name, mesh.flat, groups, speaks, sizes, state, value.dtype.itemsize, SCATTERED_FROM)

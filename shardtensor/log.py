@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from shardtensor.backend import HOST, Device
 from shardtensor.errors import ArgumentError, TransferError
+from shardtensor.host import in_children
 
 logger = logging.getLogger("shardtensor")
 
@@ -167,6 +168,12 @@ class Book(Protocol):
 
 _open: list[Book] = []
 _lock = threading.Lock()
+
+
+@in_children
+def _unlock() -> None:
+    global _lock
+    _lock = threading.Lock()
 
 
 @contextlib.contextmanager

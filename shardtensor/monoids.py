@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from shardtensor import pool
 from shardtensor.sharding import Shape
 
 Box = tuple[tuple[int, int], ...]
@@ -66,6 +69,7 @@ class Monoid:
         exact: kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
             grouped: where devices share one memory, the operator may then run once over all of it.
         reduces: the operator that merges, where that is all.
+        several: whether a shard is gone through several times for its state.
     """
 
     merge: Merge
@@ -73,6 +77,7 @@ class Monoid:
     finish: Finish = _finished
     exact: str = ""
     reduces: str = ""
+    several: bool = False
 
 
 # -- mean and variance: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample
@@ -115,18 +120,40 @@ def _var_partial(
 ) -> Any:
     x = _widened(xp, x, place)
     mean = xp.mean(x, axis=axis, keepdims=True)
-    deviation = xp.subtract(x, mean)
-    spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
+    # To NumPy memory that was used before is lent: as much new memory would cost more than the sums.
+    deviation = xp.subtract(x, mean, out=pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
+    spread = _short_sums(deviation, _axes(axis, x.ndim), keepdims) if xp is np else None
+    if spread is None:
+        spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
     if not keepdims:
         mean = xp.reshape(mean, spread.shape)
     return _count(place, axis), mean, spread
 
 
+_ROW = 1 << 12
+"""The most elements whose products are added one by one, by as many sums at a time as fit into a core's registers."""
+
+
+def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """The sums of the squares of a NumPy array of real numbers, in one pass over it: of rows that are not too long; or,
+    where all dimensions vanish, of parts, whose sums are then added by pairs. None of what is not made of such rows.
+    """
+    if x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
+        return None
+    if len(axes) == x.ndim and x.size and not x.size % _ROW:
+        rows = x.reshape(-1, _ROW)
+        return np.sum(np.vecdot(rows, rows)).reshape((1,) * (x.ndim * keepdims))
+    if axes == (x.ndim - 1,) and 0 < x.shape[-1] <= _ROW:
+        sums = np.vecdot(x, x)
+        return sums[..., np.newaxis] if keepdims else sums
+    return None
+
+
 def _squared(xp: Any, x: Any) -> Any:
-    """|x|², real for complex x."""
+    """|x|², real for complex x; in its place for real ones."""
     if xp.isdtype(x.dtype, "complex floating"):
         return xp.add(xp.square(xp.real(x)), xp.square(xp.imag(x)))
-    return xp.square(x)
+    return xp.multiply(x, x, out=x) if x.ndim else xp.square(x)
 
 
 def _var_merge(xp: Any, a: Any, b: Any) -> Any:
@@ -154,8 +181,14 @@ def _std_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
 
 def _arg_partial(best: str) -> Partial:
     def partial(xp: Any, place: Place, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
-        value = getattr(xp, best)(x, axis=axis, keepdims=keepdims)
         index = getattr(xp, f"arg{best}")(x, axis=axis, keepdims=keepdims)
+        if axis is None:
+            value = xp.reshape(x, (-1,))[index]
+        elif xp is np:  # not all have it; where it is, x need not be read again
+            value = np.take_along_axis(x, index if keepdims else np.expand_dims(index, axis), axis)
+            value = value if keepdims else np.squeeze(value, axis)
+        else:
+            value = getattr(xp, best)(x, axis=axis, keepdims=keepdims)
         box, shape = place.boxes[0], place.shapes[0]
         if axis is not None:
             return value, xp.add(index, box[axis][0])
@@ -201,12 +234,25 @@ MONOIDS: dict[str, Monoid] = {
     "any": Monoid(_by("logical_or"), exact="b"),
     "all": Monoid(_by("logical_and"), exact="b"),
     "mean": Monoid(_mean_merge, _mean_partial, _mean_finish),
-    "var": Monoid(_var_merge, _var_partial, _var_finish),
-    "std": Monoid(_var_merge, _var_partial, _std_finish),
+    "var": Monoid(_var_merge, _var_partial, _var_finish, several=True),
+    "std": Monoid(_var_merge, _var_partial, _std_finish, several=True),
     "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
     "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
 }
 """The monoids by name, as ``@operator(..., combine=name)`` names them."""
+
+
+def element_bytes(name: str, value: Any, source: Any, params: dict[str, Any]) -> int:
+    """The bytes of a state for one element of the result, as a sample says; ``value`` and ``source`` say the ranks and
+    dtypes of result and operand.
+    """
+    monoid = MONOIDS[name]
+    if not monoid.partial:
+        return int(value.dtype.itemsize)
+    shape = (1,) * source.ndim
+    place = Place.everywhere((1,) * value.ndim, [shape], value.dtype)
+    with np.errstate(all="ignore"):
+        return state_bytes(monoid.partial(np, place, np.ones(shape, source.dtype), **params))
 
 
 def state_bytes(state: Any) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,16 +18,19 @@ from shardtensor.blocks import partial_sums
 from shardtensor.collectives import SCATTERED_FROM, Ways, all_reduce, groups_along, messages
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.folds import Fold, is_long, matmul
 from shardtensor.imagined import imagined_plan
 from shardtensor.log import Transfer, account, logger, watched
 from shardtensor.mesh import Mesh, default_mesh
-from shardtensor.monoids import MONOIDS, Monoid, Place, state_bytes
+from shardtensor.monoids import MONOIDS, Monoid, Place, element_bytes, state_bytes
 from shardtensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.parking import apart
+from shardtensor.passes import FUNCTIONS, elementwise
 from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of
+from shardtensor.pool import POOLED_FROM, reserve
 from shardtensor.protocols import is_scalar
-from shardtensor.rules import parse, propagate
+from shardtensor.rules import Rule, name_sizes, parse, propagate
 from shardtensor.schedules import Move
 from shardtensor.sharding import NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, own, tensor, whole_array
@@ -112,8 +115,9 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         big = max(range(len(kinds)), key=lambda i: getattr(kinds[i], "nbytes", -1))
         layouts[big] = as_sharding(mesh, len(shapes[big]), op.name).spec.chains_of(len(shapes[big]))
     nothing = any(0 in shape for shape in shapes)  # is on every device, and need not be combined
+    rule = parse(text, tuple(map(len, shapes)), op.operands)
     laid = propagate(
-        parse(text, tuple(map(len, shapes)), op.operands),
+        rule,
         shapes,
         layouts,
         weights,
@@ -135,6 +139,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         return imagined_plan(op, value, params, moves, laid.owed)
     places = _places(value, targets, shapes)
     work = Work(op, value, params, moves, places)
+    if value.backend.one_memory and (plan := work.in_blocks(rule, laid.owed)):
+        return plan
     if not laid.owed or not op.combine:
         return work.once() if value.backend.one_memory else work.per_shard()
     monoid = MONOIDS[op.combine]
@@ -178,10 +184,27 @@ def _places(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequen
     ]
 
 
+class _Group(NamedTuple):
+    """Devices whose partial results become one.
+
+    Attributes:
+        members: their positions, in mesh order.
+        speakers: of those that have something to say.
+        size: elements of the result.
+        scattered: whether each combines a chunk of it (see `shardtensor.collectives.all_reduce`).
+    """
+
+    members: list[int]
+    speakers: list[int]
+    size: int
+    scattered: bool
+
+
 class Work:
     """One operator on operands of known kinds, and the ways to run it. Each way is a method that gives a plan."""
 
     def __init__(self, op: Op, value: Aval, params: Named, moves: Moves, places: Sequence[Place]) -> None:
+        self.op = op
         self.name = op.name
         self.value = value
         self.backend = value.backend
@@ -205,12 +228,7 @@ class Work:
 
     def once(self) -> Plan:
         """Once over whole buffers, for a backend with one memory."""
-        name, value, moves = self.name, self.value, self.moves
-        run = self.given or self._function
-        if self.given:
-            place = Place.everywhere(value.shape, self.places[0].shapes, value.dtype)
-            run = functools.partial(run, self.backend.xp, place)
-        run = functools.partial(run, **self.params) if self.params else run
+        name, value, moves, run = self.name, self.value, self.moves, self._on_wholes()
         everything_stays = all(m is None or m.stays for m in moves)
 
         def plan(operands: Operands) -> ShardedTensor:
@@ -225,6 +243,44 @@ class Work:
             else:
                 arrays = [x if m is None else m.whole(x, name) for x, m in zip(operands, moves, strict=True)]
             return tensor(value, Storage(whole_of(run(*arrays), value)))
+
+        return plan
+
+    def _on_wholes(self) -> Callable[..., Any]:
+        """The operator on whole buffers: in passes over blocks, where the result is large."""
+        value, op = self.value, self.op
+        if value.nbytes >= POOLED_FROM and (op.is_ufunc or self.name in FUNCTIONS):
+            function = FUNCTIONS.get(self.name) or self._function
+            return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype)
+        run = self.given or self._function
+        if self.given:
+            place = Place.everywhere(value.shape, self.places[0].shapes, value.dtype)
+            run = functools.partial(run, self.backend.xp, place)
+        return functools.partial(run, **self.params) if self.params else run
+
+    def in_blocks(self, rule: Rule, owed: tuple[str, ...]) -> Plan | None:
+        """In passes over blocks, for a backend with one memory: a long reduction or product; None for others."""
+        op, value, moves, places, name = self.op, self.value, self.moves, self.places, self.name
+        combine = op.combine
+        if combine is None or None in moves or value.backend.simulated:
+            return None
+        sizes = name_sizes(rule, places[0].shapes)
+        if not value.size or not is_long(combine, rule, sizes):
+            return None
+        groups = self._groups(owed)
+        shares: list[list[Place]] | None = None  # the whole, which may be cut anywhere
+        if owed and value.dtype.kind not in MONOIDS[combine].exact:
+            shares = list({places[g.members[0]].box: [places[k] for k in g.speakers] for g in groups}.values())
+        kernel = matmul if name == "matmul" else self.kernel
+        said = "reduce" if len(moves) == 1 else "dot" if name == "tensordot" else name
+        fold = Fold(said, combine, rule, sizes, value, places[0], kernel, self.params, shares)
+        state = element_bytes(combine, value, moves[0].source, self.params)  # type: ignore[union-attr]
+
+        def plan(operands: Operands) -> ShardedTensor:
+            wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
+            if owed and watched():
+                account(name, 0, True, lambda: self._records(groups, state))
+            return tensor(value, Storage(whole_of(fold(*wholes), value)))
 
         return plan
 
@@ -244,50 +300,35 @@ class Work:
         value, backend, places, devices = self.value, self.backend, self.places, self.devices
         one_memory = backend.one_memory
         partial = monoid.partial or self.kernel
-        groups = groups_along(value.sharding.mesh, owed)
-        # A shard without elements has nothing to say; where all are empty, the first says what the operator says of
-        # nothing.
-        speakers = [
-            [k for k in g if all(end > begin for box in places[k].boxes for begin, end in box)] or g[:1] for g in groups
-        ]
+        groups = self._groups(owed)
         # Where memory is shared, of the devices that hold the same part one computes for all.
         twin: Sequence[int] = range(len(devices))
         if one_memory:
             first: dict[Any, int] = {}
             twin = [first.setdefault(place.boxes, k) for k, place in enumerate(places)]
-        computing = sorted({twin[k] for group in speakers for k in group})
+        computing = sorted({twin[k] for group in groups for k in group.speakers})
         ways = self._ways(monoid)
-        sizes = [math.prod(places[g[0]].local_shape) for g in groups]
-        scattered = [
-            size * value.dtype.itemsize >= SCATTERED_FROM and len(s) > 2
-            for size, s in zip(sizes, speakers, strict=True)
-        ]
         exact = monoid.reduces if value.dtype.kind in "iu" else ""
 
-        def combine(n: int, states: Sequence[Any]) -> dict[int, Any]:
-            group = groups[n]
-            if exact and len(speakers[n]) == len(group) > 1:
-                together = backend.all_reduce([states[k] for k in group], [devices[k] for k in group], exact)
+        def combine(group: _Group, states: Sequence[Any]) -> dict[int, Any]:
+            members = group.members
+            if exact and len(group.speakers) == len(members) > 1:
+                together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
                 if together is not None:
-                    return dict(zip(group, together, strict=True))
-            return all_reduce(group, speakers[n], states, ways, sizes[n], scattered[n] and not one_memory)
-
-        def records(states: Sequence[Any]) -> Iterator[Transfer]:
-            for n, group in enumerate(groups):
-                state, result = state_bytes(states[speakers[n][0]]), sizes[n] * value.dtype.itemsize
-                for source, destination, size in messages(group, speakers[n], state, result, scattered[n]):
-                    copied = 0 if one_memory else size
-                    yield Transfer(size, copied, devices[source], devices[destination], self.name, True)
+                    return dict(zip(members, together, strict=True))
+            return all_reduce(members, group.speakers, states, ways, group.size, group.scattered and not one_memory)
 
         def plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             own = {k: self._run(partial, k, operands, columns) for k in computing}
             states = [own.get(t) for t in twin]
             if watched():
-                account(self.name, 0, True, lambda: records(states))
+                first = groups[0]
+                state = state_bytes(states[first.speakers[0]]) // first.size
+                account(self.name, 0, True, lambda: self._records(groups, state))
             results: dict[int, Any] = {}
-            for n in range(len(groups)):
-                results |= combine(n, states)
+            for group in groups:
+                results |= combine(group, states)
             if not one_memory:
                 return tensor(value, apart(value, [results[k] for k in range(len(devices))]))
             if len(groups) == 1:
@@ -295,6 +336,26 @@ class Work:
             return tensor(value, Storage(arrays=tuple([whole_of(results[k], value) for k in range(len(devices))])))
 
         return plan
+
+    def _groups(self, owed: tuple[str, ...]) -> list[_Group]:
+        """The devices that combine their partial results, along the owed axes."""
+        places, groups = self.places, []
+        for members in groups_along(self.value.sharding.mesh, owed) if owed else []:
+            # A shard without elements has nothing to say; where all are empty, the first says what the operator says
+            # of nothing.
+            full = [k for k in members if all(end > begin for box in places[k].boxes for begin, end in box)]
+            speakers, size = full or members[:1], math.prod(places[members[0]].local_shape)
+            scattered = size * self.value.dtype.itemsize >= SCATTERED_FROM and len(speakers) > 2
+            groups.append(_Group(members, speakers, size, scattered))
+        return groups
+
+    def _records(self, groups: Sequence[_Group], state: int) -> Iterator[Transfer]:
+        """What they send one another, of states of so many bytes for each element of the result."""
+        devices, itemsize, one_memory = self.devices, self.value.dtype.itemsize, self.backend.one_memory
+        for g in groups:
+            sent = messages(g.members, g.speakers, g.size * state, g.size * itemsize, g.scattered)
+            for source, destination, size in sent:
+                yield Transfer(size, 0 if one_memory else size, devices[source], devices[destination], self.name, True)
 
     def _ways(self, monoid: Monoid) -> Ways:
         """What devices do with partial results."""
@@ -454,8 +515,10 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
         return lambda operands: own(tensor(value, Storage(Ghost(value.shape, value.dtype))))
     work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
     run = work.once() if value.backend.one_memory else work.per_shard()
+    hosted = value.nbytes if value.backend.one_memory else 0
 
     def plan(operands: Operands) -> ShardedTensor:
+        reserve(hosted)
         fills = operands[1:] if prototype else operands
         values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
         return own(run((None, *values) if prototype else values))

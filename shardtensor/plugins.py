@@ -12,6 +12,7 @@ import numpy as np
 
 from shardtensor.backend import HOST, Backend, Device, HostArray
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
+from shardtensor.host import in_children
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -46,6 +47,12 @@ _host = _Host()
 _loaded: dict[str, Backend] = {}
 _rivals: dict[str, str] = {}  # by name, the plugins that both claim it
 _lock = threading.RLock()
+
+
+@in_children
+def _unlock() -> None:
+    global _lock
+    _lock = threading.RLock()
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,6 +137,13 @@ class Whole:
         self.value = value
 
 
+def _text_of(fn: Any) -> Hashable:
+    """What a function does, without its data, which nobody shall keep alive."""
+    if isinstance(fn, functools.partial):
+        return tuple([_text_of(part) for part in (fn.func, *fn.args) if callable(part)])
+    return fn if isinstance(fn, np.ufunc) else getattr(fn, "__code__", None)
+
+
 def run_mapped(
     fn: Callable[..., Any],
     columns: Sequence[Column],
@@ -199,7 +206,7 @@ def run_mapped(
         backend.enter(device)  # what the function finds outside of it is the caller's
     patience = max([backend.patience for backend in backends], default=0.0)
     try:
-        return run(tasks, _Labels(places), names=names, sizes=sizes, patience=patience)
+        return run(tasks, _Labels(places), names=names, sizes=sizes, patience=patience, text=_text_of(fn))
     except Failed as failure:
         number, error = failure.number, failure.error
     finally:

@@ -1,170 +1,250 @@
-"""Threads that work beside the caller: asked only when work has shown that it is long."""
+"""Threads that work beside the caller: asked only for work that is long enough to pay for waking them."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import contextvars
 import functools
+import itertools
 import os
-import sys
+import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.host import in_children, usable_cores
+from shardtensor.interrupts import Interrupts
 
-    from threadpoolctl import ThreadpoolController
+# -- how many --------------------------------------------------------------------------------------
 
-_pool: ThreadPoolExecutor | None = None
-_lock = threading.Lock()
-
-
-def _threads() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor  # loaded when the first long work comes
-
-    global _pool
-    with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(max(usable_cores() - 1, 1), "shardtensor")
-        return _pool
+_threads_here: contextvars.ContextVar[int | None] = contextvars.ContextVar("shardtensor_threads", default=None)
+_said: list[set_num_threads] = []  # for the whole process; the last one counts
+_KEPT = 64
 
 
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this operating system
-        return os.cpu_count() or 1
+def num_threads() -> int:
+    """How many threads work on the operators of the numpy backend, the caller's included: what `set_num_threads` said,
+    else ``SHARDTENSOR_NUM_THREADS``, else the cores that this process may use (its affinity mask and control groups
+    count).
+
+    >>> with st.set_num_threads(1):
+    ...     st.num_threads()
+    1
+    """
+    return _threads_here.get() or (_said[-1].number if _said else None) or _default_threads()
 
 
-def _forget() -> None:
-    """In the child of a fork: the parent's threads are not here."""
-    global _pool, _lock, _prompts, _shares
-    _pool, _lock, _prompts, _shares = None, threading.Lock(), Prompts(), _Shares()
+@functools.cache
+def _threads_said() -> int | None:
+    said = os.environ.get("SHARDTENSOR_NUM_THREADS")
+    if said is None:
+        return None
+    if not said.isascii() or not said.isdigit() or int(said) < 1:
+        raise BackendError(f"SHARDTENSOR_NUM_THREADS is {said!r}; it must be a whole number of at least 1")
+    return int(said)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+def _default_threads() -> int:
+    return _threads_said() or usable_cores()
+
+
+class set_num_threads:  # noqa: N801 - used like a function
+    """Sets how many threads work on the operators of the numpy backend; BLAS gets no more either while it works for
+    them. Results do not depend on it, not in a bit.
+
+    For the whole process; or as a context manager for what is called inside of the ``with``, in this thread and in the
+    maps that it starts. More than there are cores are slower.
+
+    Args:
+        number: at least 1; None for the default (see `num_threads`).
+
+    Raises:
+        ArgumentError: number is no whole number of at least 1.
+
+    >>> with st.set_num_threads(2):
+    ...     st.sum(st.ones(10)).item()
+    10.0
+    """
+
+    def __init__(self, number: int | None) -> None:
+        if number is not None and (type(number) is not int or number < 1):
+            raise ArgumentError(f"set_num_threads: number is {number!r}; wanted a whole number of at least 1, or None")
+        self.number = number
+        _said.append(self)
+        del _said[:-_KEPT]
+
+    def __enter__(self) -> None:
+        with contextlib.suppress(ValueError):  # what a `with` follows was not meant for the process
+            _said.remove(self)
+        self._token = _threads_here.set(self.number or _default_threads())
+
+    def __exit__(self, *error: object) -> None:
+        _threads_here.reset(self._token)
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+_FAREWELL = 1.0
+"""Seconds that the end of the interpreter waits for threads: they may be busy with what nobody waits for any more."""
+
+
+class _Team:
+    """Threads that wait for work, as many as were ever wanted at once. They end with the interpreter."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Helpers | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def hand(self, work: Helpers, count: int) -> None:
+        """Has that many threads look at the work, as soon as they have nothing else to do."""
+        if len(self._threads) < count:
+            with self._lock:
+                for number in range(len(self._threads), count):
+                    thread = threading.Thread(
+                        target=_serve, args=(self._inbox,), name=f"shardtensor_{number}", daemon=True
+                    )
+                    try:
+                        thread.start()
+                    except RuntimeError:  # the system has no more: the caller works with fewer, or alone
+                        break
+                    self._threads.append(thread)
+        for _ in range(min(count, len(self._threads))):
+            self._inbox.put(work)
+
+    def dissolve(self) -> None:
+        """Ends the threads: while the interpreter is still there, which they need for what they are doing."""
+        with self._lock:
+            for _ in self._threads:
+                self._inbox.put(None)
+            end = time.monotonic() + _FAREWELL
+            for thread in self._threads:
+                thread.join(max(end - time.monotonic(), 0.0))
+            self._threads.clear()
+
+
+def _serve(inbox: queue.SimpleQueue[Helpers | None]) -> None:
+    while (work := inbox.get()) is not None:
+        work.take_part()
+        del work  # it holds arrays, and the next one may be long in coming
 
 
 class Helpers:
     """Helper threads for one piece of work."""
 
     def __init__(self) -> None:
-        self._futures: list[Future[None]] = []
+        self._lock = threading.Lock()
+        self._gone = threading.Lock()
+        self._active = 0
+        self._dismissed = False
+        self._error: BaseException | None = None
+        self._work: Callable[[], None] | None = None
+        self._context: contextvars.Context
 
     def call(self, work: Callable[[], None], most: int, context: contextvars.Context) -> None:
-        """Has at most that many threads do ``work``, each in a copy of the context; none where there is one core."""
-        count = min(usable_cores() - 1, most)
+        """Has at most that many threads do ``work``, each in a copy of the context; none where there is one thread."""
+        count = min(num_threads() - 1, most)
         if count < 1:
             return
-        _shares.enter(count + 1)
-        self._futures = [_threads().submit(context.copy().run, work) for _ in range(count)]
+        self._work, self._context = work, context
+        _team.hand(self, count)
+
+    def take_part(self) -> None:
+        """What a helper thread does."""
+        with self._lock:
+            if self._dismissed:
+                return
+            self._active += 1
+            if self._active == 1:
+                self._gone.acquire()
+            work, context = self._work, self._context.copy()
+        assert work is not None
+        error: BaseException | None = None
+        try:
+            context.run(work)
+        except BaseException as raised:  # carried to the caller, who raises it
+            error = raised
+        del work, context
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            self._active -= 1
+            if not self._active:
+                self._gone.release()
+            del error
 
     def dismiss(self) -> None:
-        """Waits until they are done.
+        """Waits until they are done; those that have not begun are not needed any more.
 
         Raises:
             BaseException: what ``work`` raised.
         """
-        if not self._futures:
+        if self._work is None:
             return
+        with self._lock:
+            self._dismissed = True
+        with self._gone:
+            pass
+        error, self._error, self._work = self._error, None, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # else it and this frame would keep each other, and the arrays, alive
+
+
+_team = _Team()
+atexit.register(lambda: _team.dissolve())
+
+
+def each(work: Callable[[int], None], count: int, *, threads: int | None = None, breaks: bool = True) -> None:
+    """Does ``work(k)`` for every k below ``count``, in the caller and in helper threads that have nothing else to do.
+    Nobody waits for a thread that waits.
+
+    Args:
+        work: must not care in which order and beside what it runs.
+        count: how many there are.
+        threads: at most how many work; by default as many as `num_threads` says.
+        breaks: whether Ctrl-C may leave some undone; else it waits for the end.
+
+    Raises:
+        BaseException: what ``work`` raised first; what had not begun by then is left undone.
+    """
+    numbers = itertools.count()  # whose `next` is one step of the interpreter's: no lock is needed
+    errors: list[BaseException] = []
+
+    def some() -> None:
         try:
-            for future in self._futures:
-                if not future.cancel():  # it had not begun: others were served first
-                    future.result()
-        finally:
-            _shares.leave()
-
-
-def divide(work: Callable[[int], None], count: int) -> None:
-    """Does ``work(k)`` for every k below ``count``: the caller the first, helper threads the others as far as they are
-    free, and the caller what they have not begun. Nobody waits for a thread that waits.
-    """
-    context = contextvars.copy_context()
-    futures = [_threads().submit(context.copy().run, work, k) for k in range(1, count)]
-    try:
-        work(0)
-        for k, future in enumerate(futures, 1):
-            if future.cancel():
+            while not errors and (k := next(numbers)) < count:
                 work(k)
-            else:
-                future.result()
-    finally:
-        for future in futures:
-            if not future.cancel():
-                future.exception()  # waits: after an error, too, nothing goes on behind its back
+        except BaseException as error:  # carried to the caller, who raises the first one
+            errors.append(error)
+
+    with Interrupts() as interrupts:
+        helpers = Helpers()
+        most = min(threads or num_threads(), count) - 1
+        if most > 0:
+            helpers.call(some, most, contextvars.copy_context())
+        try:
+            while not errors and (k := next(numbers)) < count:
+                work(k)
+                if breaks:
+                    interrupts.deliver()
+        except BaseException as error:
+            errors.append(error)
+        helpers.dismiss()
+        if errors:
+            try:
+                raise errors[0]
+            finally:
+                errors.clear()  # else they and these frames would keep each other, and the arrays, alive
 
 
-class _Shares:
-    """BLAS has its share of the cores in each of several threads: else every call would start as many threads as there
-    are cores. The number of BLAS threads belongs to the process; it is put back when the last piece of work is done.
-    """
-
-    def __init__(self) -> None:
-        self._users = 0
-        self._blas: ThreadpoolController | None = None
-        self._limit: Any = None
-
-    def enter(self, threads: int) -> None:
-        """One more piece of work is done by so many threads."""
-        with _lock:
-            self._users += 1
-            if self._users == 1:
-                if self._blas is None:
-                    from threadpoolctl import ThreadpoolController  # looks at all loaded libraries: milliseconds, once
-
-                    self._blas = ThreadpoolController()
-                self._limit = self._blas.limit(limits=max(usable_cores() // threads, 1), user_api="blas")
-
-    def leave(self) -> None:
-        """It is done."""
-        with _lock:
-            self._users -= 1
-            if not self._users:
-                self._limit.restore_original_limits()
-
-
-class Prompts:
-    """Counts calls of ``breakpoint()`` while pieces of work go on: while somebody looks at one program in a debugger,
-    no others shall start beside it.
-
-    The hook is wrapped by a cache that keeps nothing, since that is a counter without a frame of its own: debuggers
-    stop in the frame that called the hook.
-    """
-
-    def __init__(self) -> None:
-        self._users = 0
-        self._hook: Any = None
-        self._counter: Any = None
-
-    def __enter__(self) -> int:
-        with _lock:
-            self._users += 1
-            if self._users == 1:
-                hook = sys.breakpointhook
-                if hook is not self._hook:
-                    self._hook, self._counter = hook, functools.lru_cache(maxsize=0)(hook)
-                sys.breakpointhook = self._counter
-            return self.count
-
-    def __exit__(self, *error: object) -> None:
-        with _lock:
-            self._users -= 1
-            if not self._users and sys.breakpointhook is self._counter:  # else the program has set another one
-                sys.breakpointhook = self._hook
-
-    @property
-    def count(self) -> int:
-        """How many there were."""
-        misses: int = self._counter.cache_info().misses
-        return misses
-
-
-_shares = _Shares()
-_prompts = Prompts()
-
-
-def prompts() -> Prompts:
-    """The process's counter of debugger prompts."""
-    return _prompts
+@in_children
+def _forget() -> None:
+    """In the child of a fork: the parent's threads are not here."""
+    global _team
+    _team = _Team()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shardtensor.backend import Device, HostArray
 from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.host import in_children
 from shardtensor.log import note_copy
 from shardtensor.mesh import Mesh
 from shardtensor.protocols import Operators, is_scalar
@@ -381,6 +382,12 @@ def ledger_of(x: ShardedTensor) -> Ledger:
 
 
 _making_ledgers = threading.Lock()
+
+
+@in_children
+def _unlock() -> None:
+    global _making_ledgers
+    _making_ledgers = threading.Lock()
 
 
 def own(x: ShardedTensor) -> ShardedTensor:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import HOST, Device
+from shardtensor.host import power_of_1024, readable
 
 Moved = Mapping[tuple[Device, Device], int]
 """Bytes by (source, destination)."""
@@ -95,26 +96,6 @@ def sent_and_received(moved: Moved) -> dict[Device, tuple[int, int]]:
         for way, device in enumerate(pair):
             sums.setdefault(device, [0, 0])[way] += nbytes
     return {device: (sums[device][0], sums[device][1]) for device in sorted(sums, key=lambda d: (d == HOST, d))}
-
-
-def readable(nbytes: float) -> str:
-    """Bytes for people, to three digits.
-
-    >>> from shardtensor.traffic import readable
-    >>> readable(1023), readable(1536), readable(5 << 30)
-    ('1023 B', '1.5 KiB', '5 GiB')
-    """
-    power = _power(nbytes)
-    count = nbytes / 1024**power
-    return f"{count:.3g} {_UNITS[power]}" if count < 99.95 else f"{count:.0f} {_UNITS[power]}"
-
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-
-
-def _power(nbytes: float) -> int:
-    """Of 1024: that of the largest unit in which it is 1 at least once it is rounded."""
-    return next((k for k in range(len(_UNITS) - 1) if nbytes < 1023.5 * 1024**k), len(_UNITS) - 1)
 
 
 # -- as text ---------------------------------------------------------------------------------------
@@ -223,7 +204,7 @@ def _figure(figure_class: Any, moved: Moved, devices: Sequence[Device]) -> Any:
     shown = [*range(0, len(names) - step, step), len(names) - 1]
     axes.set_xticks(shown, [names[k] for k in shown], rotation=90)
     axes.set_yticks(shown, [names[k] for k in shown])
-    unit = 1024 ** _power(most)
+    unit = 1024 ** power_of_1024(most)
     locator = ticker.MaxNLocator(5, steps=[1, 2.5, 5, 10], integer=unit == 1)  # quarters of a unit are 256 of the next
     ticks = [tick for tick in locator.tick_values(0, most / unit) * unit if tick <= most]
     figure.colorbar(image, ticks=ticks, format=lambda n, _: readable(n), label="bytes")

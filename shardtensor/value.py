@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from shardtensor import pool
 from shardtensor.backend import Backend, HostArray
 from shardtensor.errors import ArgumentTypeError, DonatedError, ShardTensorError
+from shardtensor.passes import copy_into
 from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of_group
 from shardtensor.sharding import Grid, NamedSharding, Shape
@@ -180,9 +182,9 @@ def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
     whole = in_place([pieces[k] for k in owners], [[b for b, _ in grid.box(k)] for k in owners], value.shape)
     if whole is not None:
         return whole, 0
-    array = np.empty(value.shape, value.dtype)
+    array = pool.empty(value.shape, value.dtype)
     for k in owners:
-        array[grid.index(k)] = pieces[k]
+        copy_into(array[grid.index(k)], pieces[k], breaks=True)
     return array, array.nbytes
 
 

@@ -18,6 +18,7 @@ from shardtensor.backend import HOST, HostArray, read_only
 from shardtensor.core import Op, Params, call
 from shardtensor.indices import Index
 from shardtensor.log import Transfer, account, watched
+from shardtensor.passes import copied
 from shardtensor.picking import Picking, Want
 from shardtensor.planner import host_grid, identity
 from shardtensor.plans import result_dtype
@@ -266,7 +267,7 @@ def row_major(base: ShardedTensor, window: Window) -> HostArray:
         with ledger.lock:
             array = whole_array(base, "view")
             if not array.flags.c_contiguous:
-                array = np.ascontiguousarray(array)
+                array = copied(array)
                 base._storage = Storage(array)
     return array
 

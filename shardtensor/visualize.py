@@ -16,9 +16,9 @@ import numpy as np
 
 from shardtensor.backend import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.host import readable
 from shardtensor.sharding import Grid, NamedSharding, Shape
 from shardtensor.tensor import ShardedTensor
-from shardtensor.traffic import readable
 
 if TYPE_CHECKING:
     from rich.console import Console

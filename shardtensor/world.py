@@ -12,26 +12,24 @@ from __future__ import annotations
 
 import functools
 import importlib
-import signal
+import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-from shardtensor import team
+from shardtensor import interrupts, team
+from shardtensor.blas import Limit
 from shardtensor.errors import CollectiveError
 from shardtensor.programs import Group, Meeting, Program, Server, Task, current, enter, listed
 
 _LOOK = 0.05
 """Seconds after which a thread that waits looks whether somebody has pressed Ctrl-C meanwhile."""
 
-_BUSY = 1.25
-"""Cores at work from which helper threads would only be in the way."""
-
 
 def run(
     tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
-    patience: float = 200e-6,
+    patience: float = 200e-6, text: Hashable = None,
 ) -> list[Any]:  # fmt: skip
     """The results of all tasks, in order; each runs as a program.
 
@@ -44,6 +42,7 @@ def run(
             nobody can name.
         sizes: the sizes of those axes.
         patience: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
+        text: what the programs have in common. Those that took long the last time have helpers from the start.
 
     Raises:
         Failed: a program failed; of several, the first in order that was not merely told of another's failure.
@@ -55,12 +54,29 @@ def run(
     if parent is not None:
         parent.await_group(group)
         return group.outcome()
-    world = World(group, patience)
+    world = World(group, 0.0 if text in _long and math.isfinite(patience) else patience)
     try:
         world.run()
+        _note(text, time.perf_counter() - world.started > _LONG * patience)
         return group.outcome()
     finally:  # a helper thread may hold the world a moment longer; and the two would keep each other, and all results
         del group.world, world.root
+
+
+_LONG = 4
+"""How many times the patience a map must take for the next one like it to have helpers from the start."""
+
+_long: dict[Hashable, None] = {}
+_TEXTS_KEPT = 1024
+
+
+def _note(text: Hashable, is_long: bool) -> None:
+    if not is_long:
+        _long.pop(text, None)
+    elif text is not None and text not in _long:
+        while len(_long) >= _TEXTS_KEPT:
+            _long.pop(next(iter(_long)), None)
+        _long[text] = None
 
 
 @functools.cache
@@ -82,18 +98,22 @@ class World:
         self._ready = 0  # programs that can go on, once their threads see it
         self._patience = patience
         self._helpers: team.Helpers | None = None
+        self._share: Limit
         root.world = self
 
     def run(self) -> None:
         """Serves until the outermost map is done."""
-        self._started, self._used = time.perf_counter(), time.process_time()
+        self.started = time.perf_counter()
         server = Server(_greenlets().getcurrent)
-        with team.prompts() as self._prompts_before, _Interrupts(server) as self._interrupts:
+        with interrupts.prompts() as self._prompts_before, _Interrupts(server) as self._interrupts:
             try:
+                if not self._patience:
+                    self._call_for_help()
                 self._serve(server)
             finally:
                 if self._helpers:
                     self._helpers.dismiss()
+                    self._share.__exit__()
 
     def _help(self) -> None:
         self._serve(Server(_greenlets().getcurrent))
@@ -122,7 +142,7 @@ class World:
     def _next(self, server: Server) -> Any:
         """What the thread shall do, a function; None when everything is done. The lock is held."""
         while True:
-            self._interrupts.deliver(server)
+            self._interrupts.deliver_to(server)
             if server.ready:
                 self._ready -= 1
                 return server.ready.popleft().thread.switch
@@ -167,16 +187,17 @@ class World:
 
     def _call_for_help(self) -> None:
         """Wakes helper threads, once, if there is work for them and the caller has had enough."""
-        if self._helpers is not None or (spent := time.perf_counter() - self._started) < self._patience:
+        if self._helpers is not None or time.perf_counter() - self.started < self._patience:
             return
-        if time.process_time() - self._used > _BUSY * spent:
-            return  # more than one core works already: in BLAS, or for somebody else
         with self.lock:
             count = sum(g.unstarted for g in self.groups)
-            if count < 2 or self._helpers is not None or team.prompts().count > self._prompts_before:
+            if count < 2 or self._helpers is not None or interrupts.prompts().count > self._prompts_before:
                 return
             self._changed = threading.Condition(self.lock)
             self._helpers = team.Helpers()
+        # BLAS has its share of the cores in each thread: else every call would start as many as there are cores.
+        self._share = Limit(max(team.num_threads() // min(team.num_threads(), count), 1))
+        self._share.__enter__()
         self._helpers.call(self._help, count - 1, self.root.context)
 
     # -- programs (all but `withdraw`: the lock is held) ---------------------------------------------------------------
@@ -290,49 +311,23 @@ def _absent(meeting: Meeting) -> list[str]:
     return [group.labels[seat] for seat in missing if seat not in group.live]
 
 
-# Python's own wrappers of these make enums of all numbers: a fifth of the cost of a small map.
-_c = importlib.import_module("_signal")
-_set_handler: Callable[[int, Any], Any] = _c.signal
-_handler: Callable[[int], Any] = _c.getsignal
-_SIGINT = int(signal.SIGINT)
+class _Interrupts(interrupts.Interrupts):
+    """Ctrl-C reaches the caller's programs' own code, or waits for it."""
 
-
-class _Interrupts:
-    """Holds Ctrl-C back while the machinery is running, which could not be left in the middle: it reaches the caller's
-    programs' own code, or waits for it.
-    """
-
-    __slots__ = ("_before", "_missed", "_server")
+    __slots__ = ("_server",)
 
     def __init__(self, server: Server) -> None:
+        super().__init__()
         self._server = server
-        self._missed = False
-        self._before: Any = None
 
-    def __enter__(self) -> _Interrupts:
-        if threading.get_ident() == threading.main_thread().ident:  # no other one gets signals
-            before = _handler(_SIGINT)
-            if callable(before):
-                self._before = before
-                _set_handler(_SIGINT, self._handle)
-        return self
+    def passes(self) -> bool:
+        """Whether a program's own code is running."""
+        return self._server.inside
 
-    def __exit__(self, *error: object) -> None:
-        if self._before is not None and _handler(_SIGINT) == self._handle:  # the program has set no other
-            _set_handler(_SIGINT, self._before)
-        self.deliver(self._server)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self._server.inside:
-            self._before(number, frame)
-        else:
-            self._missed = True
-
-    def deliver(self, server: Server) -> None:
-        """Does what a signal does that came in between."""
-        if self._missed and server is self._server:
-            self._missed = False
-            self._before(_SIGINT, None)
+    def deliver_to(self, server: Server) -> None:
+        """Does what a signal does that came in between, in the thread that gets them."""
+        if server is self._server:
+            self.deliver()
 
 
 class _Worker:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor import passes, pool
 from shardtensor.backend import Backend, references
 from shardtensor.core import Op, Operands, Params
 from shardtensor.edits import Edit, Elementwise, Masked, Scattered, is_window
@@ -249,9 +250,9 @@ class _Taken:
         fresh = array
         if not alone or (len(window.boxes) > 1 and not array.flags.c_contiguous):
             if self._is_all(edit):
-                fresh = np.empty(value.shape, value.dtype)
+                fresh = pool.empty(value.shape, value.dtype)
             else:
-                fresh = np.array(array, order="C")
+                fresh = passes.copied(array)
                 note_copy(edit.name, fresh.nbytes, self.device)
         out = window.of(self.backend, fresh)
         old = out if fresh is array else window.of(self.backend, array)

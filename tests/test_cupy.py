@@ -761,7 +761,6 @@ def test_pmap_launches_all_before_it_waits(lazy: Machine) -> None:
 
 def test_functions_that_block_run_in_threads(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team, "usable_cores", lambda: 4)
-    monkeypatch.setattr(team, "_pool", None)
     threads, devices = set(), list[Any]()
 
     def work(x: Any) -> Any:
@@ -777,7 +776,6 @@ def test_functions_that_block_run_in_threads(gpus: Machine, monkeypatch: pytest.
     assert sorted(devices) == [0, 0, 1, 1]
     for x, y in zip(parts, made, strict=True):
         same(y, (np.asarray(x) + 1) * (np.asarray(x) + 1).sum())
-    team._pool.shutdown()
 
 
 def test_threads_at_once(gpus: Machine) -> None:

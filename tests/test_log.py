@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.traffic import TextPicture, picture, readable
+from shardtensor.host import readable
+from shardtensor.traffic import TextPicture, picture
 from tests.layouts import everywhere, mesh_of
 
 

@@ -88,11 +88,9 @@ def scripted(text: str, stdin: str = "", seconds: float = 60) -> str:
 def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Three helper threads, however many cores there are; they join after the first turn of work."""
     monkeypatch.setattr(team, "usable_cores", lambda: 4)
-    monkeypatch.setattr(team, "_pool", None)
-    monkeypatch.setattr(world, "_BUSY", 99.0)  # whatever else this process does
+    monkeypatch.setattr(team, "_team", team._Team())
     yield
-    if team._pool is not None:
-        team._pool.shutdown()
+    team._team.dissolve()
 
 
 def meets(
@@ -892,45 +890,13 @@ def test_generators_of_the_users_in_a_program() -> None:
 # -- work that threads divide ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_threads_divide_work_as_far_as_they_are_free(helped: None, busy: bool) -> None:
-    gate = threading.Event()
-    waiting = [team._threads().submit(gate.wait, 10) for _ in range(3 * busy)]
-    done: list[tuple[int, int]] = []
-    try:
-        in_time(lambda: team.divide(lambda k: done.append((k, threading.get_ident())), 5))
-    finally:
-        gate.set()
-        for future in waiting:
-            future.result()
-    assert sorted(k for k, _ in done) == list(range(5))
-    if busy:  # nobody waits for those who wait
-        assert len({thread for _, thread in done}) == 1
-
-
-def test_an_error_ends_what_threads_divide(helped: None) -> None:
-    done: list[int] = []
-
-    def work(k: int) -> None:
-        if k == 0:
-            raise LookupError("mine")
-        time.sleep(0.01)
-        done.append(k)
-
-    with pytest.raises(LookupError, match="mine"):
-        in_time(lambda: team.divide(work, 6))
-    before = len(done)
-    time.sleep(0.05)
-    assert len(done) == before  # nothing goes on behind its back
-
-
 @pytest.mark.parametrize("name", ["psum", "pmax", "psum_scatter"])
-def test_threads_change_no_bit_of_a_reduction(name: str, helped: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_no_bit_of_a_reduction(name: str, helped: None) -> None:
     parts = st.shard(array((8, 1 << 19), "float64", 1).reshape(-1), devices=st.devices("numpy"))
     options = {"tiled": True} if name == "psum_scatter" else {}
     seen = []
-    for cores in (1, 3):
-        monkeypatch.setattr(exchange, "usable_cores", lambda cores=cores: cores)
-        made = st.pmap(lambda x: getattr(st, name)(x, "i", **options), parts, axis_name="i")
+    for threads in (1, 3):
+        with st.set_num_threads(threads):
+            made = st.pmap(lambda x: getattr(st, name)(x, "i", **options), parts, axis_name="i")
         seen.append(b"".join(np.asarray(m).tobytes() for m in made[:: 1 if options else 8]))
     assert seen[0] == seen[1]

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
+from shardtensor.backend import (
+    FRAME,
+    Backend,
+    Device,
+    HostArray,
+    copied,
+    host_memory,
+    is_alone,
+    logical_device_count,
+    owner_of,
+    read_only,
+)
 
 __all__ = ["NumPyBackend"]
 
@@ -45,11 +56,15 @@ class NumPyBackend(Backend):
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """A copy: logical devices keep nothing from each other, but what is asked to move is not shared."""
-        return np.array(array, order="C")
+        return copied(array)
+
+    def memory_info(self, device: Device) -> tuple[int, int] | None:
+        """Of the host, as far as this process can get it; None where nobody says."""
+        return host_memory()
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """A copy of a host array."""
-        return np.array(array, order="C")
+        return copied(array)
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """The array itself, read-only."""
@@ -61,15 +76,15 @@ class NumPyBackend(Backend):
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
-        if any(_owner(result) is _owner(s) for s in shards) and not result.flags.writeable:
+        if any(owner_of(result) is owner_of(s) for s in shards) and not result.flags.writeable:
             return result, False
-        if _alone(result, 1 + FRAME):
+        if is_alone(result, 1 + FRAME):
             return result, False
         return np.array(result, order="K", subok=False), True
 
     def sole(self, array: Any, holders: int) -> bool:
         """Whether nobody else holds its memory, and its elements fill it without gaps, so that no two share a place."""
-        if not array.flags.forc or not _alone(array, holders + FRAME):
+        if not array.flags.forc or not is_alone(array, holders + FRAME):
             return False
         if array.base is not None:
             array.base.flags.writeable = True
@@ -78,19 +93,4 @@ class NumPyBackend(Backend):
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         """``array`` itself, writable, where it is alone in its memory, else a copy in row-major order."""
-        return (array, False) if self.sole(array, holders + FRAME) else (np.array(array, order="C"), True)
-
-
-def _owner(array: HostArray) -> object:
-    """What holds the memory of an array."""
-    return array if array.base is None else array.base
-
-
-def _alone(array: HostArray, holders: int) -> bool:
-    """Whether references to an array are the ``holders`` and no more, and none but its own to the array whose memory
-    it is a view of. What is not NumPy's own memory (a mapped file, a foreign buffer) is never alone.
-    """
-    owner = array.base
-    if type(array) is not np.ndarray or references(array) > holders + FRAME:
-        return False
-    return owner is None or (type(owner) is np.ndarray and owner.base is None and references(owner) <= 2)
+        return (array, False) if self.sole(array, holders + FRAME) else (copied(array), True)

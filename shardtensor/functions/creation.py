@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor import pool
 from shardtensor.backend import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -22,6 +23,7 @@ from shardtensor.functions.manipulation import checked_shape
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import sharded_dtype
+from shardtensor.passes import copy_into
 from shardtensor.sharding import NamedSharding, Shape
 from shardtensor.tensor import ArrayLike, ShardedTensor
 
@@ -136,7 +138,12 @@ def _maker(name: str) -> Callable[..., Any]:
 
     def kernel(xp: Any, place: Place, *operands: Any, **params: Any) -> Any:
         fill = operands[-1:] if name == "full" else ()
-        return getattr(xp, name)(place.local_shape, *fill, dtype=place.dtype)
+        if xp is not np or name == "zeros":  # of which nobody pays for what is never touched
+            return getattr(xp, name)(place.local_shape, *fill, dtype=place.dtype)
+        out = pool.empty(place.local_shape, place.dtype)
+        if name != "empty":
+            copy_into(out, *fill or (1,), breaks=True)
+        return out
 
     return kernel
 

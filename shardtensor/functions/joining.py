@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor import pool
 from shardtensor.core import implements, operator
 from shardtensor.errors import ShapeError
 from shardtensor.functions.manipulation import layout_of, reshape
 from shardtensor.mesh import Mesh, mesh_of
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
+from shardtensor.passes import copy_into
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes, parse, propagate
 from shardtensor.sharding import NamedSharding, P, PartitionSpec, Shape, offsets
@@ -74,9 +76,14 @@ def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
     sizes = [x.shape[along] for x in operands]
     whole_shards = _one_each(operands, sharding, shape[along], sizes)
     return Moved(
-        shape, sharding, regions, lambda *arrays: np.concatenate(arrays, axis=along), copies=True,
-        as_pieces=(lambda array: array) if whole_shards else None,
+        shape, sharding, regions, lambda *arrays: np.concatenate(arrays, axis=along, out=_new(shape, arrays)),
+        copies=True, as_pieces=(lambda array: array) if whole_shards else None,
     )  # fmt: skip
+
+
+def _new(shape: Shape, arrays: Sequence[Any]) -> Any:
+    """What host arrays are joined in."""
+    return pool.empty(shape, np.result_type(*[a.dtype for a in arrays]))
 
 
 def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, sizes: Sequence[int]) -> bool:
@@ -153,7 +160,7 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> Moved:
         regions.append(Region(i, tuple(lines)))
     whole_shards = _one_each(operands, sharding, len(operands), [1] * len(operands))
     return Moved(
-        shape, sharding, regions, lambda *arrays: np.stack(arrays, axis=along), copies=True,
+        shape, sharding, regions, lambda *arrays: np.stack(arrays, axis=along, out=_new(shape, arrays)), copies=True,
         as_pieces=(lambda array: array[(slice(None),) * along + (None,)]) if whole_shards else None,
     )  # fmt: skip
 
@@ -222,9 +229,10 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
         fresh.setdefault(tuple(part), identity(x.shape, i, [begins[d][p] for d, p in enumerate(part)]))
 
     def whole(*arrays: Any) -> Any:
-        out = np.empty(shape, np.result_type(*[a.dtype for a in arrays]))
+        out = _new(shape, arrays)
         for region in fresh.values():
-            out[tuple(slice(line.begin, line.end) for line in region.lines)] = arrays[region.operand]
+            part = out[tuple(slice(line.begin, line.end) for line in region.lines)]
+            copy_into(part, arrays[region.operand], breaks=True)
         return out
 
     by_rule = all(np.array_equal(b, offsets(n, c)) for b, n, c in zip(begins, shape, counts, strict=True))

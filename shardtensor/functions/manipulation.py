@@ -19,13 +19,14 @@ from shardtensor.indices import Index
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
+from shardtensor.passes import copied
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axes
 from shardtensor.sharding import Grid, NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
 from shardtensor.value import Aval
-from shardtensor.windows import Window, reshape_groups, reshaped_chains
+from shardtensor.windows import Window, reshape_groups, reshaped_chains, reshaped_strides
 
 Operand = Aval | HostAval
 
@@ -283,7 +284,16 @@ def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool 
     target, result = sharding.with_spec(P(*before)), sharding.with_spec(P(*after))
     flat = _flat(target, result, old, new, groups)
     merged = tuple(math.prod(old[d] for d in left) for left, _ in groups)
-    return Moved(new, result, (identity(merged),), lambda a: a.reshape(new), target=target, flat=flat)
+    return Moved(new, result, (identity(merged),), lambda a: _reshaped(a, new), target=target, flat=flat)
+
+
+def _reshaped(array: Any, shape: Shape) -> Any:
+    """An array in another shape: a view where that can be."""
+    if not array.flags.c_contiguous:
+        strides = tuple([stride // array.itemsize for stride in array.strides])
+        if reshaped_strides(array.shape, strides, shape) is None:
+            array = copied(array)
+    return array.reshape(shape)
 
 
 def _flat(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor import passes
 from shardtensor.backend import Device, HostArray, read_only
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
@@ -96,12 +97,12 @@ def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -
     elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
     whole = gather(x, who)
     if not may_alias and not elsewhere:
-        whole = np.array(whole, order="C")
+        whole = passes.copied(whole)
     elif not isinstance(x, ShardedTensor):
         whole = read_only(whole)
-    copied = 0 if may_alias and not elsewhere else whole.nbytes
-    if watched() and (copied or not move.stays):
-        account(who, 0, True, lambda: _shared_out(move, who, copied))
+    nbytes = 0 if may_alias and not elsewhere else whole.nbytes
+    if watched() and (nbytes or not move.stays):
+        account(who, 0, True, lambda: _shared_out(move, who, nbytes))
     return Storage(whole_of(whole, value))
 
 

@@ -1,0 +1,110 @@
+"""What this process may use of its host: cores and memory, as its affinity mask and its control groups allow."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def in_children(function: Callable[[], None]) -> Callable[[], None]:
+    """Has a function called in the child of every fork: of the parent's threads none is there but the one that forked,
+    and what the others held, such as locks, nobody will ever release.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+    return function
+
+
+def usable_cores() -> int:
+    """How many cores this process may keep busy: those it may run on; fewer where a control group limits its time."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this operating system
+        allowed = os.cpu_count() or 1
+    return min(allowed, _granted_cores() or allowed)
+
+
+@functools.cache
+def _granted_cores() -> int | None:
+    """How many cores' time the control groups grant, part of a core counted as one; None where they do not limit it."""
+    granted = []
+    for group in _groups():
+        quota, _, period = _read(group / "cpu.max").partition(" ")  # version 2
+        if not period:
+            quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")  # version 1
+        if quota.isdigit() and period.isdigit() and int(period):
+            granted.append(max(math.ceil(int(quota) / int(period)), 1))
+    return min(granted, default=None)
+
+
+def memory() -> tuple[int, int] | None:
+    """Bytes (free, total) of memory that this process can still get, and could get at most; None where nobody says."""
+    said = dict(line.split(":") for line in _read("/proc/meminfo").splitlines())
+    if "MemAvailable" not in said:
+        return None
+    free, total = (sum(int(said[n].split()[0]) << 10 for n in names if n in said) for names in _COUNTED)
+    for group, most, current in _limited_memory():
+        used = _read(group / current)
+        if used.isdigit():
+            caches = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+            free = min(free, most - int(used) + int(caches.get("inactive_file", 0)))  # files can be read again
+            total = min(total, most)
+    return max(free, 0), total
+
+
+_COUNTED = (("MemAvailable", "SwapFree"), ("MemTotal", "SwapTotal"))
+
+
+@functools.cache
+def _limited_memory() -> list[tuple[Path, int, str]]:
+    """The control groups that limit memory: the folder, the limit, and the file that says what is used."""
+    files = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    said = [(group, _read(group / most), current) for group in _groups() for most, current in files]
+    return [(group, int(most), current) for group, most, current in said if most.isdigit() and int(most) < _NO_LIMIT]
+
+
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a limit where there is none: nearly the largest number."""
+
+
+def _groups() -> Iterator[Path]:
+    """The folders of the control groups that this process is in, innermost first."""
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        roots = [_GROUPS / name for name in controllers.split(",")] if controllers else [_GROUPS]
+        for root in roots:
+            inner = root / path.lstrip("/")
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
+
+
+def _read(path: Path | str) -> str:
+    """The text of one of the kernel's files; nothing where there is none."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def readable(nbytes: float) -> str:
+    """Bytes for people, to three digits.
+
+    >>> from shardtensor.host import readable
+    >>> readable(1023), readable(1536), readable(5 << 30)
+    ('1023 B', '1.5 KiB', '5 GiB')
+    """
+    power = power_of_1024(nbytes)
+    count = nbytes / 1024**power
+    return f"{count:.3g} {UNITS[power]}" if count < 99.95 else f"{count:.0f} {UNITS[power]}"
+
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def power_of_1024(nbytes: float) -> int:
+    """Of 1024: that of the largest unit in which it is 1 at least once it is rounded."""
+    return next((k for k in range(len(UNITS) - 1) if nbytes < 1023.5 * 1024**k), len(UNITS) - 1)
