@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 import timeit
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -94,17 +94,21 @@ class Worker:
     """
 
     def __init__(self, package: str, cases: str, environment: Mapping[str, str] | None = None) -> None:
+        self._cases, self._environment = cases, child_environment(PYTHONIOENCODING="utf-8", **(environment or {}))
         self._names: list[str] = []
-        self._problem = "" if is_installed(package) else "not installed"
+        self._installed = is_installed(package)
+        self._problem = "" if self._installed else "not installed"
         self._closing = contextlib.ExitStack()
-        if self._problem:
-            return
+        if self._installed:
+            self._start()
+
+    def _start(self) -> None:
         with contextlib.ExitStack() as stack:
             self._errors = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
             self._process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, __file__, cases],
-                    env=child_environment(PYTHONIOENCODING="utf-8", **(environment or {})),
+                    [sys.executable, __file__, self._cases],
+                    env=self._environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
@@ -121,6 +125,13 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
+
+    def again(self) -> None:
+        """Starts the process anew where it has ended: JAX's virtual devices deadlock at times."""
+        if self._problem and self._installed:
+            self._closing.close()
+            self._problem = ""
+            self._start()
 
     def sample(self, case: str) -> float:
         """Seconds per call of a case, over as many calls as fill `SAMPLE_SECONDS`."""
@@ -177,12 +188,13 @@ def workers(module: str) -> Iterator[dict[str, Worker]]:
         yield {
             PROJECT: stack.enter_context(Worker("shardtensor", f"{module}:shardtensor_cases", ours)),
             NUMPY: stack.enter_context(Worker("numpy", f"{module}:numpy_cases")),
-            JAX_8: stack.enter_context(Worker("jax", f"{module}:jax_cases", _virtual(8))),
-            JAX_2: stack.enter_context(Worker("jax", f"{module}:jax_cases", _virtual(2))),
+            JAX_8: stack.enter_context(Worker("jax", f"{module}:jax_cases", virtual_devices(8))),
+            JAX_2: stack.enter_context(Worker("jax", f"{module}:jax_cases", virtual_devices(2))),
         }
 
 
-def _virtual(devices: int) -> dict[str, str]:
+def virtual_devices(devices: int) -> dict[str, str]:
+    """The variables by which JAX takes the CPU for so many devices."""
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
@@ -190,7 +202,7 @@ def serve(cases: str) -> None:
     """The life of a worker: reads a request per line, writes an answer per line, both JSON."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints must not be taken for an answer
     module, _, function = cases.partition(":")
-    named: dict[str, Case] = getattr(importlib.import_module(module), function)()
+    named: Mapping[str, Case] = getattr(importlib.import_module(module), function)()
     counts: dict[str, int] = {}
 
     def sample(name: str) -> float:
@@ -326,7 +338,7 @@ def describe_environment(packages: Iterable[str]) -> dict[str, str]:
     """What the figures depend on: the kind of machine and the versions, and nothing that names the place."""
     versions = {name: _version(name) for name in packages}
     return {
-        "CPU": f"{_cpu_model()}, {_usable_cores()} cores usable",
+        "CPU": f"{_cpu_model()}, {usable_cores()} cores usable",
         "memory": _memory(),
         "Python": platform.python_version(),
         **versions,
@@ -350,7 +362,8 @@ def _cpu_model() -> str:
     return next(models, "") or platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """How many cores this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this operating system
@@ -384,13 +397,24 @@ def blas_kernel() -> str:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The least figure that a row has in some columns; those without one do not count."""
+
+    title: str
+    columns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.title
+
+
+@dataclass(frozen=True)
 class Target:
-    """What shardtensor's figure should not exceed: ``at_most``, or that many times the figure of the column ``of`` and
-    ``more`` seconds.
+    """What shardtensor's figure should not exceed: ``at_most``, or that many times the figure of the column ``of``, or
+    the best of several, and ``more`` seconds.
     """
 
     at_most: float
-    of: str | None = None
+    of: str | Best | None = None
     more: float = 0.0
 
 
@@ -429,10 +453,18 @@ class Table:
         """What was measured there."""
         return self.cells.get((row.name, column), Cell())
 
+    def least(self, row: Row, columns: Iterable[str]) -> tuple[float, str] | None:
+        """The least figure of a row in these columns, and whose it is; None where there is none."""
+        figures = [(median, column) for column in columns if (median := self.cell(row, column).median) is not None]
+        return min(figures, default=None)
+
     def meets(self, row: Row, target: Target) -> bool | None:
         """Whether shardtensor does; None where a figure is missing that decides it."""
         figure = self.cell(row, self.columns[0]).median
-        measure = 1.0 if target.of is None else self.cell(row, target.of).median
+        measure: float | None = 1.0
+        if target.of is not None:
+            best = self.least(row, target.of.columns if isinstance(target.of, Best) else (target.of,))
+            measure = None if best is None else best[0]
         return None if figure is None or measure is None else figure <= target.at_most * measure + target.more
 
     def verdicts(self) -> list[bool | None]:
@@ -442,6 +474,8 @@ class Table:
     def summary(self) -> str:
         """The targets, counted."""
         verdicts = self.verdicts()
+        if not verdicts:
+            return "No targets."
         counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in _WORDS.items()]
         return f"{len(verdicts)} targets: {', '.join(counts)}."
 
@@ -495,7 +529,7 @@ class Table:
         said = _quantity(cell.median, row.unit)
         if column == self.columns[0] or row.unit != "s" or not ours:
             return said
-        return f"{said}{_digits(cell.median / ours):>6}×"
+        return f"{said} {_digits(cell.median / ours):>5}×"
 
 
 _WORDS = {True: "met", False: "missed", None: "not checked"}
@@ -528,10 +562,10 @@ def _quantity(value: float, unit: str) -> str:
 def _scaled(value: float, unit: str) -> tuple[float, str]:
     if unit != "s":
         return value, unit
-    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
         if value >= scale:
             return value / scale, name
-    return value / 1e-9, "ns"
+    return value / 1e-12, "ps"
 
 
 def _digits(number: float) -> str:
@@ -539,13 +573,13 @@ def _digits(number: float) -> str:
     return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
 
 
-def report(table: Table, directory: Path, name: str) -> None:
-    """Prints a table, and saves it as ``name.txt`` and ``name.json``."""
+def report(table: Table, directory: Path, name: str, width: int = WIDTH) -> None:
+    """Prints a table, and saves it as ``name.txt``, of so many columns of text, and ``name.json``."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a redirected output's encoding may lack ≤ and ×
-    Console(width=max(Console().width, WIDTH)).print(table)
+    Console(width=max(Console().width, width)).print(table)
     page = io.StringIO()
-    Console(file=page, width=WIDTH, no_color=True, force_terminal=False).print(table)
+    Console(file=page, width=width, no_color=True, force_terminal=False).print(table)
     text = "\n".join(line.rstrip() for line in page.getvalue().splitlines())
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.txt").write_text(f"{text}\n", "utf-8")
@@ -554,13 +588,22 @@ def report(table: Table, directory: Path, name: str) -> None:
 
 def run(name: str, what: str, measure: Callable[[Effort], Table], full: Effort, quick: Effort) -> None:
     """The program of a table: reads the command line, measures, prints and saves."""
+    options = arguments(name, what)
+    report(measure(quick if options.quick else full), options.out, labelled(name, options.label))
+
+
+def arguments(name: str, what: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says: ``quick``, ``out`` and ``label``."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the results go")
     parser.add_argument("--label", metavar="LABEL", help=f"saved as {name}-LABEL: what kind of machine, not which one")
-    options = parser.parse_args()
-    table = measure(quick if options.quick else full)
-    report(table, options.out, f"{name}-{options.label}" if options.label else name)
+    return parser.parse_args(argv)
+
+
+def labelled(name: str, label: str | None) -> str:
+    """What the files of a table are called."""
+    return f"{name}-{label}" if label else name
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""The benchmark for CPUs, rehearsed: every case, tiny."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """The benchmark and its cases, told to be tiny."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    cpu, cases = importlib.import_module("cpu"), importlib.import_module("cpu_cases")
+    for name, value in cases.TINY.as_environment().items():
+        monkeypatch.setenv(name, value)
+    yield cpu, cases
+    for name in ("cpu", "cpu_cases", "cpu_curves", "collectives", "harness"):
+        sys.modules.pop(name, None)
+
+
+class Here:
+    """A worker in this process."""
+
+    def __init__(self, harness: Any, cases: Mapping[str, Any]) -> None:
+        self.harness, self.cases = harness, cases
+
+    def sample(self, case: str) -> float:
+        self.call(case)
+        return 1.0
+
+    def call(self, case: str, limit: float = 0.0) -> Any:
+        if case not in self.cases:
+            raise self.harness.NoFigure(self.harness.NOT_APPLICABLE)
+        return self.cases[case]()
+
+    def again(self) -> None:
+        """It has not ended."""
+
+
+def started(cpu: Any, cases: Mapping[str, Any]) -> Any:
+    """Starts workers in this process."""
+    found = {column: Here(cpu.harness, made) for column, made in cases.items()}
+    return lambda sizes: contextlib.nullcontext(found)
+
+
+def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cases = modules
+    monkeypatch.setattr(cases.time, "sleep", lambda seconds: None)
+    made = {
+        cpu.PROJECT: cases.shardtensor_cases(),
+        cpu.LIMIT: cases.limit_cases(),
+        cpu.NUMPY: cases.numpy_cases(),
+    }
+    table = cpu.measure(cpu.QUICK, cases.TINY, started(cpu, made))
+    for row in table.rows:
+        assert table.cell(row, cpu.PROJECT).median is not None, row.name
+    names = {row.name for row in table.rows}
+    for column, found in made.items():  # a case that no row asks for would never be seen
+        assert set(found) - {"answers", "blas"} <= names, column
+    # Those that speak of JAX alone are open.
+    assert sum(verdict is None for verdict in table.verdicts()) == 8
+    cpu.harness.report(table, tmp_path, "cpu", cpu.WIDTH)
+    text = (tmp_path / "cpu.txt").read_text()
+    assert "≤ 1.05 × best peer" in text
+    assert "BLAS: " in text
+    assert "…" not in text  # which stands where a line is too long
+    # What is compared is everything that is measured.
+    told = {column: made[column]["answers"]() for column in (cpu.PROJECT, cpu.NUMPY)}
+    assert set(told[cpu.PROJECT]) == set(told[cpu.NUMPY]) == set(cases.GROUP)
+    with pytest.raises(ValueError, match=r"sum: shardtensor has"):
+        cpu.agree(told | {cpu.PROJECT: told[cpu.PROJECT] | {"sum": 0.0}})
+
+
+def test_operands_of_one_group_are_held(modules: tuple[Any, Any]) -> None:
+    _, cases = modules
+    made: list[str] = []
+
+    def make(group: str) -> list[Any]:
+        made.append(group)
+        return [np.ones(3)]
+
+    found = cases.Cases({"a": np.sum, "b": np.max, "c": np.min}, {"a": 0, "b": 0, "c": 1}.get, make, {})
+    assert [float(found[name]()) for name in ("a", "b", "a", "c", "a")] == [3, 1, 3, 1, 3]
+    assert made == [0, 1, 0]
+
+
+def test_curves(modules: tuple[Any, Any], tmp_path: Path) -> None:
+    cpu, cases = modules
+    made = {cpu.PROJECT: cpu.cpu_curves.shardtensor_curves(), cpu.NUMPY: cpu.cpu_curves.numpy_curves()}
+    table = cpu.measure_curves(cpu.QUICK, cases.TINY, started(cpu, made))
+    for row in table.rows:
+        assert table.cell(row, cpu.PROJECT).median is not None, row.name
+    assert {row.name for row in table.rows} == set(made[cpu.PROJECT])
+    assert set(made[cpu.NUMPY]) < set(made[cpu.PROJECT])
+    for name, case in made[cpu.NUMPY].items():
+        np.testing.assert_allclose(np.asarray(made[cpu.PROJECT][name]()), case(), rtol=1e-4)
+    cpu.harness.report(table, tmp_path, "scaling")
+    text = (tmp_path / "scaling.txt").read_text()
+    assert "x @ y, contraction split, 4 KiB, on 8 " in text
+    assert "No targets." in text
+    pytest.importorskip("matplotlib")
+    cpu.chart_curves(table, tmp_path / "scaling.svg", cases.TINY)
+    assert "<svg" in (tmp_path / "scaling.svg").read_text()
+
+
+def test_the_chart_names_the_best_peer(modules: tuple[Any, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cpu, _ = modules
+    figures = {cpu.PROJECT: 2.0, cpu.LIMIT: 0.5, cpu.NUMPY: 4.0, cpu.TORCH: 1.0, cpu.DASK: None}
+    cells = {("sum", c): cpu.harness.Cell(() if figure is None else (figure,)) for c, figure in figures.items()}
+    table = cpu.Table("", {}, tuple(figures), cpu.ROWS, cells)
+    row = next(row for row in cpu.ROWS if row.name == "sum")
+    assert table.least(row, cpu.PEERS) == (1.0, cpu.TORCH)
+    assert table.meets(row, cpu.Target(2, cpu.PEER)) is True
+    assert table.meets(row, cpu.Target(1.9, cpu.PEER)) is False
+    assert table.meets(row, cpu.Target(1, cpu.JAX)) is None
+    cpu.chart(table, tmp_path / "cpu.svg")
+    assert "<!-- 2 × PyTorch -->" in (tmp_path / "cpu.svg").read_text()
+
+
+def test_a_worker_begins_again(modules: tuple[Any, Any]) -> None:
+    cpu, _ = modules
+    with cpu.harness.Worker("numpy", "cpu_cases:numpy_cases") as worker:
+        assert worker.call("blas", 60)
+        with pytest.raises(cpu.harness.NoFigure, match="none in 0 s"):
+            worker.call("idle", 1e-9)
+        with pytest.raises(cpu.harness.NoFigure, match="none in 0 s"):
+            worker.call("blas", 60)
+        worker.again()
+        assert worker.call("blas", 60)
+    with cpu.harness.Worker("no_such_library", "cpu_cases:numpy_cases") as worker:
+        worker.again()
+        with pytest.raises(cpu.harness.NoFigure, match="not installed"):
+            worker.call("blas", 60)
+
+
+@pytest.mark.full
+def test_the_program(modules: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cpu, cases = modules
+    cpu.main(["--quick", "--out", str(tmp_path), "--label", "tiny"], cases.TINY)
+    assert "Traceback" not in capsys.readouterr().err
+    charts = {"cpu-tiny.svg", "scaling-tiny.svg"} if cpu.harness.is_installed("matplotlib") else set()
+    tables = {f"{name}-tiny.{kind}" for name in ("cpu", "scaling") for kind in ("txt", "json")}
+    assert {path.name for path in tmp_path.iterdir()} == tables | charts
+    text = (tmp_path / "cpu-tiny.txt").read_text()
+    assert "failed" not in text
+    if cpu.harness.is_installed("jax"):
+        assert "not checked" not in text.replace("0 not checked", "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "measure", lambda effort, sizes: cpu.Table("", {}, (cpu.PROJECT,), (), {}))
+        patch.setattr(cpu, "measure_curves", lambda effort, sizes: cpu.Table("", {}, (cpu.PROJECT,), (), {}))
+        patch.setattr(cpu.harness, "is_installed", lambda package: False)
+        cpu.main(["--out", str(tmp_path / "without")])
+    assert "No charts: matplotlib is not installed." in capsys.readouterr().out
