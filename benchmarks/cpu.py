@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = workers) -> Tabl
             # Those that share operands together: for others, a worker would make new ones each time.
             for operands, group in itertools.groupby(sorted(rows, key=group_of), group_of):
                 pairs = itertools.product(group, found)
-                samplers = {(row.name, c): functools.partial(found[c].sample, row.name) for row, c in pairs}
+                samplers = {(row.name, c): rested(functools.partial(found[c].sample, row.name)) for row, c in pairs}
                 cells |= harness.interleave(samplers, rounds, operands)
                 for worker in found.values():
                     worker.again()
@@ -141,6 +142,20 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = workers) -> Tabl
         for row, (column, worker) in itertools.product(ONCE, fresh.items()):
             cells |= harness.call_once(worker, column, row.name, (row.name,))
     return Table(TITLE, environment, tuple(found), ROWS, cells)
+
+
+REST = 0.1
+"""Seconds before each sample: threads of BLAS and OpenMP look for work for a while, on cores that others need."""
+
+
+def rested(sampler: harness.Sampler) -> harness.Sampler:
+    """Samples when the others' threads are asleep."""
+
+    def sample() -> float:
+        time.sleep(REST)
+        return sampler()
+
+    return sample
 
 
 def group_of(row: Row) -> str:
@@ -192,7 +207,7 @@ def measure_curves(effort: Effort, sizes: Sizes = FULL, start: Start = curve_wor
 
 def per_element(worker: Measurer, point: Point) -> harness.Sampler:
     """Samples a point."""
-    return lambda: worker.sample(point.name) / point.elements
+    return rested(lambda: worker.sample(point.name) / point.elements)
 
 
 def point_title(point: Point) -> str:
