@@ -12,8 +12,9 @@ from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.mesh import default_mesh
 from shardtensor.operands import admit, host_aval
-from shardtensor.plans import Kind, Plan, make_plan
+from shardtensor.plans import Kind, make_plan
 from shardtensor.tensor import SCALARS, ShardedTensor
+from shardtensor.work import Plan
 
 _plans: dict[tuple[Any, ...], Plan] = {}
 _PLANS_KEPT = 4096

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor import folds, plans, pool, running
+from shardtensor import folds, pool, running, work
 from shardtensor.monoids import MONOIDS
 from tests.layouts import DTYPES, all_specs, array, mesh_of, meshes, specs
 from tests.test_passes import LAYOUTS, counted, heard, laid, poisoned, quiet
@@ -54,7 +54,7 @@ def cut(**sizes: Any) -> Iterator[None]:
 def whole() -> Iterator[None]:
     """Nothing is cut: shards are reduced in one call each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "is_long", lambda *_: False)
+        patch.setattr(work, "is_long", lambda *_: False)
         patch.setattr(running, "_plans", {})
         yield
 

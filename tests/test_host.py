@@ -23,7 +23,7 @@ from hypothesis import stateful
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor import host, plans, pool, running
+from shardtensor import host, pool, running, work
 from shardtensor.errors import ArgumentError, DeviceMemoryError
 from shardtensor.plugins import load
 from tests.layouts import array, mesh_of, place_of
@@ -223,7 +223,7 @@ def kept(frozen: None) -> Iterator[None]:
 def small(kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The same, and results of this many bytes are large."""
     running._plans.clear()
-    for module in (pool, plans):
+    for module in (pool, work):
         monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
     yield 1 << 12
     running._plans.clear()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor import blocks, plans, running
+from shardtensor import blocks, plans, running, work
 from shardtensor.collectives import Ways, all_reduce, groups_along, messages
 from shardtensor.core import OPS
 from shardtensor.monoids import MONOIDS, Place
@@ -333,7 +333,7 @@ def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytes
         given = st.device_put(x, st.NamedSharding(mesh, spec))
         found = []
         for limit in 1, 1 << 30:
-            monkeypatch.setattr(plans, "SCATTERED_FROM", limit)
+            monkeypatch.setattr(work, "SCATTERED_FROM", limit)
             running._plans.clear()
             with st.transfers() as log:
                 found.append(getattr(st, name)(given, axis=(0, 1) if name in ("sum", "max") else 0))

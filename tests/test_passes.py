@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor import passes, plans, pool, running
+from shardtensor import passes, pool, running, work
 from shardtensor.core import OPS
 from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed
 
@@ -52,7 +52,7 @@ def cut(**sizes: Any) -> Iterator[None]:
         for name, size in small.items():
             patch.setattr(passes, name, size)
         patch.setattr(pool, "POOLED_FROM", 1)
-        patch.setattr(plans, "POOLED_FROM", 1)
+        patch.setattr(work, "POOLED_FROM", 1)
         patch.setattr(running, "_plans", {})
         yield
 

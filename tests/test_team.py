@@ -27,7 +27,7 @@ from hypothesis import strategies as some
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardtensor as st
-from shardtensor import blas, folds, interrupts, passes, plans, pool, running, team
+from shardtensor import blas, folds, interrupts, passes, pool, running, team, work
 from shardtensor.blas import Limit
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.team import each
@@ -851,7 +851,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(folds, "_BLOCK", 1 << 12)
     monkeypatch.setattr(folds, "_FACTORS", (32, 32, 1 << 26))
     monkeypatch.setattr(folds, "_BLAS_ALONE", 1 << 12)
-    for module in (pool, plans):
+    for module in (pool, work):
         monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
     yield
     running._plans.clear()
