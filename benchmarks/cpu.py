@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -93,6 +92,15 @@ Start = Callable[[Sizes], AbstractContextManager[Mapping[str, Measurer]]]
 # -- the table -------------------------------------------------------------------------------------
 
 
+WARM_UP = 0.2
+"""Seconds: until cores that slept are awake, and threads of others' BLAS and OpenMP look for work no more."""
+
+
+def started(package: str, cases: str, environment: Mapping[str, str], sizes: Sizes) -> Worker:
+    """A worker for operands of those sizes."""
+    return Worker(package, cases, {**environment, **sizes.as_environment()}, WARM_UP)
+
+
 @contextlib.contextmanager
 def workers(sizes: Sizes) -> Iterator[dict[str, Worker]]:
     """By column, a worker for the cases of each library."""
@@ -109,7 +117,7 @@ def workers(sizes: Sizes) -> Iterator[dict[str, Worker]]:
     }
     with contextlib.ExitStack() as stack:
         yield {
-            column: stack.enter_context(Worker(package, f"cpu_cases:{cases}", environment | sizes.as_environment()))
+            column: stack.enter_context(started(package, f"cpu_cases:{cases}", environment, sizes))
             for column, (package, cases, environment) in columns.items()
         }
 
@@ -134,7 +142,7 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = workers) -> Tabl
             # Those that share operands together: for others, a worker would make new ones each time.
             for operands, group in itertools.groupby(sorted(rows, key=group_of), group_of):
                 pairs = itertools.product(group, found)
-                samplers = {(row.name, c): rested(functools.partial(found[c].sample, row.name)) for row, c in pairs}
+                samplers = {(row.name, c): functools.partial(found[c].sample, row.name) for row, c in pairs}
                 cells |= harness.interleave(samplers, rounds, operands)
                 for worker in found.values():
                     worker.again()
@@ -142,20 +150,6 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = workers) -> Tabl
         for row, (column, worker) in itertools.product(ONCE, fresh.items()):
             cells |= harness.call_once(worker, column, row.name, (row.name,))
     return Table(TITLE, environment, tuple(found), ROWS, cells)
-
-
-REST = 0.1
-"""Seconds before each sample: threads of BLAS and OpenMP look for work for a while, on cores that others need."""
-
-
-def rested(sampler: harness.Sampler) -> harness.Sampler:
-    """Samples when the others' threads are asleep."""
-
-    def sample() -> float:
-        time.sleep(REST)
-        return sampler()
-
-    return sample
 
 
 def group_of(row: Row) -> str:
@@ -181,7 +175,7 @@ def curve_workers(sizes: Sizes) -> Iterator[dict[str, Worker]]:
     """By column, a worker for the curves."""
     with contextlib.ExitStack() as stack:
         yield {
-            column: stack.enter_context(Worker(package, f"cpu_curves:{cases}", environment | sizes.as_environment()))
+            column: stack.enter_context(started(package, f"cpu_curves:{cases}", environment, sizes))
             for column, package, cases, environment in (
                 (PROJECT, "shardtensor", "shardtensor_curves", logical(max(sizes.devices))),
                 (NUMPY, "numpy", "numpy_curves", {}),
@@ -207,7 +201,7 @@ def measure_curves(effort: Effort, sizes: Sizes = FULL, start: Start = curve_wor
 
 def per_element(worker: Measurer, point: Point) -> harness.Sampler:
     """Samples a point."""
-    return rested(lambda: worker.sample(point.name) / point.elements)
+    return lambda: worker.sample(point.name) / point.elements
 
 
 def point_title(point: Point) -> str:

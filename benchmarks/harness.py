@@ -91,10 +91,14 @@ class Worker:
         package: what must be installed for the cases.
         cases: ``module:function`` of this folder; the function gives the cases by name. It is called in the process.
         environment: variables to set for the process.
+        warm_up: seconds for which a case runs before it is sampled.
     """
 
-    def __init__(self, package: str, cases: str, environment: Mapping[str, str] | None = None) -> None:
-        self._cases, self._environment = cases, child_environment(PYTHONIOENCODING="utf-8", **(environment or {}))
+    def __init__(
+        self, package: str, cases: str, environment: Mapping[str, str] | None = None, warm_up: float = 0.0
+    ) -> None:
+        self._command = [sys.executable, __file__, cases, str(warm_up)]
+        self._environment = child_environment(PYTHONIOENCODING="utf-8", **(environment or {}))
         self._names: list[str] = []
         self._installed = is_installed(package)
         self._problem = "" if self._installed else "not installed"
@@ -107,7 +111,7 @@ class Worker:
             self._errors = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
             self._process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, __file__, self._cases],
+                    self._command,
                     env=self._environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -198,8 +202,8 @@ def virtual_devices(devices: int) -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
-def serve(cases: str) -> None:
-    """The life of a worker: reads a request per line, writes an answer per line, both JSON."""
+def serve(cases: str, warm_up: float) -> None:
+    """The life of a `Worker`: reads a request per line, writes an answer per line, both JSON."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints must not be taken for an answer
     module, _, function = cases.partition(":")
     named: Mapping[str, Case] = getattr(importlib.import_module(module), function)()
@@ -208,7 +212,10 @@ def serve(cases: str) -> None:
     def sample(name: str) -> float:
         timer = timeit.Timer(named[name])
         calls = counts.get(name) or counts.setdefault(name, _calls_that_fill_a_sample(timer))
+        until = time.perf_counter() + warm_up
         timer.timeit(calls // 10 + 1)  # brings back to the caches what other processes have driven out
+        while time.perf_counter() < until:
+            timer.timeit(1)
         return timer.timeit(calls) / calls
 
     verbs: dict[str, Callable[[str], Any]] = {"sample": sample, "call": lambda name: named[name]()}
@@ -607,4 +614,4 @@ def labelled(name: str, label: str | None) -> str:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], float(sys.argv[2]))

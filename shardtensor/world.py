@@ -57,7 +57,8 @@ def run(
     world = World(group, 0.0 if text in _long and math.isfinite(patience) else patience)
     try:
         world.run()
-        _note(text, time.perf_counter() - world.started > _LONG * patience)
+        if not world.was_looked_at:
+            _note(text, time.perf_counter() - world.started > _LONG * patience)
         return group.outcome()
     finally:  # a helper thread may hold the world a moment longer; and the two would keep each other, and all results
         del group.world, world.root
@@ -117,6 +118,11 @@ class World:
 
     def _help(self) -> None:
         self._serve(Server(_greenlets().getcurrent))
+
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether somebody looked at a program in a debugger."""
+        return interrupts.prompts().count > self._prompts_before
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class World:
             return
         with self.lock:
             count = sum(g.unstarted for g in self.groups)
-            if count < 2 or self._helpers is not None or interrupts.prompts().count > self._prompts_before:
+            if count < 2 or self._helpers is not None or self.was_looked_at:
                 return
             self._changed = threading.Condition(self.lock)
             self._helpers = team.Helpers()

@@ -8,6 +8,7 @@ import os
 
 os.environ["SHARDTENSOR_NUM_DEVICES"] = "8"
 os.environ.pop("SHARDTENSOR_BACKEND", None)
+os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices on busy machines: a hundred times faster so
 
 from collections.abc import Iterator

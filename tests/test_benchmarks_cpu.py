@@ -20,7 +20,6 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """The benchmark and its cases, told to be tiny."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     cpu, cases = importlib.import_module("cpu"), importlib.import_module("cpu_cases")
-    monkeypatch.setattr(cpu, "REST", 0.0)
     for name, value in cases.TINY.as_environment().items():
         monkeypatch.setenv(name, value)
     yield cpu, cases

@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hypothesis
@@ -872,27 +872,34 @@ def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) ->
     return calls
 
 
-def interrupted(call: Callable[[], Any], after: float = 0.1) -> float | None:
-    """Presses Ctrl-C a while after a call has begun. Gives how long it took to be heard; None if nothing was raised."""
+def interrupted(call: Callable[[], Any], after: float = 0.1, calls: Sequence[int] | None = None) -> float | None:
+    """Presses Ctrl-C a while after a call has begun; one that is `slowed`, after the second of its ``calls`` has. Gives
+    how long it took to be heard; None if nothing was raised.
+    """
     pressed: list[float] = []
+    ended, over = threading.Event(), threading.Event()
 
     def press() -> None:
-        pressed.append(time.perf_counter())
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while calls is not None and len(calls) < 2 and not ended.is_set():
+            time.sleep(1e-3)
+        if not over.wait(after):
+            pressed.append(time.perf_counter())
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    timer = threading.Timer(after, press)
+    presser = threading.Thread(target=press)
     handler = signal.getsignal(signal.SIGINT)
     gc.disable()  # what is raised in callbacks of weak references is lost
     try:
-        timer.start()
+        presser.start()
         call()
-        timer.join()
+        ended.set()
+        presser.join()
         time.sleep(0.01)
     except KeyboardInterrupt:
         return time.perf_counter() - pressed[0]
     finally:
-        timer.cancel()
-        timer.join()
+        over.set()
+        presser.join()
         gc.enable()
         assert signal.getsignal(signal.SIGINT) is handler
     return None
@@ -934,7 +941,7 @@ def test_ctrl_c_in_long_operators(name: str, threads: int, blocks: None, monkeyp
             nonlocal result
             result = LONG[name](x, y)
 
-        took = interrupted(call)
+        took = interrupted(call, 0.05, calls)
         assert took is not None
         assert took < 0.4
         assert result == "nothing"
@@ -997,7 +1004,7 @@ def test_ctrl_c_in_writes(name: str, threads: int, alone: bool, blocks: None, mo
     write(new, old[::-1].copy())
     with monkeypatch.context() as patch, st.set_num_threads(threads):
         calls = slowed(patch, slow, 0.015)
-        took = interrupted(lambda: write(x, y), 0.03)
+        took = interrupted(lambda: write(x, y), 0.01, calls)
     running._plans.clear()
     assert calls
     assert took is not None
@@ -1037,9 +1044,9 @@ def test_handlers_that_raise_nothing_lose_nothing(
         handled(lambda number, frame: heard.append((number, True))),
         st.set_num_threads(threads),
     ):
-        slowed(patch, name, 0.005)
+        calls = slowed(patch, name, 0.005)
         found: list[Any] = []
-        assert interrupted(lambda: found.append(LONG[name](x, y)), 0.03) is None
+        assert interrupted(lambda: found.append(LONG[name](x, y)), 0.01, calls) is None
     running._plans.clear()
     np.testing.assert_array_equal(np.asarray(found[0]), wanted)
     assert heard == [(signal.SIGINT, True)]
@@ -1144,8 +1151,8 @@ def test_handlers_that_are_set_meanwhile_stay(four: None) -> None:
 def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     items = [np.arange(float(SIZE))] * 3
     with monkeypatch.context() as patch:
-        slowed(patch, "add", 0.05)
-        took = interrupted(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"))
+        calls = slowed(patch, "add", 0.05)
+        took = interrupted(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"), calls=calls)
     running._plans.clear()
     assert took is not None
     assert took < 1

@@ -584,15 +584,16 @@ def test_breakpoint_calls_the_callers_hook(helped: None) -> None:
     before = sys.breakpointhook
     sys.breakpointhook = hook
     try:
-        made = st.shard_map(fn, mesh=mesh, in_specs=st.P("i"), out_specs=st.P())(np.arange(4.0))
-        assert made.tolist() == [6.0]
+        mapped = st.shard_map(fn, mesh=mesh, in_specs=st.P("i"), out_specs=st.P())
+        for _ in range(2):  # what took long because somebody looked gets no helpers the next time
+            assert mapped(np.arange(4.0)).tolist() == [6.0]
         assert sys.breakpointhook is hook
         with pytest.raises(LookupError):
             st.pmap(lambda x: {}[x], [1, 2])
         assert sys.breakpointhook is hook
     finally:
         sys.breakpointhook = before
-    assert sorted(str(device) for device, _, _ in stops) == sorted([f"numpy:{k}" for k in range(4)] * 2)
+    assert sorted(str(device) for device, _, _ in stops) == sorted([f"numpy:{k}" for k in range(4)] * 4)
     assert {name for _, name, _ in stops} == {"fn"}
     assert len({thread for _, _, thread in stops}) == 1
 
