@@ -6,6 +6,7 @@ import contextvars
 import faulthandler
 import gc
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -222,7 +223,7 @@ def test_two_that_call_different_things_are_told_at_once(patience: float, helped
     _, error = outcome_of([task] * 3, patience=patience)
     assert type(error) is st.CollectiveError
     assert "p1 called max" in str(error)
-    assert "p0 called sum" in str(error)
+    assert re.search(r"p[02] (and p2 )?called sum", str(error))  # whoever came first
 
 
 @pytest.mark.parametrize("patience", [0.0, 9.0])
