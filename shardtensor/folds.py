@@ -36,6 +36,12 @@ order.
 _BLOCK = 1 << 20
 """Elements of a block that are read once: enough for calls of NumPy not to show."""
 
+_BLOCKS = 1 << 5
+"""Of arrays that have more blocks than that, they are longer: threads stop and start less often."""
+
+_LARGE = 1 << 22
+"""The most elements of those."""
+
 _CACHED = 1 << 19
 """The same where they are gone through several times, and shall stay in the cache of a core."""
 
@@ -105,7 +111,7 @@ class Fold:
         self._rule = rule
         shapes = [s[::-1] if turn else s for s, turn in zip(place.shapes, self._turns, strict=True)]
         self._shapes = tuple(shapes)
-        self._block = _block(combine)
+        self._block = _block(combine, math.prod(sizes.values()))
         self._product = len(shapes) > 1
         self._cuts: dict[tuple[str, ...], _Cut] = {}
 
@@ -292,7 +298,7 @@ def is_long(combine: str, rule: Rule, sizes: Mapping[str, int]) -> bool:
     """
     size = math.prod(sizes.values())
     if len(rule.operands) == 1:
-        return size > _block(combine)
+        return size > _block(combine, size)
     x1, x2 = [set(names) & set(rule.result) for names in rule.operands]
     thin = 1 in [math.prod(sizes[name] for name in own) for own in (x1 - x2, x2 - x1)]
     return size > (_BLAS_ALONE_THIN if thin else _BLAS_ALONE)
@@ -338,8 +344,9 @@ def _as_matrices(rule: Rule, combine: str) -> tuple[Rule, tuple[bool, ...]] | No
 # -- how they are cut ------------------------------------------------------------------------------
 
 
-def _block(combine: str) -> int:
-    return _CACHED if MONOIDS[combine].several else _BLOCK
+def _block(combine: str, size: int) -> int:
+    """Elements of a reduction's blocks, of an array that has so many."""
+    return _CACHED if MONOIDS[combine].several else max(min(size // _BLOCKS, _LARGE), _BLOCK)
 
 
 def _sides(

@@ -118,16 +118,14 @@ def _mean_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
 def _var_partial(
     xp: Any, place: Place, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
 ) -> Any:
-    x = _widened(xp, x, place)
-    mean = xp.mean(x, axis=axis, keepdims=True)
+    x, axes = _widened(xp, x, place), _axes(axis, x.ndim)
+    mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)  # of all a scalar: NumPy subtracts one faster
     # To NumPy memory that was used before is lent: as much new memory would cost more than the sums.
     deviation = xp.subtract(x, mean, out=pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
-    spread = _short_sums(deviation, _axes(axis, x.ndim), keepdims) if xp is np else None
+    spread = _short_sums(deviation, axes, keepdims) if xp is np else None
     if spread is None:
         spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
-    if not keepdims:
-        mean = xp.reshape(mean, spread.shape)
-    return _count(place, axis), mean, spread
+    return _count(place, axis), xp.reshape(mean, spread.shape), spread
 
 
 _ROW = 1 << 12

@@ -86,6 +86,7 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
     if (short and not mixed) or (function is _cast and _drops(out, arrays[0])):
         function(*arrays, out=out)
         return
+    arrays = [a.reshape(()) if _is_array(a) and a.size == 1 else a for a in arrays]
     arrays = [np.broadcast_to(a, out.shape) if _is_array(a) else a for a in arrays]
     order = sorted(range(out.ndim), key=lambda d: -abs(out.strides[d]))
     lined = [a.transpose(order) if _is_array(a) else a for a in (out, *arrays)]
