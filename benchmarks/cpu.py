@@ -71,7 +71,7 @@ class Effort:
     """How many rounds each kind of row gets."""
 
     large: int = 5
-    heavy: int = 3
+    heavy: int = 5
     curves: int = 5
 
 
