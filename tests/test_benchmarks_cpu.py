@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,11 @@ def test_the_chart_names_the_best_peer(modules: tuple[Any, Any], tmp_path: Path)
 
 def test_a_worker_begins_again(modules: tuple[Any, Any]) -> None:
     cpu, _ = modules
-    with cpu.harness.Worker("numpy", "cpu_cases:numpy_cases") as worker:
+    with cpu.harness.Worker("numpy", "cpu_cases:numpy_cases", warm_up=0.2) as worker:
         assert worker.call("blas", 60)
+        worker.sample("sum")  # makes the operands, and finds out how long it takes
+        began = time.perf_counter()
+        assert 0 < worker.sample("sum") < time.perf_counter() - began - 0.2
         with pytest.raises(cpu.harness.NoFigure, match="none in 0 s"):
             worker.call("idle", 1e-9)
         with pytest.raises(cpu.harness.NoFigure, match="none in 0 s"):
