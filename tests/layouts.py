@@ -110,10 +110,12 @@ def allocated(backend: str) -> Iterator[list[int]]:
 
 def in_use(backend: str) -> int:
     """How many bytes of a backend's memory are in use once its devices have done what they were told, and how many of
-    Python's by tracemalloc, if it runs (CuPy's double has books to keep, which do not count).
+    Python's by tracemalloc, if it runs (CuPy's double has books to keep, which do not count). What waits to be used
+    again is let go of first.
     """
     for device in load(backend).devices():
         load(backend).synchronize(device)
+    st.free_cache()
     total = 0 if backend == "cupy" and NO_GPU else tracemalloc.get_traced_memory()[0]
     if backend in READ_ONLY:
         return total

@@ -723,7 +723,7 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     try:
         monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "4")
         kind = importlib.import_module("shardtensor_cupy").CuPyBackend
-        name = f"cupy{next(_numbers)}"  # plans and values know a backend by its name
+        name = f"cupy_dlpack{next(_numbers)}"  # plans and values know a backend by its name
         backend = type("Double", (kind,), {"name": name})()
         monkeypatch.setitem(plugins._loaded, name, backend)
         monkeypatch.setattr(memories, "backend_names", lambda: ["checked", "numpy", name])
