@@ -76,7 +76,7 @@ class NumPyBackend(Backend):
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
-        if any(owner_of(result) is owner_of(s) for s in shards) and not result.flags.writeable:
+        if not result.flags.writeable and any(owner_of(result) is owner_of(s) for s in shards):
             return result, False
         if is_alone(result, 1 + FRAME):
             return result, False
