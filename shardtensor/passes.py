@@ -41,6 +41,9 @@ _SLOW = {
 }
 """Seconds for one element where computing takes longer than moving it: rough, to decide whether threads are woken."""
 
+_SLOWEST = max(_SLOW.values())
+"""The most of these."""
+
 _BLOCK = 1 << 20
 """The most elements at a time: long enough that calls of NumPy and turns of the interpreter's lock do not show."""
 
@@ -77,6 +80,9 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
         arrays: the operands.
         breaks: whether Ctrl-C may leave ``out`` half written.
     """
+    if out.size * _SLOWEST < LONG:  # to look closer would take longer than to write one element
+        function(*arrays, out=out)
+        return
     name = getattr(function, "__name__", "")
     operands = [a for a in arrays if _is_array(a)]
     traffic = out.nbytes + sum(a.nbytes for a in operands)
