@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor import pool, running, work
 from shardtensor.plugins import load
 from shardtensor.testing.layouts import (
     DTYPES,
@@ -85,6 +86,33 @@ def place_of(x: Any) -> int:
     if hasattr(x, "__array_interface__"):
         return int(x.__array_interface__["data"][0])
     return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
+
+
+def assert_close(found: Any, wanted: Any, exact: bool) -> None:
+    """The shape, dtype and elements of an array; floating-point numbers but for the order in which they are added,
+    unless ``exact``.
+    """
+    wanted = np.asarray(wanted)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    if exact or wanted.dtype.kind in "biu":
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(wanted.dtype), 1e-11)
+        np.testing.assert_allclose(found, wanted, rtol=limit, atol=limit)
+
+
+@contextlib.contextmanager
+def cut(module: Any, **sizes: Any) -> Iterator[None]:
+    """A module of the engine cuts arrays into blocks as small as these constants of its say; and all arrays lie in
+    memory that is used again.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in sizes.items():
+            patch.setattr(module, name, size)
+        for other in (pool, work):
+            patch.setattr(other, "POOLED_FROM", 1)
+        patch.setattr(running, "_plans", {})
+        yield
 
 
 @contextlib.contextmanager

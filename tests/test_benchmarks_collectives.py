@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.rehearsal import Here, modules_of
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The benchmark's module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield importlib.import_module("collectives")
-    for name in ("collectives", "harness"):
-        sys.modules.pop(name, None)
-
-
-class Here:
-    """A worker in this process."""
-
-    def __init__(self, harness: Any, cases: Mapping[str, Any]) -> None:
-        self.harness, self.cases = harness, cases
-
-    def sample(self, case: str) -> float:
-        self.call(case)
-        return 1.0
-
-    def call(self, case: str, limit: float = 0.0) -> Any:
-        if case not in self.cases:
-            raise self.harness.NoFigure(self.harness.NOT_APPLICABLE)
-        return self.cases[case]()
+    with modules_of(monkeypatch, "collectives") as (module,):
+        yield module
 
 
 def tiny(benchmark: Any) -> Any:

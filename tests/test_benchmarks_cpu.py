@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,38 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.rehearsal import Here, modules_of
 
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """The benchmark and its cases, told to be tiny."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    cpu, cases = importlib.import_module("cpu"), importlib.import_module("cpu_cases")
-    for name, value in cases.TINY.as_environment().items():
-        monkeypatch.setenv(name, value)
-    yield cpu, cases
-    for name in ("cpu", "cpu_cases", "cpu_curves", "collectives", "harness"):
-        sys.modules.pop(name, None)
-
-
-class Here:
-    """A worker in this process."""
-
-    def __init__(self, harness: Any, cases: Mapping[str, Any]) -> None:
-        self.harness, self.cases = harness, cases
-
-    def sample(self, case: str) -> float:
-        self.call(case)
-        return 1.0
-
-    def call(self, case: str, limit: float = 0.0) -> Any:
-        if case not in self.cases:
-            raise self.harness.NoFigure(self.harness.NOT_APPLICABLE)
-        return self.cases[case]()
-
-    def again(self) -> None:
-        """It has not ended."""
+    with modules_of(monkeypatch, "cpu", "cpu_cases") as (cpu, cases):
+        for name, value in cases.TINY.as_environment().items():
+            monkeypatch.setenv(name, value)
+        yield cpu, cases
 
 
 def started(cpu: Any, cases: Mapping[str, Any]) -> Any:

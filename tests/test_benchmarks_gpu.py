@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import pytest
 
 from tests import kernels
 from tests.conftest import NO_GPU
-
-ROOT = Path(__file__).parent.parent
+from tests.rehearsal import ROOT, Here, modules_of
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="there is a GPU: run benchmarks/gpu.py --quick")
 
@@ -23,24 +22,10 @@ pytestmark = pytest.mark.skipif(not NO_GPU, reason="there is a GPU: run benchmar
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """The benchmark's two modules, with the double as the GPU."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     kernels.install(monkeypatch, importlib.import_module("cupy"))
     monkeypatch.setenv("BENCHMARK_LOGICAL", "1,3,8")
-    yield importlib.import_module("gpu"), importlib.import_module("gpu_cases")
-    for name in ("gpu", "gpu_cases", "harness"):
-        sys.modules.pop(name, None)
-
-
-class Here:
-    """A worker in this process."""
-
-    def __init__(self, harness: Any, cases: Mapping[str, Any]) -> None:
-        self.harness, self.cases = harness, cases
-
-    def call(self, case: str, limit: float = 0.0) -> Any:
-        if case not in self.cases:
-            raise self.harness.NoFigure(self.harness.NOT_APPLICABLE)
-        return self.cases[case]()
+    with modules_of(monkeypatch, "gpu", "gpu_cases") as (gpu, cases):
+        yield gpu, cases
 
 
 def workers_here(gpu: Any, cases: Any, sizes: Any) -> dict[str, Here]:

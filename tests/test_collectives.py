@@ -18,7 +18,7 @@ import shardtensor as st
 from shardtensor import team
 from shardtensor.collectives import SCATTERED_FROM
 from shardtensor.trees import leaves, map_leaves
-from tests.layouts import DTYPES, READ_ONLY, SIZES, array, everywhere, mesh_of, on_host, values_of
+from tests.layouts import DTYPES, READ_ONLY, SIZES, array, assert_close, everywhere, mesh_of, on_host, values_of
 
 GRIDS = [(1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (2, 2), (2, 3), (3, 2), (4, 2), (1, 3), (2, 2, 2)]
 EXACT = (*READ_ONLY, "cupy")
@@ -129,16 +129,6 @@ def together(f: Callable[[Any], Any], offers: Sequence[Any], mesh: st.Mesh) -> l
     return found
 
 
-def assert_equal(found: Any, wanted: Any, exact: bool) -> None:
-    wanted = np.asarray(wanted)
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    if exact or wanted.dtype.kind in "biu":
-        np.testing.assert_array_equal(found, wanted)
-    else:
-        limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(wanted.dtype), 1e-11)
-        np.testing.assert_allclose(found, wanted, rtol=limit, atol=limit)
-
-
 # -- everything with everything ----------------------------------------------------------------------------------------
 
 
@@ -240,8 +230,8 @@ def test_any_call_gives_what_numpy_says(name: str, backend: str) -> None:
                     assert found[k]["b"][0] is None
                     assert type(found[k]["b"]) is tuple
                     assert type(found[k]["b"][1]) is list
-                    assert_equal(found[k]["b"][1][0], other, exact)
-                assert_equal(found[k]["a"] if tree else found[k], answer, exact)
+                    assert_close(found[k]["b"][1][0], other, exact)
+                assert_close(found[k]["a"] if tree else found[k], answer, exact)
 
     check()
 
@@ -299,12 +289,12 @@ def test_large_results_of_any_memory_order(count: int, backend: str) -> None:
     total, exact = fold(np.add, blocks), backend in EXACT
     for k, found in enumerate(together(body, blocks, mesh)):
         (whole, turned), largest, average, half, part = found
-        assert_equal(whole, total, exact)
-        assert_equal(turned, total.T, exact)
-        assert_equal(largest, fold(np.maximum, blocks).T, exact)
-        assert_equal(average, total / count, exact)
-        assert_equal(half, total[::2], exact)
-        assert_equal(part, np.array_split(total.T, count)[k], exact)
+        assert_close(whole, total, exact)
+        assert_close(turned, total.T, exact)
+        assert_close(largest, fold(np.maximum, blocks).T, exact)
+        assert_close(average, total / count, exact)
+        assert_close(half, total[::2], exact)
+        assert_close(part, np.array_split(total.T, count)[k], exact)
 
 
 @everywhere
@@ -331,21 +321,21 @@ def test_dtypes_of_reductions(backend: str) -> None:
     ones = [np.array([True, True, False]), np.array([True, False, False]), np.array([True, True, False])]
     for found in together(lambda x: [getattr(st, name)(x, "x") for name in REDUCTIONS], ones, mesh):
         total, average, largest, smallest, product = found
-        assert_equal(total, np.array([3, 2, 0]), True)
-        assert_equal(average, np.array([1, 2 / 3, 0]), backend in EXACT)
-        assert_equal(largest, np.array([True, True, False]), True)
-        assert_equal(smallest, np.array([True, False, False]), True)
-        assert_equal(product, np.array([1, 0, 0]), True)
+        assert_close(total, np.array([3, 2, 0]), True)
+        assert_close(average, np.array([1, 2 / 3, 0]), backend in EXACT)
+        assert_close(largest, np.array([True, True, False]), True)
+        assert_close(smallest, np.array([True, False, False]), True)
+        assert_close(product, np.array([1, 0, 0]), True)
     for dtype in ("int8", "uint8", "int32", "int64"):
         blocks = [np.array([100, k], dtype) for k in range(3)]
         for found in together(lambda x: [getattr(st, name)(x, "x") for name in REDUCTIONS], blocks, mesh):
             total, average, largest, smallest, product = found
             with np.errstate(all="ignore"):
-                assert_equal(total, np.array([300, 3]).astype(dtype), True)  # wraps, as NumPy's
-                assert_equal(product, np.array([100**3, 0]).astype(dtype), True)
-            assert_equal(largest, np.array([100, 2], dtype), True)
-            assert_equal(smallest, np.array([100, 0], dtype), True)
-            assert_equal(average, np.array([100.0, 1.0]), backend in EXACT)  # and this does not
+                assert_close(total, np.array([300, 3]).astype(dtype), True)  # wraps, as NumPy's
+                assert_close(product, np.array([100**3, 0]).astype(dtype), True)
+            assert_close(largest, np.array([100, 2], dtype), True)
+            assert_close(smallest, np.array([100, 0], dtype), True)
+            assert_close(average, np.array([100.0, 1.0]), backend in EXACT)  # and this does not
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
@@ -375,10 +365,10 @@ def test_scalars_elsewhere_become_arrays(backend: str) -> None:
         return st.all_gather(k, "x"), st.ppermute(k, "x", [(0, 2)]), st.pbroadcast(k, "x", 1), st.all_gather(True, "x")
 
     for k, (all_, sent, one, truth) in enumerate(together(body, [5, 6, 7], mesh_of((3,), backend))):
-        assert_equal(all_, np.array([5, 6, 7]), True)
-        assert_equal(sent, np.array(5 if k == 2 else 0), True)
-        assert_equal(one, np.array(6), True)
-        assert_equal(truth, np.array([True] * 3), True)
+        assert_close(all_, np.array([5, 6, 7]), True)
+        assert_close(sent, np.array(5 if k == 2 else 0), True)
+        assert_close(one, np.array(6), True)
+        assert_close(truth, np.array([True] * 3), True)
 
 
 # -- who has a hand on what --------------------------------------------------------------------------------------------
@@ -425,8 +415,8 @@ def test_what_is_written_afterwards_nobody_sees(count: int, backend: str) -> Non
     found = together(body, blocks, mesh_of((count,), backend))
     for n, call in enumerate(calls):
         for k, answer in enumerate(call.answer(blocks)):
-            assert_equal(found[k][2 * n], answer, backend in EXACT)
-            assert_equal(found[k][2 * n + 1], answer, backend in EXACT)
+            assert_close(found[k][2 * n], answer, backend in EXACT)
+            assert_close(found[k][2 * n + 1], answer, backend in EXACT)
 
 
 @pytest.mark.parametrize("backend", READ_ONLY)
@@ -464,12 +454,12 @@ def test_results_are_kept_without_a_copy(count: int, size: int) -> None:
                 made = f(x)
             assert log.copied == 0, call
             for result, wanted in zip(leaves(made), zip(*[leaves(view(a)) for a in answers], strict=True), strict=True):
-                assert_equal(values_of(result), np.concatenate(wanted), True)
+                assert_close(values_of(result), np.concatenate(wanted), True)
     made = st.shard_map(lambda x: st.psum(x, "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P())
     with st.transfers() as log:
         total = made(x)
     assert log.copied == 0
-    assert_equal(values_of(total), fold(np.add, blocks), True)
+    assert_close(values_of(total), fold(np.add, blocks), True)
 
 
 def test_a_kept_result_is_a_value_like_any_other(backend: str) -> None:
@@ -655,10 +645,10 @@ def test_in_lists_of_shards(backend: str) -> None:
     for k, row in enumerate(made):
         assert row["total"].device == devices[k]
         assert row["place"] == k
-        assert_equal(values_of(row["total"]), total, False)
+        assert_close(values_of(row["total"]), total, False)
         for name, answer in (("all", gathered), ("next", sent), ("turned", turned), ("rows", rows)):
-            assert_equal(values_of(row[name]), answer[k], exact)
-        assert_equal(values_of(row["second"]), square[1], True)
+            assert_close(values_of(row[name]), answer[k], exact)
+        assert_close(values_of(row["second"]), square[1], True)
 
 
 @everywhere
@@ -669,9 +659,9 @@ def test_in_smap_and_in_pmap_of_arrays(backend: str) -> None:
         lambda x: x - st.pmean(x.sum(axis=0, keepdims=True), "rows"),
         value, axes=[(0, 1)], devices=devices, axis_name=("rows", "columns"),
     )  # fmt: skip
-    assert_equal(values_of(made), value - value.sum(axis=0) / made.sharding.mesh.shape["rows"], False)
+    assert_close(values_of(made), value - value.sum(axis=0) / made.sharding.mesh.shape["rows"], False)
     made = st.pmap(lambda x: x / st.psum(x, "i"), np.arange(1.0, 5), axis_name="i", devices=devices[:4])
-    assert_equal(values_of(made), np.arange(1.0, 5) / 10, False)
+    assert_close(values_of(made), np.arange(1.0, 5) / 10, False)
 
 
 @everywhere
@@ -690,9 +680,9 @@ def test_rows_of_a_ring_meet_again(backend: str) -> None:
         return total, st.psum(st.psum(home, "y"), "x"), home
 
     for k, (total, sums, home) in enumerate(together(body, blocks, mesh)):
-        assert_equal(total, fold(np.add, blocks), True)
-        assert_equal(sums, fold(np.add, blocks), True)
-        assert_equal(home, blocks[k], True)
+        assert_close(total, fold(np.add, blocks), True)
+        assert_close(sums, fold(np.add, blocks), True)
+        assert_close(home, blocks[k], True)
 
 
 def test_entries_of_dicts_meet_by_their_keys(backend: str) -> None:
@@ -722,8 +712,8 @@ def test_helper_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, backend:
 
     for found in together(body, blocks, mesh_of((6,), backend)):
         for turn in range(4):
-            assert_equal(found[2 * turn], fold(np.add, blocks), backend in EXACT)
-            assert_equal(found[2 * turn + 1], np.concatenate([b[:turn] for b in blocks]), True)
+            assert_close(found[2 * turn], fold(np.add, blocks), backend in EXACT)
+            assert_close(found[2 * turn + 1], np.concatenate([b[:turn] for b in blocks]), True)
 
 
 def test_tensors_over_several_devices_combine_device_by_device(backend: str) -> None:
@@ -740,9 +730,9 @@ def test_tensors_over_several_devices_combine_device_by_device(backend: str) -> 
     f = st.shard_map(body, mesh=mesh, in_specs=st.P("x"), out_specs=(st.P(), st.P("x"), st.P("x")), axis_names={"x"})
     with st.transfers() as log:
         total, sent, doubled = f(x)
-    assert_equal(values_of(total), value[:2] + value[2:], True)
-    assert_equal(values_of(sent), np.concatenate([np.zeros((2, 7)), value[:2]]), True)
-    assert_equal(values_of(doubled), 2 * value, True)
+    assert_close(values_of(total), value[:2] + value[2:], True)
+    assert_close(values_of(sent), np.concatenate([np.zeros((2, 7)), value[:2]]), True)
+    assert_close(values_of(doubled), 2 * value, True)
     assert total.sharding.spec == st.P(None, "y")
     for r in log:
         if r.operator in ("psum", "ppermute"):
@@ -787,7 +777,7 @@ def test_errors(call: Any, kind: type[Exception], words: str, backend: str) -> N
         together(call, blocks, mesh)
     assert words in str(caught.value)
     assert st.current_device() is None
-    assert_equal(together(lambda x: st.psum(x, "x"), blocks, mesh)[2], fold(np.add, blocks), backend in EXACT)
+    assert_close(together(lambda x: st.psum(x, "x"), blocks, mesh)[2], fold(np.add, blocks), backend in EXACT)
 
 
 @pytest.mark.parametrize("name", [*sorted(ANSWERS), "axis_index", "axis_size"])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import hypothesis
@@ -22,7 +23,8 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import folds, pool, running, work
 from shardtensor.monoids import MONOIDS
-from tests.layouts import DTYPES, all_specs, array, mesh_of, meshes, specs
+from tests import layouts
+from tests.layouts import DTYPES, all_specs, array, assert_close, mesh_of, meshes, specs
 from tests.test_passes import LAYOUTS, counted, heard, laid, poisoned, quiet
 
 PICKS = ("max", "min", "argmax", "argmin")  # not defined for no elements
@@ -35,19 +37,13 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "empty", poisoned)
 
 
-@contextlib.contextmanager
-def cut(**sizes: Any) -> Iterator[None]:
+def cut(**sizes: Any) -> AbstractContextManager[None]:
     """All but the smallest are cut, into blocks of a few elements."""
     small: dict[str, Any] = {
         "LONG": 0.0, "_BLOCK": 7, "_CACHED": 5, "_WIDTH": 3, "_FACTORS": (2, 3, 16), "_SQUARE": (3, 3, 16), "_PLAIN": (3, 2, 16), "_DEPTH": (2, 5),
         "_BLAS_ALONE": 4, "_BLAS_ALONE_THIN": 4, **sizes,
     }  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        for name, size in small.items():
-            patch.setattr(folds, name, size)
-        patch.setattr(pool, "POOLED_FROM", 1)
-        patch.setattr(running, "_plans", {})
-        yield
+    return layouts.cut(folds, **small)
 
 
 @contextlib.contextmanager
@@ -115,17 +111,6 @@ def unchanged_in_the_log(call: Callable[[], st.ShardedTensor]) -> st.ShardedTens
         call()
     assert sorted(map(repr, log)) == sorted(map(repr, other))
     return found
-
-
-def assert_close(found: np.ndarray, wanted: Any, exact: bool) -> None:
-    """But for the order in which floating-point numbers are added."""
-    wanted = np.asarray(wanted)
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    if exact or wanted.dtype.kind in "biu":
-        np.testing.assert_array_equal(found, wanted)
-    else:
-        limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(wanted.dtype), 1e-11)
-        np.testing.assert_allclose(found, wanted, rtol=limit, atol=limit * 10)
 
 
 # -- reductions ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import hypothesis
@@ -17,8 +18,9 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor import passes, pool, running, work
+from shardtensor import passes, pool
 from shardtensor.core import OPS
+from tests import layouts
 from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed
 
 UFUNCS = sorted(name for name, op in OPS.items() if op.is_ufunc)
@@ -44,17 +46,10 @@ def poisoned(shape: Any, dtype: Any, empty: Callable[..., Any] = pool.empty) -> 
     return array
 
 
-@contextlib.contextmanager
-def cut(**sizes: Any) -> Iterator[None]:
+def cut(**sizes: Any) -> AbstractContextManager[None]:
     """All but the smallest arrays are cut, into blocks of a few elements."""
     small: dict[str, Any] = {"LONG": 0.0, "_BLOCK": 16, "_LEAST": 4, "_TILE": 3, "_STEP": 4, **sizes}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, size in small.items():
-            patch.setattr(passes, name, size)
-        patch.setattr(pool, "POOLED_FROM", 1)
-        patch.setattr(work, "POOLED_FROM", 1)
-        patch.setattr(running, "_plans", {})
-        yield
+    return layouts.cut(passes, **small)
 
 
 @pytest.fixture
