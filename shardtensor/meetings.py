@@ -12,12 +12,13 @@ from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.exchange import Exchange
 from shardtensor.imagined import ImaginedExchange, as_tensors
 from shardtensor.named_axes import Seat
+from shardtensor.parking import apart
 from shardtensor.plugins import backend_of
 from shardtensor.programs import Call, current
 from shardtensor.tensor import SCALARS, ShardedTensor, shard_arrays, tensor
 from shardtensor.transfer import array_on
 from shardtensor.trees import form_of, leaves, replaced
-from shardtensor.value import Storage
+from shardtensor.value import aval
 
 Columns = Sequence[Any]
 Body = Callable[[Exchange, Columns], Sequence[Any]]
@@ -84,7 +85,10 @@ def _column(
                 f"{who}: x is a tensor over {len(groups[0])} devices, and its shape would change; map down to single "
                 "devices first"
             )
-        made.append(tensor(x._aval, Storage(arrays=arrays)))
+        # A collective may change the dtype: sums of bool are integers, means of integers are floating-point numbers.
+        value = x._aval
+        result = aval(value.shape, value.backend.dtype_of(arrays[0]), value.sharding, value.committed)
+        made.append(tensor(result, apart(result, arrays)))
     return made
 
 

@@ -740,6 +740,41 @@ def test_tensors_over_several_devices_combine_device_by_device(backend: str) -> 
     assert sum(r.bytes for r in log if r.operator == "ppermute") == 2 * 7 * 8
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float32"])
+@everywhere
+def test_tensors_over_several_devices_get_the_dtype_that_arrays_get(dtype: str, backend: str) -> None:
+    """Sums of bool count, and means of integers are fractions, whatever the number of devices of a call."""
+    mesh = mesh_of((2, 3), backend)
+    value = np.array([[1, 0, 1, 1], [1, 1, 0, 0]]).astype(dtype)
+    x = st.device_put(value, st.NamedSharding(mesh, st.P("x", "y")))
+
+    def body(x: Any) -> Any:
+        return [getattr(st, name)(x, "x") for name in REDUCTIONS]
+
+    over_several = st.shard_map(body, mesh=mesh, in_specs=st.P("x"), out_specs=st.P(), axis_names={"x"})(x)
+    over_one = st.shard_map(body, mesh=mesh, in_specs=st.P("x", "y"), out_specs=st.P(None, "y"))(x)
+    for found, wanted in zip(over_several, over_one, strict=True):
+        assert found.dtype == wanted.dtype
+        assert_close(values_of(found), values_of(wanted), True)
+
+
+@everywhere
+def test_collectives_of_parked_tensors_stay_parked(backend: str) -> None:
+    mesh = mesh_of((2, 3), backend)
+    value = array((4, 6), "float64", 1)
+    x = st.device_put(value, st.NamedSharding(mesh, st.P("x", "y"), memory_kind="pinned_host"))
+    seen: list[str] = []
+
+    def body(x: Any) -> Any:
+        total = st.psum(x, "x")
+        seen.extend([x.sharding.memory_kind, total.sharding.memory_kind])
+        return total
+
+    total = st.shard_map(body, mesh=mesh, in_specs=st.P("x"), out_specs=st.P(), axis_names={"x"})(x)
+    assert len(set(seen)) == 1
+    assert_close(values_of(total), value[:2] + value[2:], True)
+
+
 # -- what they refuse --------------------------------------------------------------------------------------------------
 
 
