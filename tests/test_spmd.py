@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import threading
 import time
 import tracemalloc
@@ -466,8 +468,9 @@ def test_factors_are_as_even_as_can_be(count: int) -> None:
         factors = even_factors(count, rank)
         assert np.prod(factors) == count
         assert list(factors) == sorted(factors, reverse=True)
-    best = max(b for b in range(1, count + 1) if count % b == 0 and b * b <= count)
-    assert even_factors(count, 2) == (count // best, best)
+    for rank in (2, 3):
+        every = (f for f in itertools.product(range(1, count + 1), repeat=rank) if math.prod(f) == count)
+        assert max(even_factors(count, rank)) == min(max(f) for f in every)
 
 
 def test_memory_is_flat_over_many_maps(backend: str) -> None:

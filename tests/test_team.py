@@ -379,7 +379,7 @@ def test_nothing_is_kept(four: None) -> None:
 
             context = contextvars.copy_context()
             context.run(STYLE.set, seen)
-            with contextlib.suppress(LookupError):
+            with pytest.raises(LookupError) if fails else contextlib.nullcontext():
                 context.run(each, work, 12)
             del held, seen, work, context
             deadline = time.perf_counter() + 2
@@ -790,7 +790,7 @@ def test_maps_and_products_leave_blas_as_it_was(three_in_blas: None, four: None)
     made = in_time(lambda: st.pmap(program, [np.float64(k) for k in range(4)], axis_name="i"), 30)
     assert float(np.asarray(made[0])[0, 0]) == 1800
     assert blas_threads() == {3}
-    with contextlib.suppress(LookupError):
+    with pytest.raises(LookupError):
         st.pmap(lambda x: {}[x], [1, 2, 3])
     assert blas_threads() == {3}
 
