@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import Operands
-from shardtensor.rules import normalize_axes
+from shardtensor.rules import reduced_axes
 from shardtensor.sharding import Grid
 from shardtensor.tensor import ShardedTensor, tensor, whole_array
 from shardtensor.transfer import Arrival
@@ -34,7 +34,7 @@ def partial_sums(
     source = move.source
     assert isinstance(source, Aval)  # what stays is a tensor
     grid = source.grid
-    gone = normalize_axes(params.get("axis"), source.ndim)
+    gone = reduced_axes(params.get("axis"), source.ndim)
     by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and _in_order(grid)
     if not by_rows or params.get("dtype") not in (None, source.dtype):
         return general

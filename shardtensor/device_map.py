@@ -17,7 +17,7 @@ from shardtensor.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.operands import admit
 from shardtensor.outcomes import check_array, joined, same_forms
 from shardtensor.plugins import backend_of
-from shardtensor.rules import normalize_axes
+from shardtensor.rules import normalize_axis
 from shardtensor.sharding import Chain, NamedSharding, P, offsets
 from shardtensor.spmd import Column, Whole, run_mapped
 from shardtensor.tensor import ShardedTensor, shard_arrays, tensor
@@ -343,7 +343,7 @@ def _array(leaf: Any, path: str) -> Any:
 
 def _normal(axis: int, ndim: int, path: str) -> int:
     try:
-        return normalize_axes(axis, ndim)[0]
+        return normalize_axis(axis, ndim)
     except ValueError as error:
         raise type(error)(f"pmap: {path}: {error}") from None
 

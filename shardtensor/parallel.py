@@ -27,7 +27,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, Shap
 from shardtensor.exchange import Exchange
 from shardtensor.meetings import Columns, together
 from shardtensor.named_axes import AxisName, Seat, axis_index, axis_size, seat
-from shardtensor.rules import normalize_axes
+from shardtensor.rules import normalize_axis
 from shardtensor.sharding import Shape
 
 __all__ = [
@@ -433,7 +433,7 @@ def _dimension(who: str, what: str, axis: int, ndim: int) -> int:
     except TypeError:
         raise ArgumentTypeError(f"{who}: {what} is {axis!r:.80}; wanted an integer") from None
     try:
-        return normalize_axes(axis, ndim)[0]
+        return normalize_axis(axis, ndim)
     except AxisError:
         raise AxisError(f"{who}: {what} is {axis}, and the array has {ndim} dimensions") from None
 

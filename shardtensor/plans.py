@@ -152,9 +152,10 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
     Raises:
         ArgumentTypeError: the operator does not take them.
     """
+    wanted = None if params.get("dtype") is None else sharded_dtype(params["dtype"])
     if op.kernel:
-        if params.get("dtype") is not None:
-            return sharded_dtype(params["dtype"])
+        if wanted is not None:
+            return wanted
         return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))
     samples = [k if k is None else k(1) if isinstance(k, type) else np.ones((1,) * k.ndim, k.dtype) for k in kinds]
     harmless = {name: value for name, value in params.items() if name != "correction"}  # which of one element warns

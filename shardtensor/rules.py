@@ -180,30 +180,52 @@ def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:
     return sizes
 
 
-def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """The axes as numbers from 0, in the given order; all of them for None.
+def normalize_axis(axis: Any, ndim: int) -> int:
+    """One axis as a number from 0.
+
+    Raises:
+        ArgumentTypeError: it is not an integer; None, bools and tuples are none.
+        AxisError: there is no such axis.
+    """
+    try:
+        number = operator.index(axis)
+    except TypeError:
+        raise ArgumentTypeError(f"axis {axis!r} is a {type(axis).__name__}; wanted an integer") from None
+    if isinstance(axis, bool):  # an integer to Python; NumPy refuses it, too
+        raise ArgumentTypeError(f"axis {axis!r} is a bool; wanted an integer")
+    if not -ndim <= number < ndim:
+        raise AxisError(f"axis {number} is out of range for {ndim} dimensions; wanted {-ndim} to {ndim - 1}")
+    return number % ndim
+
+
+def normalize_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """One axis or several as numbers from 0, in the given order.
 
     Raises:
         ArgumentTypeError: an axis is not an integer.
-        AxisError: it is not there, or occurs twice; the message names it.
+        AxisError: there is no such axis, or it occurs twice.
     """
-    if axis is None:
-        return tuple(range(ndim))
-    axes = []
-    for given in (axis,) if not isinstance(axis, (tuple, list)) else axis:
-        try:
-            number = operator.index(given)
-        except TypeError:
-            raise ArgumentTypeError(f"axis {given!r} is a {type(given).__name__}; wanted an integer") from None
-        if not -ndim <= number < ndim:
-            raise AxisError(f"axis {number} is out of range for {ndim} dimensions; wanted {-ndim} to {ndim - 1}")
-        if number % ndim in axes:
-            raise AxisError(f"axis {number} occurs twice in {axis}")
-        axes.append(number % ndim)
-    return tuple(axes)
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = tuple([normalize_axis(a, ndim) for a in given])
+    for k, number in enumerate(axes):
+        if number in axes[:k]:
+            raise AxisError(f"axis {given[k]} occurs twice in {axis}")
+    return axes
+
+
+def reduced_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """The same where None means all axes."""
+    return tuple(range(ndim)) if axis is None else normalize_axes(axis, ndim)
 
 
 # -- rules that several operators share ------------------------------------------------------------
+
+
+def arg_extremum(shapes: Sequence[Shape], *, axis: int | None = None, keepdims: bool = False) -> str:
+    """The rule of a position in one dimension, or in all of them flattened."""
+    if axis is not None:
+        normalize_axis(axis, len(shapes[0]))
+    return extremum(shapes, axis=axis, keepdims=keepdims)
 
 
 def reduction(
@@ -211,7 +233,7 @@ def reduction(
 ) -> str:
     """The rule of a reduction: ``d0 d1 -> d1``, or ``d0 d1 -> 1 d1`` with ``keepdims``."""
     ndim = len(shapes[0])
-    gone = normalize_axes(axis, ndim)
+    gone = reduced_axes(axis, ndim)
     names = [f"d{i}" for i in range(ndim)]
     stay = ["1" if i in gone else name for i, name in enumerate(names) if keepdims or i not in gone]
     return f"{' '.join(names)} -> {' '.join(stay)}"
@@ -222,7 +244,7 @@ def extremum(
 ) -> str:
     """The rule of a reduction that is not defined for no elements."""
     shape = shapes[0]
-    if any(shape[a] == 0 for a in normalize_axes(axis, len(shape))):
+    if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
         raise ShapeError(
             f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce where there are some"
         )

@@ -17,7 +17,7 @@ from shardtensor.functions.placement import laid_out
 from shardtensor.mesh import Mesh, mesh_of
 from shardtensor.operands import admit
 from shardtensor.outcomes import check_array, joined, same_forms
-from shardtensor.rules import normalize_axes
+from shardtensor.rules import normalize_axis
 from shardtensor.sharding import NamedSharding, P, PartitionSpec
 from shardtensor.spmd import Column, run_mapped
 from shardtensor.trees import leaves, map_leaves
@@ -190,7 +190,7 @@ def _entry(given: Any, rank: int) -> Entry:
 
 def _axis(axis: int, ndim: int, what: str) -> tuple[int, ...]:
     try:
-        return normalize_axes(axis, ndim)
+        return (normalize_axis(axis, ndim),)
     except ValueError as error:
         raise type(error)(f"smap: {what}: {error}") from None
 

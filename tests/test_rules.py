@@ -12,7 +12,17 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.rules import Propagated, Rule, extremum, name_sizes, normalize_axes, parse, propagate, reduction
+from shardtensor.rules import (
+    Propagated,
+    Rule,
+    extremum,
+    name_sizes,
+    normalize_axes,
+    parse,
+    propagate,
+    reduced_axes,
+    reduction,
+)
 
 AXES = {"x": 2, "y": 3, "z": 4, "i": 1}
 """The mesh of every test here: one letter an axis, ``i`` of size 1."""
@@ -462,8 +472,6 @@ def test_propagating_again_changes_nothing(call: Any) -> None:
 @pytest.mark.parametrize(
     ("axis", "ndim", "wanted"),
     [
-        (None, 3, (0, 1, 2)),
-        (None, 0, ()),
         (1, 3, (1,)),
         (-1, 3, (2,)),
         (-3, 3, (0,)),
@@ -477,6 +485,12 @@ def test_propagating_again_changes_nothing(call: Any) -> None:
 )
 def test_normalize_axes(axis: Any, ndim: int, wanted: Any) -> None:
     assert normalize_axes(axis, ndim) == wanted
+    assert reduced_axes(axis, ndim) == wanted
+
+
+@pytest.mark.parametrize("ndim", [0, 3])
+def test_no_axis_means_all_axes_to_reductions(ndim: int) -> None:
+    assert reduced_axes(None, ndim) == tuple(range(ndim))
 
 
 @pytest.mark.parametrize(
@@ -497,7 +511,7 @@ def test_axes_that_are_not_there(axis: Any, ndim: int, culprit: str) -> None:
     assert isinstance(caught.value, IndexError)
 
 
-@pytest.mark.parametrize("axis", [1.0, "0", (0, 1.5), (None,), {0}], ids=repr)
+@pytest.mark.parametrize("axis", [None, 1.0, "0", (0, 1.5), (None,), {0}, True, (0, False)], ids=repr)
 def test_axes_that_are_no_numbers(axis: Any) -> None:
     with pytest.raises(st.ArgumentTypeError, match="wanted an integer"):
         normalize_axes(axis, 3)

@@ -207,6 +207,8 @@ def _arange(xp: Any, place: Place, *, start: Any, stop: Any, step: Any, dtype: A
 
 
 def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> Said:
+    if not isinstance(k, (int, np.integer)):
+        raise ArgumentTypeError(f"k is {k!r}; wanted an integer, the number of a diagonal")
     return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), sharded_dtype(
         np.float64 if dtype is None else dtype
     )

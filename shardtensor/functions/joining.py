@@ -19,7 +19,7 @@ from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
 from shardtensor.passes import copy_into
 from shardtensor.planner import Line, Region, identity
-from shardtensor.rules import normalize_axes, parse, propagate
+from shardtensor.rules import normalize_axis, parse, propagate
 from shardtensor.sharding import NamedSharding, P, PartitionSpec, Shape, offsets
 from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
@@ -59,7 +59,7 @@ def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
     first = operands[0]
     if not first.ndim:
         raise ShapeError("array 0 has no dimensions to join along; use stack")
-    (along,) = normalize_axes(axis, first.ndim)
+    along = normalize_axis(axis, first.ndim)
     for i, x in enumerate(operands):
         if x.ndim != first.ndim or any(
             a != b for d, (a, b) in enumerate(zip(x.shape, first.shape, strict=True)) if d != along
@@ -150,7 +150,7 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> Moved:
     for i, x in enumerate(operands):
         if x.shape != first:
             raise ShapeError(f"array {i} has shape {x.shape} and array 0 {first}; wanted equal shapes")
-    (along,) = normalize_axes(axis, len(first) + 1)
+    along = normalize_axis(axis, len(first) + 1)
     shape = (*first[:along], len(operands), *first[along:])
     sharding = _joined(operands, mesh, shape, along, new=True)
     regions = []

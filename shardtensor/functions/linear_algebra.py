@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardtensor.core import operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
-from shardtensor.rules import normalize_axes
+from shardtensor.rules import normalize_axes, normalize_axis
 from shardtensor.sharding import Shape
 from shardtensor.tensor import ArrayLike, ShardedTensor
 
@@ -81,7 +81,7 @@ def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
     for shape in shapes:
         if not shape:
             raise ShapeError("an operand has no dimensions; wanted at least one")
-        (along,) = normalize_axes(axis, len(shape))
+        along = normalize_axis(axis, len(shape))
         others = [f"...{i}" for i in range(len(shape) - 1, 0, -1)]
         terms.append([*others[:along], "k", *others[along:]])
     longest = max(terms, key=len)

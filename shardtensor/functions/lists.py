@@ -15,7 +15,7 @@ from shardtensor.functions.joining import concat
 from shardtensor.functions.placement import put
 from shardtensor.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.plugins import backend_of
-from shardtensor.rules import normalize_axes
+from shardtensor.rules import normalize_axis
 from shardtensor.sharding import Chain, NamedSharding, P, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.value import Storage, aval
@@ -48,7 +48,7 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
     ndim = np.ndim(x)
     if not ndim:
         raise ShapeError("shard: x has no dimensions to split; wanted at least one")
-    (along,) = normalize_axes(axis, ndim)
+    along = normalize_axis(axis, ndim)
     row = device_row(devices, "shard")
     whole = put(x, NamedSharding(row, P(*[None] * along, "d")), "shard")
     return split(whole)

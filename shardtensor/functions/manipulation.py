@@ -21,7 +21,7 @@ from shardtensor.monoids import Place
 from shardtensor.operands import HostAval
 from shardtensor.passes import copied
 from shardtensor.planner import Line, Region, identity
-from shardtensor.rules import normalize_axes
+from shardtensor.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding import Grid, NamedSharding, P, Shape, as_sharding
 from shardtensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
@@ -36,10 +36,7 @@ Operand = Aval | HostAval
 
 def _permute_rule(shapes: Sequence[Shape], *, axes: tuple[int, ...]) -> str:
     ndim = len(shapes[0])
-    order = normalize_axes(axes, ndim)
-    if len(order) != ndim:
-        raise _not_all_axes(axes, ndim)
-    return f"{_names(ndim)} -> {' '.join(f'd{a}' for a in order)}"
+    return f"{_names(ndim)} -> {' '.join(f'd{a}' for a in _order_of(axes, ndim))}"
 
 
 def _names(ndim: int) -> str:
@@ -58,14 +55,15 @@ def permute_dims(x: ArrayLike, /, axes: tuple[int, ...]) -> ShardedTensor:
 
 @implements(permute_dims, "window")
 def _permute_window(window: Window, axes: tuple[int, ...]) -> Window:
-    order = normalize_axes(axes, len(window.shape))
-    if len(order) != len(window.shape):
-        raise _not_all_axes(axes, len(window.shape))
-    return window.permuted(order)
+    return window.permuted(_order_of(axes, len(window.shape)))
 
 
-def _not_all_axes(axes: Any, ndim: int) -> ShapeError:
-    return ShapeError(f"axes={axes} names {len(axes)} of x's {ndim} dimensions; name each once")
+def _order_of(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
+    """The axes as numbers from 0: each once."""
+    order = normalize_axes(axes, ndim)
+    if len(order) != ndim:
+        raise ShapeError(f"axes={axes} names {len(order)} of x's {ndim} dimensions; name each once")
+    return order
 
 
 @operator("... i j -> ... j i")
@@ -222,7 +220,7 @@ def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[ShardedTensor, ...]:
 def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
     if not np.ndim(x):
         raise ShapeError("x has no dimensions to take apart")
-    (along,) = normalize_axes(axis, np.ndim(x))
+    along = normalize_axis(axis, np.ndim(x))
     return tuple([call("getitem", x, (slice(None),) * along + (i,)) for i in range(np.shape(x)[along])])
 
 
@@ -332,7 +330,7 @@ def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Shard
 
 @implements(flip, "window")
 def _flip_window(window: Window, axis: int | tuple[int, ...] | None) -> Window:
-    turned = normalize_axes(axis, len(window.shape))
+    turned = reduced_axes(axis, len(window.shape))
     index = Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(window.shape)])
     return window.at(index, scalar=not index)  # of no dimensions NumPy gives a scalar
 
@@ -340,7 +338,7 @@ def _flip_window(window: Window, axis: int | tuple[int, ...] | None) -> Window:
 @implements(flip, "mover")
 def _flip(operands: Sequence[Operand], mesh: Mesh, *, axis: int | tuple[int, ...] | None = None) -> Moved:
     (x,) = operands
-    turned = normalize_axes(axis, x.ndim)
+    turned = reduced_axes(axis, x.ndim)
     lines = tuple(Line(0, n, d, n - 1, -1) if d in turned else Line(0, n, d) for d, n in enumerate(x.shape))
     return Moved(x.shape, layout_of(x, mesh), (Region(0, lines),), lambda a: np.flip(a, turned))
 
@@ -374,7 +372,7 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
         raise ArgumentError(f"{len(shifts)} shifts for {len(axes)} axes; give one for all, or one for each")
     total = [0] * x.ndim
     for a, s in zip(axes, shifts, strict=True):
-        total[normalize_axes(a, x.ndim)[0]] += int(s)
+        total[normalize_axis(a, x.ndim)] += int(s)
     runs = [_turned(d, n, total[d]) for d, n in enumerate(x.shape)]
     regions = tuple(Region(0, lines) for lines in itertools.product(*runs))
     return Moved(x.shape, layout_of(x, mesh), regions, lambda a: np.roll(a, total, tuple(range(x.ndim))), copies=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shardtensor.core import operator
-from shardtensor.rules import extremum
+from shardtensor.rules import arg_extremum
 from shardtensor.tensor import ArrayLike, ShardedTensor
 
 
-@operator(extremum, combine="argmax")
+@operator(arg_extremum, combine="argmax")
 def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> ShardedTensor:
     """The index of the greatest element along ``axis``; of the first one, if several are; of the first NaN, if there
     is one.
@@ -23,7 +23,7 @@ def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) 
     """
 
 
-@operator(extremum, combine="argmin")
+@operator(arg_extremum, combine="argmin")
 def argmin(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> ShardedTensor:
     """The index of the least element along ``axis``: as `argmax`, of the least.
 
