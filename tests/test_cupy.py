@@ -1114,6 +1114,50 @@ def test_nccl_along_one_axis_of_two(reductions: list[bool]) -> None:
         same(st.sum(st.device_put(host[:1], x.sharding)), host[:1].sum())  # some have nothing to say
 
 
+STRIDED: dict[str, Callable[[Any, Any], Any]] = {
+    "reversed": lambda xp, v: v[::-1],
+    "every other": lambda xp, v: v[1::2],
+    "transposed": lambda xp, v: v.T,
+    "a column": lambda xp, v: v[:, 1],
+    "broadcast": lambda xp, v: xp.broadcast_to(v[0], v.shape),
+}
+
+
+@pytest.mark.parametrize("layout", STRIDED)
+@pytest.mark.parametrize("name", ["psum", "pprod", "pmax", "pmin"])
+def test_nccl_gets_contiguous_arrays(name: str, layout: str, reductions: list[bool]) -> None:
+    """NCCL takes an address and a count: a strided view must be copied, in any order of its elements in memory."""
+    blocks = [np.arange(24).reshape(6, 4) * (3 * k + 1) - 7 for k in range(3)]
+    wanted = REDUCERS[name].reduce([STRIDED[layout](np, block) for block in blocks])
+    for order in ORDERS:
+        reductions.clear()
+        with machine(3, devices=3, **order) as m:
+
+            def work(v: Any, m: Machine = m) -> Any:
+                return getattr(st, name)(STRIDED[layout](m.cupy, v), "i")
+
+            parts = [st.device_put(block, d) for block, d in zip(blocks, m.devices, strict=True)]
+            for made in st.pmap(work, parts, axis_name="i"):
+                same(made, wanted)
+        assert reductions == [True]
+
+
+REDUCERS = {"psum": np.add, "pprod": np.multiply, "pmax": np.maximum, "pmin": np.minimum}
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min"])
+def test_reductions_of_transposed_integers(name: str, reductions: list[bool]) -> None:
+    host = np.arange(210).reshape(5, 6, 7) % 11 - 5
+    with machine(4, devices=4) as m:
+        for spec in (st.P("d"), st.P(None, "d"), st.P(None, None, "d")):
+            x = st.device_put(host, st.NamedSharding(m.mesh(), spec))
+            for axes in itertools.permutations(range(3)):
+                turned = st.permute_dims(x, axes)
+                for axis in (None, 0, 1, 2):
+                    same(getattr(st, name)(turned, axis=axis), getattr(np, name)(host.transpose(axes), axis=axis))
+    assert any(reductions)
+
+
 def test_reductions_in_threads(reductions: list[bool]) -> None:
     """Communicators are not to be used by two at once."""
     with machine(devices=4) as m:

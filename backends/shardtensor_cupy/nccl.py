@@ -43,16 +43,18 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[Lane], operator
     nccl = _library()
     if nccl is None:
         return None
-    out = []
-    for lane in lanes:  # all memory first: a call to CUDA within the group may wait for the others, and they for it
+    sources, out = [], []
+    # Everything is allocated before the group begins: a call to CUDA within it may wait for another rank's.
+    for lane, array in zip(lanes, arrays, strict=True):
         with lane.gpu, lane.stream:
+            sources.append(cupy.ascontiguousarray(array))  # NCCL is given an address and a count, and no strides
             out.append(cupy.empty(first.shape, first.dtype))
     kind, how = [getattr(nccl, f"NCCL_{n}") for n in (_TYPES[first.dtype.char], _OPERATORS[operator])]
     with _lock:
         communicators = _communicators(gpus)
         nccl.groupStart()
         try:
-            for communicator, lane, array, result in zip(communicators, lanes, arrays, out, strict=True):
+            for communicator, lane, array, result in zip(communicators, lanes, sources, out, strict=True):
                 communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, lane.stream.ptr)
         finally:
             nccl.groupEnd()
