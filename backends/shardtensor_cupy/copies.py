@@ -83,7 +83,7 @@ class Flights:
                 del self._by_memory[id(flight.memory)]
 
     def __len__(self) -> int:
-        return sum(not _is_empty(flight) for flight in self._queue)
+        return sum(not _is_empty(flight) for flight in tuple(self._queue))  # other threads add some meanwhile
 
 
 def _is_empty(flight: _Flight) -> bool:

@@ -18,13 +18,14 @@ from typing import Any
 
 from . import modules
 from . import world as _world
-from .errors import CUDARuntimeError, NcclError, OutOfMemoryError, Race, WrongDeviceError
+from .errors import CUDARuntimeError, NcclError, OutOfBounds, OutOfMemoryError, Race, WrongDeviceError
 from .world import Config
 
 __all__ = [
     "CUDARuntimeError",
     "Config",
     "NcclError",
+    "OutOfBounds",
     "OutOfMemoryError",
     "Race",
     "WrongDeviceError",
@@ -53,7 +54,7 @@ def install(**config: Any) -> Any:
     """
     made = modules.build()
     if not _machines:
-        for name in [n for n in sys.modules if _ours(n)]:
+        for name in [n for n in list(sys.modules) if _ours(n)]:
             _hidden[name] = sys.modules.pop(name)
         sys.modules.update(made)
         sys.modules.update(_wrappers)
@@ -68,7 +69,7 @@ def uninstall() -> None:
     _world.world = _machines.pop()
     if _machines:
         return
-    for name in [n for n in sys.modules if _ours(n)]:
+    for name in [n for n in list(sys.modules) if _ours(n)]:
         module = sys.modules.pop(name)
         if name.startswith("array_api_compat."):
             _wrappers[name] = module

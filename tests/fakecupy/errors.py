@@ -25,6 +25,12 @@ class WrongDeviceError(ValueError):
     """An operation met an array of a device that is not current. CuPy would warn, or work through peer access."""
 
 
+class OutOfBounds(Exception):
+    """An operation that is given an address and a size reads or writes outside of the memory that was asked for there.
+    A GPU does not notice as long as the address belongs to the process.
+    """
+
+
 class CUDARuntimeError(RuntimeError):
     """As ``cupy.cuda.runtime.CUDARuntimeError``."""
 

@@ -13,19 +13,23 @@ from typing import Any
 import numpy as np
 
 from . import world as w
-from .errors import CUDARuntimeError, OutOfMemoryError
+from .errors import CUDARuntimeError, OutOfBounds, OutOfMemoryError
 
 UNIT = 512
 POISON = 0xFF  # NaN in every floating dtype, -1 in integers
 
 
 class Block:
-    """A piece of a GPU's memory, with who used it last. It outlives its owners: the pool hands it out again."""
+    """A piece of a GPU's memory, with who used it last. It outlives its owners: the pool hands it out again.
 
-    __slots__ = ("pool", "ptr", "raw", "reads", "size", "stream", "write")
+    ``extent`` is how many of its bytes were asked for: none while it is free.
+    """
+
+    __slots__ = ("extent", "pool", "ptr", "raw", "reads", "size", "stream", "write")
 
     def __init__(self, pool: SingleDeviceMemoryPool, size: int, stream: w.Stream) -> None:
         self.pool, self.size, self.stream = pool, size, stream
+        self.extent = 0
         self.raw = np.full(size, POISON, np.uint8)
         self.ptr: int = self.raw.__array_interface__["data"][0]
         self.write: Any = None
@@ -99,12 +103,11 @@ class UnownedMemory(BaseMemory):
 
 def block_at(ptr: int) -> Block:
     """The block that an address of device memory lies in."""
-    blocks = w.world.blocks
-    starts = sorted(blocks)
-    i = bisect.bisect_right(starts, ptr) - 1
-    if i < 0 or ptr >= starts[i] + blocks[starts[i]].size:
+    blocks = sorted(w.world.blocks.copy().items())  # other threads add some and remove some
+    i = bisect.bisect_right(blocks, ptr, key=lambda item: item[0]) - 1
+    if i < 0 or ptr >= blocks[i][0] + blocks[i][1].size:
         raise CUDARuntimeError(1)
-    return blocks[starts[i]]
+    return blocks[i][1]
 
 
 class MemoryPointer:
@@ -141,11 +144,17 @@ class MemoryPointer:
         return f"{self.mem.size} bytes of device {self.device_id}"
 
     def raw(self, size: int) -> Any:
-        """The bytes from here on, as NumPy sees them."""
+        """The bytes from here on, as NumPy sees them.
+
+        Raises:
+            OutOfBounds: they are more than was asked for.
+        """
         block = self.mem.block
-        start = self.ptr - (block.ptr if block else self.ptr)
-        if block is None or start + size > block.size:
+        if block is None:
             raise CUDARuntimeError(1)
+        start = self.ptr - block.ptr
+        if start < 0 or start + size > block.extent:
+            raise OutOfBounds(f"bytes {start} to {start + size} of {block.extent} bytes of device {self.device_id}")
         return block.raw[start : start + size]
 
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
@@ -281,6 +290,7 @@ class SingleDeviceMemoryPool:
             self._reserve(rounded)
             block = Block(self, rounded, stream)
             world.blocks[block.ptr] = block
+        block.extent = size
         block.write = (stream, stream.seq, "its allocation")
         return block
 
@@ -355,7 +365,8 @@ class MemoryPool:
         return self._pool().total
 
     def n_free_blocks(self) -> int:
-        return sum(len(blocks) for arena in self._pool().arenas.values() for blocks in arena.values())
+        arenas = self._pool().arenas.copy()  # finalizers and other threads change them
+        return sum(len(blocks) for arena in arenas.values() for blocks in arena.copy().values())
 
     def free_all_blocks(self, stream: Any = None) -> None:
         if stream is None:
@@ -383,7 +394,11 @@ class MemoryPool:
 
 
 class PinnedMemoryPool:
-    """Page-locked host memory, handed out again as soon as an array of it has died, whatever still runs."""
+    """Page-locked host memory, handed out again as soon as an array of it has died, whatever still runs.
+
+    Finalizers and other threads change the tables at any moment, so that a loop runs over a copy of one, which
+    `dict.copy` makes in one step.
+    """
 
     def __init__(self) -> None:
         self.used: dict[int, Any] = {}
@@ -394,8 +409,10 @@ class PinnedMemoryPool:
         if not w.world.gpus:
             raise CUDARuntimeError(100)
         rounded = max(-(-size // UNIT) * UNIT, UNIT)
-        stack = self.free.get(rounded)
-        raw = stack.pop() if stack else np.full(rounded, POISON, np.uint8)
+        try:
+            raw = self.free.get(rounded, []).pop()
+        except IndexError:
+            raw = np.full(rounded, POISON, np.uint8)
         ptr: int = raw.__array_interface__["data"][0]
         self.used[ptr] = raw
         owner = (ctypes.c_uint8 * size).from_address(ptr)
@@ -409,13 +426,13 @@ class PinnedMemoryPool:
 
     def find(self, address: int, size: int) -> Any:
         """The bytes at an address if they are pinned, else None."""
-        for ptr, raw in list(self.used.items()):
+        for ptr, raw in self.used.copy().items():
             if ptr <= address and address + size <= ptr + raw.size:
                 return raw[address - ptr : address - ptr + size]
         return None
 
     def n_free_blocks(self) -> int:
-        return sum(map(len, self.free.values()))
+        return sum(map(len, self.free.copy().values()))
 
     def free_all_blocks(self) -> None:
         self.free.clear()

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import cuda, memory
 from . import world as w
-from .errors import NcclError
+from .errors import NcclError, WrongDeviceError
 
 DTYPES = {
     0: np.int8,
@@ -62,7 +62,10 @@ def _queue(calls: list[Any]) -> None:
 
 
 def _collective(kind: Any, ranks: list[Any]) -> None:
-    """Each rank's stream waits for the others before and after; the work itself is on the first."""
+    """Each rank's stream waits for the others before and after; the work itself is on the first.
+
+    Like the real library it is given addresses and a count, and reads and writes that many elements from there on.
+    """
     name, count, datatype, op, root = kind
     dtype = np.dtype(DTYPES[datatype])
     n = len(ranks)
@@ -73,6 +76,9 @@ def _collective(kind: Any, ranks: list[Any]) -> None:
     ins = [p.raw(sizes[0] * dtype.itemsize).view(dtype) for p in sources]
     outs = [p.raw(sizes[1] * dtype.itemsize).view(dtype) for p in targets]
     streams = [r[2] for r in ranks]
+    for k, s in enumerate(streams):
+        if not sources[k].device_id == targets[k].device_id == s.device:
+            raise WrongDeviceError(f"{name}: rank {k} on device {s.device} is given memory of another device")
     for s in streams[1:]:
         world.wait(streams[0], world.record(s))
 

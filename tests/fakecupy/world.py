@@ -256,6 +256,7 @@ class World:
 
     def free(self, block: Any) -> None:
         """Gives a block back to its arena. May come from a destructor at any moment, also in the middle of this."""
+        block.extent = 0
         self.freed.append(block)
         if self.lock.acquire(blocking=False):
             try:
