@@ -725,6 +725,39 @@ def test_peers_are_tested_once_for_each_direction(straight: list[tuple[int, int]
         assert straight[4:] == [(0, 1), (1, 0), (1, 0)]
 
 
+def self_tests_at_once(patch: pytest.MonkeyPatch, patience: float) -> int:
+    """How often a pair of GPUs is tested where two threads ask for it: the first test goes on until a second begins,
+    or so many seconds.
+    """
+    begun, second = list[int](), threading.Event()
+
+    def arrives(peers: Any, source: int, destination: int) -> bool:
+        begun.append(threading.get_ident())
+        if len(begun) > 1:
+            second.set()
+        second.wait(patience)
+        return True
+
+    patch.setattr(Peers, "_arrives", arrives)
+    with machine() as m:
+        answers = list[bool]()
+        threads = [
+            threading.Thread(target=lambda: answers.append(m.backend._copier.peers.reach(0, 1))) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == [True, True]
+    return len(begun)
+
+
+def test_peers_are_tested_once_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert self_tests_at_once(monkeypatch, 0.2) == 1
+    take_out(monkeypatch, Peers.reach, "with self._lock:", "if True:")
+    assert self_tests_at_once(monkeypatch, 60) == 2
+
+
 def test_peers_off(monkeypatch: pytest.MonkeyPatch, straight: list[tuple[int, int]]) -> None:
     monkeypatch.setenv("SHARDTENSOR_CUPY_P2P", "off")
     with machine(scheduler="lazy") as m:

@@ -818,6 +818,23 @@ def test_gpu_out(gpus: tuple[Any, list[st.Device]]) -> None:
         x.__dlpack__(dl_device=(2, 0))
 
 
+@pytest.mark.parametrize("copy", [None, True])
+def test_gpu_out_to_a_stream_that_is_not_current(gpus: tuple[Any, list[st.Device]], copy: bool | None) -> None:
+    """The reader names the stream that will read, and makes it current later, or never."""
+    cupy, devices = gpus
+    for device in (devices[2], devices[3]):
+        x = st.device_put(np.arange(6.0), device) * 3
+        with cupy.cuda.Device(1):
+            reader, other = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+            with other:
+                capsule = x.__dlpack__(stream=reader.ptr, max_version=(1, 0), copy=copy)
+                theirs = cupy.from_dlpack(capsule)
+            with reader:
+                doubled = theirs * 2
+                assert doubled.get().tolist() == [0, 6, 12, 18, 24, 30]
+            reader.synchronize()
+
+
 def test_gpu_pinned(gpus: tuple[Any, list[st.Device]]) -> None:
     cupy, devices = gpus
     pieces = [on(cupy, gpu, np.full(2, float(gpu))) for gpu in range(2)]
