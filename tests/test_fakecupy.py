@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -136,6 +137,44 @@ def test_keywords_that_cupy_lacks(cupy: Any) -> None:
         cupy.count_nonzero(x, keepdims=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        *[(f"logical_{name}", ("complex64", "complex64")) for name in ("and", "or", "xor")],
+        ("logical_not", ("complex128",)),
+        ("logical_or", ("float32", "complex64")),
+        ("bitwise_and", ("float32", "int32")),
+        ("arctan2", ("complex64", "float32")),
+        ("subtract", ("bool", "bool")),
+        ("negative", ("bool",)),
+        ("floor", ("complex64",)),
+    ],
+)
+def test_dtypes_that_cupy_has_no_loop_for(cupy: Any, name: str, dtypes: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError):
+        getattr(cupy, name)(*[cupy.ones(3, d) for d in dtypes])
+
+
+def test_numbers_are_weak_as_in_cupy(cupy: Any) -> None:
+    small = cupy.ones(3, cupy.int8)
+    assert [(small + s).dtype for s in (1, 2.5, 1j, True)] == ["int8", "float64", "complex128", "int8"]
+    assert [(X.dtype, (cupy.asarray(X) * s).dtype) for s in (2, 2.5)] == [("float32", "float32")] * 2
+    assert (cupy.asarray(X) * 1j).dtype == "complex64"
+    assert (small < 300).tolist() == [True] * 3
+    for attempt in (lambda: small + 300, lambda: small < 2**70, lambda: cupy.asarray(X) * 2**70):
+        with pytest.raises(OverflowError):
+            attempt()
+    assert cupy.logical_and(-small, cupy.ones(3, cupy.uint64)).tolist() == [False] * 3  # as its kernel computes it
+
+
+def test_where_takes_arrays_as_conditions(cupy: Any) -> None:
+    assert cupy.where(cupy.asarray([1, 0]), 1, 2.5).tolist() == [1, 2.5]
+    with pytest.raises(AttributeError):
+        cupy.where(True, cupy.ones(2), 0)
+    with pytest.raises(OverflowError):
+        cupy.where(cupy.asarray([True]), cupy.ones(1, cupy.int8), 300)
+
+
 def test_host_arrays_do_not_mix(cupy: Any) -> None:
     a = cupy.asarray(X)
     for attempt in (
@@ -225,7 +264,8 @@ def test_machines_nest() -> None:
 
 
 def test_every_name_is_the_real_ones() -> None:
-    """So that nothing can be written against the double that CuPy does not have."""
+    """So that nothing can be written against the double that CuPy does not have: no function, keyword or dtype."""
+    from tests.fakecupy.loops import LOOPS
     from tests.fakecupy.names import LACKS
 
     script = (
@@ -238,6 +278,11 @@ def test_every_name_is_the_real_ones() -> None:
         "lacks = {f'cupy.{f}': keys.split() for f, keys in asked.pop('lacks').items()}\n"
         "takes = {f: inspect.signature(at(f)).parameters for f in lacks}\n"
         "wrong = [f'{f}({k}=)' for f, keys in lacks.items() for k in keys if k in takes[f]]\n"
+        "loops = asked.pop('loops')\n"
+        "ufuncs = {f: getattr(cupy, f) for f in loops if f != 'where'}\n"
+        "from cupy._sorting.search import _where_ufunc as where\n"
+        "known = {f: [t for t in u.types if not set(t) & set('EV')] for f, u in (ufuncs | {'where': where}).items()}\n"
+        "wrong += [f'{f}: {known[f]}' for f in loops if known[f] != loops[f]]\n"
         "print(json.dumps(wrong + [p + '.' + n for p, ns in asked.items() for n in ns if not hasattr(at(p), n)]))\n"
     )
     if subprocess.run([sys.executable, "-c", "import cupy"], capture_output=True).returncode:
@@ -262,7 +307,7 @@ def test_every_name_is_the_real_ones() -> None:
         "cupy.cuda.MemoryPointer": {"data", "describe", "raw", "take_host", "give_host"},
     }
     asked: dict[str, Any] = {name: sorted(set(names) - own.get(name, set())) for name, names in modules.items()}
-    asked["lacks"] = LACKS
+    asked["lacks"], asked["loops"] = LACKS, LOOPS
     done = subprocess.run([sys.executable, "-c", script], input=json.dumps(asked), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
@@ -619,6 +664,65 @@ def test_pinned_memory_is_reused(lazy: Any) -> None:
     assert second.tolist() == [1, 1, 1]
 
 
+def test_finalizers_run_within_the_pinned_pool(cupy: Any) -> None:
+    """A collection may begin at any allocation: arrays that die then do not disturb a search through the tables."""
+    import cupyx
+
+    class Dies:
+        """Garbage that holds an array, and makes the next such garbage when it is collected."""
+
+        def __init__(self, left: int) -> None:
+            self.array, self.left, self.cycle = cupyx.empty_pinned(1 + left), left, self
+
+        def __del__(self) -> None:
+            if self.left:
+                Dies(self.left - 1)
+
+    pool, before = cupy.get_default_pinned_memory_pool(), gc.get_threshold()
+    kept = [cupyx.empty_pinned(n) for n in range(1, 200)]
+    tuples = [(n, n) for n in range(5000)]  # none is left that could be used again without an allocation
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            Dies(200)
+            assert cupy.cuda.pinned_memory.is_memory_pinned(kept[-1].ctypes.data)
+            assert not cupy.cuda.pinned_memory.is_memory_pinned(X.ctypes.data)
+            assert pool.n_free_blocks() >= 0
+    finally:
+        gc.set_threshold(*before)
+    assert len(tuples) == 5000
+
+
+def test_pools_are_counted_while_other_threads_free(cupy: Any) -> None:
+    stop, errors = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                arrays = [cupy.empty(n, cupy.uint8) for n in range(1, 2000, 97)]
+                cupy.cuda.runtime.memcpyAsync(arrays[0].data.ptr, arrays[1].data.ptr, 1, 3, 0)
+                del arrays
+                pool.free_all_blocks()
+        except BaseException as error:  # carried out of the thread
+            errors.append(error)
+
+    pool = cupy.get_default_memory_pool()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            assert pool.n_free_blocks() >= 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+    assert errors == []
+
+
 # -- other libraries -------------------------------------------------------------------------------
 
 
@@ -691,6 +795,39 @@ def test_nccl(cupy: Any) -> None:
     comms[0].bcast(sums[0].data.ptr, 4, nccl.NCCL_FLOAT32, 0, handles[0].ptr)
     with pytest.raises(nccl.NcclError, match="not every rank"):
         nccl.groupEnd()
+
+
+def test_nccl_reads_addresses(cupy: Any) -> None:
+    """It knows nothing of strides: of a view it takes as many elements as it is told, from its first one on."""
+    from cupy.cuda import nccl
+
+    (comm,) = nccl.NcclCommunicator.initAll([0])
+
+    def reduce(x: Any, y: Any, count: int) -> list[int]:
+        comm.allReduce(x.data.ptr, y.data.ptr, count, nccl.NCCL_INT64, nccl.NCCL_SUM, 0)
+        return y.tolist()
+
+    x = cupy.arange(6)
+    assert reduce(x[1::2], cupy.empty(3, int), 3) == [1, 2, 3]
+    assert reduce(x.reshape(2, 3).T, cupy.empty(6, int), 6) == [0, 1, 2, 3, 4, 5]
+    for source, target in ((x[::-1], cupy.empty(6, int)), (x, cupy.empty(5, int))):
+        with pytest.raises(fakecupy.OutOfBounds, match=r"of 4[08] bytes of device 0"):
+            reduce(source, target, 6)
+    with cupy.cuda.Device(1):
+        far = cupy.empty(6, int)
+    with pytest.raises(fakecupy.WrongDeviceError, match="memory of another device"):
+        reduce(x, far, 6)
+
+
+def test_copies_out_of_bounds(cupy: Any) -> None:
+    a, b = cupy.arange(6), cupy.empty(6, int)
+    for to, source in ((b, a[::-1]), (b[1:], a)):
+        with pytest.raises(fakecupy.OutOfBounds):
+            to.data.copy_from_device_async(source.data, a.nbytes)
+    address = a.data.ptr
+    del a, to, source
+    with pytest.raises(fakecupy.OutOfBounds):  # what is freed belongs to nobody
+        cupy.cuda.runtime.memcpyAsync(b.data.ptr, address, 8, 3, 0)
 
 
 def test_random(cupy: Any) -> None:

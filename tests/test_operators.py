@@ -16,6 +16,7 @@ from shardtensor.core import OPS
 from shardtensor.plugins import load
 from tests.cases import CASES, ELSEWHERE, Case, check, sharded_somehow, wanted
 from tests.layouts import MESHES, READ_ONLY, all_specs, array, assert_same, everywhere, mesh_of
+from tests.operands import values
 
 OPERATORS = sorted(CASES)
 
@@ -199,3 +200,32 @@ def test_unary_and_divmod(backend: str) -> None:
         assert_same(made, answer)
     for made, answer in zip(divmod(3, x + 9), divmod(3, a + 9), strict=True):
         assert_same(made, answer)
+
+
+@everywhere
+def test_bounds_are_not_cast(backend: str) -> None:
+    for dtype in ("bool", "int32", "int64", "float32"):
+        host = values(dtype, 12)
+        x = st.device_put(host, mesh_of((4,), backend))
+        for low, high in [(0.5, 1.5), (None, 1.5), (np.nan, None), (0.5, np.nan), (values("d", 12), None)]:
+            assert_same(st.clip(x, low, high), np.clip(host, low, high))
+
+
+@everywhere
+@pytest.mark.parametrize("name", ["logical_and", "logical_or", "logical_xor"])
+def test_logical_functions_of_mixed_dtypes(name: str, backend: str) -> None:
+    for left, right in itertools.product(["bool", "int64", "uint8", "float32", "complex64"], repeat=2):
+        hosts = values(left, 12, 1), values(right, 12, 2)
+        x, y = [st.device_put(host, mesh_of((4,), backend)) for host in hosts]
+        assert_same(getattr(st, name)(x, y), getattr(np, name)(*hosts))
+        assert_same(getattr(st, name)(x, 1j), getattr(np, name)(hosts[0], 1j))
+
+
+@everywhere
+def test_truth_of_complex_numbers(backend: str) -> None:
+    host = values("complex128", 12)
+    x = st.device_put(host, mesh_of((4,), backend))
+    assert_same(st.logical_not(x), np.logical_not(host))
+    assert_same(st.where(True, x, 0), np.where(True, host, 0))
+    full = st.device_put(np.ones(256, bool), mesh_of((2,), backend))
+    assert_same(st.vecdot(full, full), np.vecdot(np.ones(256, bool), np.ones(256, bool)))

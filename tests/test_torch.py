@@ -17,13 +17,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 pytest.importorskip("array_api_compat", reason="array-api-compat is not installed: pip install 'shardtensor[torch]'")
 
 import shardtensor as st  # noqa: E402 - what follows wants torch
-from shardtensor.core import OPS  # noqa: E402
 from shardtensor.plugins import load  # noqa: E402
 from tests.layouts import DTYPES, broadcastable, mesh_of, shapes  # noqa: E402
-
-UNARY = sorted(n for n, op in OPS.items() if op.is_ufunc and len(op.operands) == 1)
-BINARY = sorted(n for n, op in OPS.items() if op.is_ufunc and len(op.operands) == 2)
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 3.0, np.nan, np.inf, -np.inf, 7.0, -7.0, 1e-3]
+from tests.operands import BINARY, UNARY, tamed, values  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -31,36 +27,8 @@ def xp() -> Any:
     return load("torch").xp
 
 
-def values(dtype: str, count: int = 14, seed: int = 0) -> np.ndarray:
-    """Numbers of all kinds that a dtype has."""
-    known, rng = np.dtype(dtype), np.random.default_rng(seed)
-    if known.kind == "b":
-        return rng.random(count) < 0.5
-    if known.kind in "iu":
-        ends = np.iinfo(known)
-        pool = np.array(
-            [0, 1, 2, 3, 5, 7, ends.max, ends.min, ends.max // 3] + [-1, -2, -7] * (known.kind == "i"), known
-        )
-        return rng.choice(pool, count)
-    parts = [rng.permutation(np.resize(np.array(SPECIAL), count)) for _ in range(2)]
-    with np.errstate(all="ignore"):
-        return (parts[0] + 1j * np.nan_to_num(parts[1], posinf=4, neginf=-4) if known.kind == "c" else parts[0]).astype(
-            known
-        )
-
-
 def arrays(data: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return values(dtype, int(np.prod(shape)), data.draw(some.integers(0, 999))).reshape(shape)
-
-
-def tamed(name: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Operands without what NumPy refuses or C leaves open: negative shifts, complex powers of or to the infinite."""
-    if name in ("pow", "bitwise_left_shift", "bitwise_right_shift") and y.dtype.kind == "i":
-        y = np.abs(y % 13).astype(y.dtype)
-    if name == "pow" and "c" in (x.dtype.kind, y.dtype.kind):
-        x, y = [np.where(np.abs(z) < 9, z, z.dtype.type(1)) for z in (x, y)]
-        x = np.where(x == 0, x.dtype.type(1), x)
-    return x, y
 
 
 def compare(made: Any, wanted: Any, ulps: int = 0, signed: bool = True) -> None:
@@ -349,6 +317,15 @@ def test_arrays_of_the_host_as_they_come(xp: Any) -> None:
     assert z[0] == 1.5 + 2j
     with pytest.raises(TypeError, match="uint16"):
         xp.asarray(np.zeros(2, np.uint16))
+
+
+def test_full_of_what_does_not_fit(xp: Any) -> None:
+    """A Python integer is refused, and a scalar of NumPy's wraps around, as in NumPy."""
+    for value, dtype in ((300, "int8"), (-1, "uint8"), (2**63, "int64")):
+        with pytest.raises(OverflowError):
+            xp.full((2,), value, dtype=dtype)
+    compare(xp.full((2,), np.int64(300), dtype="int8"), np.full((2,), np.int64(300), "int8"))
+    compare(xp.full((2,), 2.5, dtype="int8"), np.full((2,), 2.5, "int8"))
 
 
 def test_of_dtypes(xp: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +13,7 @@ from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.finding import usable_cupy
 from shardtensor_cupy.lanes import Current, Lane
+from shardtensor_cupy.namespace import Namespace
 from shardtensor_cupy.nccl import all_reduce
 
 __all__ = ["CuPyBackend"]
@@ -35,7 +35,7 @@ class CuPyBackend(Backend):
 
     def __init__(self) -> None:
         self._cupy, gpus = usable_cupy()
-        self._xp = importlib.import_module("array_api_compat.cupy")
+        self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
         memory = self._cupy.cuda.memory
         self._own = (memory.Memory, memory.PooledMemory)  # and not what came by DLPack, which others hold, too
@@ -56,7 +56,7 @@ class CuPyBackend(Backend):
 
     @property
     def xp(self) -> Any:
-        """CuPy, by array-api-compat."""
+        """CuPy's functions, with NumPy's semantics."""
         return self._xp
 
     def is_array(self, x: object) -> bool:

@@ -226,7 +226,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
         return launch.call_now("nonzero", np.nonzero, (condition,), {})
     if x is None or y is None:
         raise ValueError("Must provide both 'x' and 'y' or neither.")
-    return launch.call("where", np.where, (condition, x, y), {})
+    return launch.where(condition.astype(bool, copy=False), x, y)
 
 
 def meshgrid(*xi: Any, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> Any:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import memory
+from . import loops, memory
 from . import world as w
 from .errors import WrongDeviceError
 
 _array: Any = None  # the array class, which needs this module in turn
 _metas: dict[Any, Any] = {}
-_PLAIN = {bool, float, complex}
+_PLAIN = {bool, int, float, complex}
 
 
 def bind(array_class: type) -> None:
@@ -318,6 +318,11 @@ class Ufunc:
         self.numpy, self.__name__ = numpy_ufunc, numpy_ufunc.__name__
         self.nin, self.nout = numpy_ufunc.nin, numpy_ufunc.nout
 
+    @property
+    def types(self) -> list[str]:
+        """CuPy's loops."""
+        return list(loops.LOOPS[self.__name__])
+
     def __repr__(self) -> str:
         return f"<ufunc 'cupy_{self.__name__}'>"
 
@@ -328,7 +333,7 @@ class Ufunc:
             raise TypeError(f"Wrong number of arguments for {self!r}: {len(args)}")
         if self.numpy.signature is not None:
             return call(self.__name__, self.numpy, args, {**kwargs, "out": out})
-        return _elementwise(_power if self.numpy is np.power else self.numpy, args, out, kwargs)
+        return _elementwise(_KERNELS.get(self.__name__, self.numpy), args, out, kwargs)
 
     def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         return call(
@@ -358,14 +363,37 @@ def _power(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
     return out[0]
 
 
-_power.__name__ = "power"
+def _logical_and(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
+    """CuPy's kernel for a signed and an unsigned operand takes negative numbers for false."""
+    if {x.dtype.kind, y.dtype.kind} == {"i", "u"}:
+        x, y = [np.maximum(a, 0) for a in (x, y)]
+    return np.logical_and(x, y, out=out, **kwargs)
+
+
+def _where(condition: Any, x: Any, y: Any, out: Any = None) -> Any:
+    made = np.where(condition, x, y)
+    if out is not None:
+        np.copyto(out[0], made)
+    return made
+
+
+_KERNELS: dict[str, Any] = {"power": _power, "logical_and": _logical_and, "where": _where}
+"""What computes a ufunc where CuPy's answers are not NumPy's, or NumPy's function is no ufunc."""
+
+for _name, _kernel in _KERNELS.items():
+    _kernel.__name__ = _name
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """CuPy's ufunc of three operands, of which the first is an array of bools."""
+    return _elementwise(_where, (condition, x, y), None, {})
 
 
 def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
     """A ufunc without a signature. This is what most launches are, hence the care for speed."""
     world = w.world
     device = getattr(world.tls, "device", 0)
-    raws, reads, key = [], [], [f]
+    raws, reads, key, kinds = [], [], [f], []
     for x in args:
         kind = type(x)
         if isinstance(x, _array):
@@ -375,15 +403,11 @@ def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
             reads.append(x)
             raws.append(raw)
             key.append((raw.shape, raw.dtype, raw.ndim > 1 and raw.flags.fnc))
-        elif kind is int:
+            kinds.append((raw.dtype, None))
+        elif kind in _PLAIN or isinstance(x, np.generic):
             raws.append(x)
-            key.append(x)
-        elif kind in _PLAIN:
-            raws.append(x)
-            key.append(kind)
-        elif isinstance(x, np.generic):
-            raws.append(x)
-            key.append(x.dtype)
+            key.append(loops.kind_of(x))
+            kinds.append(key[-1])
         else:
             raise TypeError(f"Unsupported type {kind}")
     where = kwargs.get("where")
@@ -397,9 +421,13 @@ def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs:
         key.append((kwargs.get("dtype"), kwargs.get("casting")))
     identity = tuple(key)
-    specs = _metas.get(identity)
-    if specs is None:
-        specs = _metas[identity] = _elementwise_specs(f, raws, kwargs)
+    known = _metas.get(identity)
+    if known is None:
+        known = _metas[identity] = _elementwise_specs(f, raws, tuple(kinds), kwargs)
+    inputs, specs = known
+    operands = [
+        x if isinstance(x, np.ndarray) or to is None else np.asarray(x, to) for x, to in zip(raws, inputs, strict=True)
+    ]
     if out is None:
         made = [empty(*spec) for spec in specs]
     else:
@@ -407,19 +435,30 @@ def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
         for a, spec in zip(made, specs, strict=True):
             _check_out(a, spec[0], spec[1])
     outs = tuple([a._a for a in made])
-    world.launch(f.__name__, lambda: f(*raws, out=outs, **kwargs), reads, made)
+    world.launch(f.__name__, lambda: f(*_cast(operands, inputs), out=outs, **kwargs), reads, made)
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _elementwise_specs(f: Any, raws: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The shapes from broadcasting, the dtypes from a call on single elements."""
+def _cast(operands: list[Any], dtypes: tuple[Any, ...]) -> list[Any]:
+    """Operands in the dtypes of a loop; None leaves the choice to NumPy."""
+    return [x if to is None or x.dtype == to else x.astype(to) for x, to in zip(operands, dtypes, strict=True)]
+
+
+def _elementwise_specs(f: Any, raws: list[Any], kinds: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The dtypes of the operands by CuPy's loops, and for each result what to allocate: the shape from broadcasting,
+    the dtype from a call on single elements.
+    """
     if len(_metas) > 20000:
         _metas.clear()
+    inputs = loops.choose(f.__name__, kinds)[0] if kwargs.get("dtype") is None else (None,) * len(raws)
     arrays = [x for x in raws if isinstance(x, np.ndarray)]
     where = kwargs.get("where")
     shape = np.broadcast_shapes(*(x.shape for x in arrays), *([where.shape] if isinstance(where, np.ndarray) else []))
-    ones = [np.ones((1,) * x.ndim, x.dtype) if isinstance(x, np.ndarray) else x for x in raws]
-    result = _quiet(f, ones, {k: v for k, v in kwargs.items() if k != "where"})
+    ones = [
+        np.ones((1,) * x.ndim, x.dtype) if isinstance(x, np.ndarray) else np.asarray(1, kind[0])
+        for x, kind in zip(raws, kinds, strict=True)
+    ]
+    result = _quiet(f, _cast(ones, inputs), {k: v for k, v in kwargs.items() if k != "where"})
     full = [x for x in arrays if x.ndim == len(shape) and x.ndim > 1]
     order = "F" if full and all(x.flags.fnc for x in full) else "C"
-    return [(shape, r.dtype, order) for r in (result if isinstance(result, tuple) else (result,))]
+    return inputs, [(shape, r.dtype, order) for r in (result if isinstance(result, tuple) else (result,))]

@@ -1,0 +1,136 @@
+"""The array-API namespace of CuPy's arrays: CuPy's ufuncs, with NumPy's semantics where CuPy has others.
+
+What is defined nowhere here and is no ufunc comes from `array_api_compat.cupy`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import ArgumentError
+
+__all__ = ["Namespace"]
+
+_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+
+
+class Namespace:
+    """The array-API namespace of the arrays of the current GPU.
+
+    A ufunc is CuPy's own: array-api-compat's wrappers of some of them take no ``out=``, or cast differently.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._compat: Any = importlib.import_module("array_api_compat.cupy")
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._cupy, name, None)
+        if isinstance(found, self._cupy.ufunc):
+            found = functools.partial(_call, found, name in _COMPARISONS)
+        else:
+            found = getattr(self._compat, name)
+        setattr(self, name, found)
+        return found
+
+    # -- truth -------------------------------------------------------------------------------------
+
+    def _truth(self, x: Any) -> Any:
+        """Whether each element is true: an array of bools, or a bool of a number."""
+        if not isinstance(x, self._cupy.ndarray):
+            return bool(x)
+        return x if x.dtype == np.bool_ else self._cupy.not_equal(x, 0)
+
+    def _logical(self, name: str, x1: Any, x2: Any, out: Any) -> Any:
+        """A logical function of two operands. CuPy's take no complex numbers, and `logical_and` of a signed and an
+        unsigned integer takes negative ones for false, so that only operands of one real dtype are given as they are.
+        """
+        alike = isinstance(x1, self._cupy.ndarray) and isinstance(x2, self._cupy.ndarray) and x1.dtype == x2.dtype
+        if not alike or x1.dtype.kind == "c":
+            x1, x2 = self._truth(x1), self._truth(x2)
+        return getattr(self._cupy, name)(x1, x2, out=out)
+
+    def logical_and(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
+        """See NumPy."""
+        return self._logical("logical_and", x1, x2, out)
+
+    def logical_or(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
+        """See NumPy."""
+        return self._logical("logical_or", x1, x2, out)
+
+    def logical_xor(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
+        """See NumPy."""
+        return self._logical("logical_xor", x1, x2, out)
+
+    def logical_not(self, x: Any, /, *, out: Any = None) -> Any:
+        """See NumPy."""
+        if x.dtype.kind == "c":  # CuPy has no logical_not of complex numbers
+            return self._cupy.equal(x, 0, out=out)
+        return self._cupy.logical_not(x, out=out)
+
+    # -- other functions ---------------------------------------------------------------------------
+
+    def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
+        """See NumPy: the condition may be a number, and integers that do not fit wrap around."""
+        if not isinstance(condition, self._cupy.ndarray):
+            condition = self._cupy.asarray(bool(condition))
+        dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
+        # Python integers are converted by NumPy, because CuPy refuses those that do not fit.
+        x1, x2 = [np.asarray(x).astype(dtype)[()] if type(x) is int else x for x in (x1, x2)]
+        return self._cupy.where(condition, x1, x2)
+
+    def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+        """See NumPy: the bounds take part in the promotion, and a bound that is NaN gives NaN."""
+        if x.dtype.kind in "iu":  # an integer beyond the dtype is no bound, and could not be converted to it
+            known = np.iinfo(x.dtype)
+            min = None if type(min) is int and min <= known.min else min
+            max = None if type(max) is int and max >= known.max else max
+        given = [x, *[bound for bound in (min, max) if bound is not None]]
+        dtype = np.result_type(*[getattr(a, "dtype", a) for a in given])
+        x, min, max = [a.astype(dtype, copy=False) if hasattr(a, "dtype") else a for a in (x, min, max)]
+        if min is not None and max is not None:
+            return self.minimum(self.maximum(x, min), max, out=out)
+        if min is not None:
+            return self.maximum(x, min, out=out)
+        if max is not None:
+            return self.minimum(x, max, out=out)
+        if out is None:
+            return x.copy()
+        out[...] = x
+        return out
+
+    def vecdot(self, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+        """See NumPy: of bools, whether any pair of elements is true in both."""
+        if x1.dtype == x2.dtype == np.bool_:  # array-api-compat adds them up as int8, where 256 pairs are 0
+            if x1.shape[axis] != x2.shape[axis]:
+                raise ArgumentError(
+                    f"vecdot: {x1.shape[axis]} elements along axis {axis} of x1, {x2.shape[axis]} of x2"
+                )
+            pairs = [self._cupy.moveaxis(x, axis, -1) for x in (x1, x2)]
+            return self._cupy.logical_and(*pairs).any(axis=-1)
+        return self._compat.vecdot(x1, x2, axis=axis)
+
+
+def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
+    """A ufunc of operands among which are Python integers of any size. CuPy refuses those that do not fit into 64 bits,
+    or into the loop that it has chosen; NumPy compares them with anything, and makes floats of them where it computes
+    in floats.
+    """
+    try:
+        return ufunc(*args, **kwargs)
+    except OverflowError:
+        inexact = any(getattr(x, "dtype", np.dtype(bool)).kind in "fc" for x in args)
+        if not (compares or inexact or "ll->l" not in ufunc.types):
+            raise
+        endless = compares and not inexact
+        return ufunc(*[_as_float(x, endless) if type(x) is int else x for x in args], **kwargs)
+
+
+def _as_float(x: int, endless: bool) -> float:
+    """A Python integer as a float; infinity, which compares with integers as one of more than 64 bits does."""
+    return math.copysign(math.inf, x) if endless else float(x)
