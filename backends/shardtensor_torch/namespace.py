@@ -101,7 +101,7 @@ class Namespace:
             made = self._new(torch.empty, shape, fill_value.dtype if dtype is None else dtype)
             return store(made, fill_value)
         dtype = np.asarray(fill_value).dtype if dtype is None else NUMPY[to_torch(dtype)]
-        return self._new(torch.full, shape, dtype, np.asarray(fill_value).astype(dtype).item())
+        return self._new(torch.full, shape, dtype, np.full((), fill_value, dtype).item())
 
     def _like(self, function: Any, x: Any, dtype: Any, *values: Any) -> Any:
         return function(tuple(x.shape), *values, dtype=x.dtype if dtype is None else dtype)
