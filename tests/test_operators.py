@@ -207,7 +207,8 @@ def test_bounds_are_not_cast(backend: str) -> None:
     for dtype in ("bool", "int32", "int64", "float32"):
         host = values(dtype, 12)
         x = st.device_put(host, mesh_of((4,), backend))
-        for low, high in [(0.5, 1.5), (None, 1.5), (np.nan, None), (0.5, np.nan), (values("d", 12), None)]:
+        bounds = [(0.5, 1.5), (None, 1.5), (np.nan, None), (0.5, np.nan), (values("d", 12), None), (0, 1), (-1, None)]
+        for low, high in bounds:
             assert_same(st.clip(x, low, high), np.clip(host, low, high))
 
 

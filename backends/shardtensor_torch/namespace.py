@@ -177,10 +177,10 @@ class Namespace:
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy."""
-        if type(min) is int and is_int(x) and min <= torch.iinfo(x.dtype).min:
-            min = None
-        if type(max) is int and is_int(x) and max >= torch.iinfo(x.dtype).max:
-            max = None
+        if is_int(x) and x.dtype is not torch.bool:  # an integer beyond the dtype is no bound
+            known = torch.iinfo(x.dtype)
+            min = None if type(min) is int and min <= known.min else min
+            max = None if type(max) is int and max >= known.max else max
         given = [bound for bound in (min, max) if bound is not None]
         made, *bounds = self._together(x, *given)
         if min is not None:
