@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardtensor.core import Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
-from shardtensor.errors import ShardTensorError
+from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.pool import out_of_memory
 from shardtensor.running import run
 from shardtensor.tensor import ShardedTensor
@@ -35,6 +35,8 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
         return run(op, operands, params)
     except ShardTensorError as error:
         raise_in_the_name_of(op, error)
+    except OverflowError as error:
+        raise _out_of_range(op, error) from None
     except MemoryError as error:
         raise out_of_memory(op.said, error) from None
 
@@ -49,8 +51,15 @@ def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None
         write(out, op, operands, params, apply)
     except ShardTensorError as error:
         raise_in_the_name_of(op, error)
+    except OverflowError as error:
+        raise _out_of_range(op, error) from None
     except MemoryError as error:
         raise out_of_memory(op.said, error) from None
+
+
+def _out_of_range(op: Op, error: OverflowError) -> RangeError:
+    """NumPy's error for a Python number that a dtype cannot hold, with the operator's name."""
+    return RangeError(f"{op.said}: {error}; use a dtype that holds it, or give an array, which is cast")
 
 
 set_default_interpreter(apply, into)

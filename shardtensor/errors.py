@@ -23,6 +23,10 @@ class ArgumentTypeError(ShardTensorError, TypeError):
     """An object of a kind that a function does not take."""
 
 
+class RangeError(ShardTensorError, OverflowError):
+    """A number that the dtype of the elements cannot hold."""
+
+
 class IndexingError(ShardTensorError, IndexError):
     """An index out of bounds, or of a form that cannot index."""
 

@@ -85,9 +85,9 @@ def is_data(x: Any) -> bool:
     return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or owner_of(x) is not None
 
 
-def converted(value: Any, dtype: np.dtype[Any]) -> Any:
+def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
     """Scalars, and nested lists of them, as elements of that dtype: converted one by one, as NumPy assigns them. What
-    has no dimensions becomes a scalar of NumPy's.
+    has no dimensions becomes a scalar of NumPy's. Errors call the argument ``name``.
 
     Raises:
         ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert them.
@@ -100,9 +100,25 @@ def converted(value: Any, dtype: np.dtype[Any]) -> Any:
             array = np.empty((), dtype)
             array[()] = value
     except TypeError as error:
-        raise ArgumentTypeError(f"value {value!r:.60} for elements of {dtype}: {error}") from None
+        raise ArgumentTypeError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
     except ValueError as error:
         if listed and "inhomogeneous" in str(error):
-            raise ShapeError(f"value: nested lists of different lengths ({error})") from None
-        raise ArgumentError(f"value {value!r:.60} for elements of {dtype}: {error}") from None
+            raise ShapeError(f"{name} has nested lists of different lengths ({error})") from None
+        raise ArgumentError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
     return array if listed else array[()]
+
+
+def fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
+    """What `numpy.full` puts into arrays of that dtype: a scalar of NumPy's. Python integers must fit; floats, and
+    numbers that have a dtype, are cast.
+
+    Raises:
+        OverflowError: an integer does not fit.
+        ArgumentTypeError: NumPy has no such cast.
+    """
+    element = np.empty((), dtype)
+    try:
+        np.copyto(element, value, casting="unsafe")
+    except TypeError as error:
+        raise ArgumentTypeError(f"fill_value {value!r:.60} for elements of {dtype}: {error}") from None
+    return element[()]

@@ -74,7 +74,7 @@ class OnDevice:
             result = op.composite(*(operands if not op.variadic else (operands,)), *params)
             if result is not NotImplemented:
                 return result
-        scalars_alone = all(x is None or type(x) in SCALARS for x in operands)
+        scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)
         arrays = [self._array(x, op.name, scalars_alone) for x in operands]
         return self._run(op, arrays, named)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -167,6 +169,96 @@ def test_scalars_promote_as_in_numpy(scalar: Any, dtype: str, backend: str) -> N
     x = st.device_put(value, mesh_of((3,), backend))
     assert_same(x * scalar, value * scalar)
     assert_same(scalar + x, scalar + value)
+
+
+NUMBERS = [300, -1, -129, 2**31, 2**53 + 1, 2**63, -(2**63), 1.5, 300.7, 1e300, math.nan, math.inf, 1j, True]
+
+WAYS: dict[str, Callable[[Any, Any, dict[str, Any]], Any]] = {
+    "asarray": lambda xp, n, to: xp.asarray(n, **to),
+    "a list": lambda xp, n, to: xp.asarray([n], **to),
+    "nested lists": lambda xp, n, to: xp.asarray([[n, 0], [1, 0.5]], **to),
+    "a list of NumPy scalars": lambda xp, n, to: xp.asarray([np.asarray(n)[()]], **to),
+    "full": lambda xp, n, to: xp.full(9, n, **to),
+    "full of a NumPy scalar": lambda xp, n, to: xp.full(9, np.asarray(n)[()], **to),
+    "full_like": lambda xp, n, to: xp.full_like(xp.zeros(9, **to), n),
+    "arange": lambda xp, n, to: xp.arange(n, n + 3, **to),
+    "arange down": lambda xp, n, to: xp.arange(n, n - 300, -100, **to),
+    "fill": lambda xp, n, to: _after(xp.zeros(9, **to), lambda x: x.fill(n)),
+    "an element": lambda xp, n, to: _after(xp.zeros(9, **to), lambda x: x.__setitem__(3, n)),
+    "a slice": lambda xp, n, to: _after(xp.zeros(9, **to), lambda x: x.__setitem__(slice(2, 5), [n, 0, 1])),
+    "a mask": lambda xp, n, to: _after(xp.zeros(9, **to), lambda x: x.__setitem__(np.arange(9) % 2 == 0, n)),
+    "a sum": lambda xp, n, to: xp.zeros(9, **to) + n,
+    "a comparison": lambda xp, n, to: n < xp.zeros(9, **to),
+    "a sum in place": lambda xp, n, to: _after(xp.zeros(9, **to), lambda x: x.__iadd__(n)),
+    "where": lambda xp, n, to: xp.where(np.arange(9) % 2 == 0, xp.zeros(9, **to), n),
+    "clip": lambda xp, n, to: xp.clip(xp.zeros(9, **to), -5, n),
+}
+"""Where Python's numbers become elements, in the namespace of NumPy or of the library."""
+
+
+def _after(x: Any, write: Callable[[Any], Any]) -> Any:
+    write(x)
+    return x
+
+
+def _outcome(way: str, xp: Any, number: Any, to: dict[str, Any]) -> Any:
+    """The host array that comes out, or the kind of error."""
+    try:
+        return np.asarray(WAYS[way](xp, number, to))
+    except (OverflowError, TypeError, ValueError) as error:
+        return next(kind for kind in (OverflowError, TypeError, ValueError) if isinstance(error, kind))
+
+
+@everywhere
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_become_elements_as_in_numpy(way: str, backend: str) -> None:
+    if (way, backend) == ("clip", "cupy"):
+        pytest.skip("CuPy's clip casts the bounds to the array's dtype")
+    mesh = mesh_of((3,), backend)
+    for dtype, number in itertools.product(["bool", "int8", "uint8", "int64", "uint64", "float32"], NUMBERS):
+        if not load(backend).has_dtype(np.dtype(dtype)) or (way == "clip" and number == 1j):
+            continue
+        if way.startswith("arange") and (isinstance(number, complex) or not abs(number) < 1e30):
+            continue
+        if dtype == "bool" and number == 2**63 and way == "a sum in place":
+            continue  # NumPy looks at the number before it looks at the dtypes
+        wanted = _outcome(way, np, number, {"dtype": dtype})
+        found = _outcome(way, st, number, {"dtype": dtype, "device": mesh})
+        if isinstance(wanted, type) or isinstance(found, type):
+            assert found is wanted, (dtype, number)
+        else:
+            assert found.dtype == wanted.dtype, (dtype, number)
+            np.testing.assert_array_equal(found, wanted, err_msg=f"{number} of {dtype}")
+
+
+@everywhere
+def test_numbers_become_elements_as_in_numpy_in_maps(backend: str) -> None:
+    parts = st.shard(st.zeros(2, device=st.devices(backend)[0]))
+    for make in (lambda: st.asarray([300], dtype="int8"), lambda: st.full(2, 300, dtype="int8"),
+                 lambda: st.arange(300, 302, dtype="int8")):  # fmt: skip
+        with pytest.raises(OverflowError):
+            st.pmap(lambda _, make=make: make(), parts)
+    made = st.pmap(lambda _: st.asarray([2**53 + 1, 0.5], dtype="int64"), parts)[0]
+    assert made.tolist() == [2**53 + 1, 0]
+
+
+def test_numbers_that_do_not_fit_are_errors_that_name_the_operator(backend: str) -> None:
+    x = st.zeros(4, dtype="int8", device=mesh_of((2,), backend))
+    for name, call in {
+        "asarray": lambda: st.asarray([[300]], dtype="int8"),
+        "full": lambda: st.full(2, 300, dtype="int8"),
+        "full_like": lambda: st.full_like(x, -129),
+        "arange": lambda: st.arange(300, 302, dtype="int8"),
+        "add": lambda: x + 300,
+        "multiply": lambda: x.__imul__(300),
+        "setitem": lambda: x.__setitem__(0, 300),
+    }.items():
+        with pytest.raises(st.RangeError, match=rf"^{name}: .* out of bounds for int8; use a dtype that holds it"):
+            call()
+    assert not x.any()
+    with pytest.raises(st.ShapeError, match="asarray: copy=False, and a list has no memory to share"):
+        st.asarray([1], copy=False)
 
 
 DUNDERS = ["+", "-", "*", "/", "//", "%", "**", "@", "==", "!=", "<", "<=", ">", ">="]

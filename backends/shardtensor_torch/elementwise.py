@@ -278,7 +278,7 @@ def elementwise(name: str, kernel: Callable[..., Any], scalar: Callable[[Any, An
     def call(*args: Any, out: Any = None) -> Any:
         args = tuple([x if type(x) in PLAIN or isinstance(x, torch.Tensor) else as_tensor(x, scalar) for x in args])
         dtypes, result = loop(name, tuple([type(x) if type(x) in PLAIN else x.dtype for x in args]))
-        if name in COMPARISONS:
+        if name in COMPARISONS and not any(isinstance(x, torch.Tensor) and x.dtype is torch.bool for x in args):
             args, dtypes = _in_range(args, dtypes)
         operands = [
             scalar(x, dtype) if type(x) in PLAIN else cast(x, dtype) for x, dtype in zip(args, dtypes, strict=True)

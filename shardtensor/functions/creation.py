@@ -22,10 +22,10 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import checked_shape
 from shardtensor.mesh import Mesh
 from shardtensor.monoids import Place
-from shardtensor.operands import sharded_dtype
+from shardtensor.operands import converted, fill_value, sharded_dtype
 from shardtensor.passes import copy_into
 from shardtensor.sharding import NamedSharding, Shape
-from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 Where = Device | Mesh | NamedSharding | None
 Said = tuple[Shape, Any]
@@ -138,6 +138,8 @@ def _maker(name: str) -> Callable[..., Any]:
 
     def kernel(xp: Any, place: Place, *operands: Any, **params: Any) -> Any:
         fill = operands[-1:] if name == "full" else ()
+        if fill and (type(fill[0]) in SCALARS or isinstance(fill[0], (np.generic, np.ndarray))):
+            fill = (fill_value(fill[0], place.dtype),)  # by NumPy: libraries differ in what does not fit
         if xp is not np or name == "zeros":  # of which nobody pays for what is never touched
             return getattr(xp, name)(place.local_shape, *fill, dtype=place.dtype)
         out = pool.empty(place.local_shape, place.dtype)
@@ -169,9 +171,13 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     if not all(map(math.isfinite, (first, last, by))):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
     count = max(math.ceil((last - first) / by), 0)
-    return (count,), sharded_dtype(
-        np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]) if dtype is None else dtype
-    )
+    given = np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]) if dtype is None else dtype
+    made = sharded_dtype(given)
+    if made.kind == "b" and count > 2:
+        raise ArgumentTypeError(f"dtype is bool, and there are {count} elements; wanted at most 2 of them")
+    for value in (first, first + by)[:count]:  # NumPy converts these two, and continues as they differ
+        converted(value, made, "element")
+    return (count,), made
 
 
 @operator(_arange_rule)
@@ -197,7 +203,9 @@ def arange(
 def _arange(xp: Any, place: Place, *, start: Any, stop: Any, step: Any, dtype: Any) -> Any:
     first, _, by = _steps(start, stop, step)
     ((begin, end),) = place.box
-    if place.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int):
+    low, high = sorted((first + begin * by, first + end * by))
+    exact = place.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int)
+    if exact and low >= -(2**63) and high < 2**63:  # libraries count in int64
         return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=place.dtype)
     # NumPy's own way, so that every element has NumPy's bits: start + i * (second - first), in the result's dtype.
     origin = np.asarray(first, place.dtype)

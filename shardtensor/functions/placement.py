@@ -14,11 +14,11 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, S
 from shardtensor.indices import Index, canonical, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
-from shardtensor.operands import admit, host_aval, sharded_dtype
+from shardtensor.operands import admit, converted, host_aval, sharded_dtype
 from shardtensor.parking import Parked, apart, pinned, way
 from shardtensor.phantom import no_elements
 from shardtensor.sharding import NamedSharding, as_sharding
-from shardtensor.tensor import ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
+from shardtensor.tensor import SCALARS, ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Arrival, arrival, copied, gather, to_host_movement
 from shardtensor.trees import map_leaves
 from shardtensor.value import Aval, StandIn, Storage, aval, whole_of
@@ -226,8 +226,9 @@ def asarray(
             ``copy=True`` asks for another one.
 
     Raises:
-        ArgumentTypeError: obj is no array and no nesting of scalars.
-        ShapeError: nested lists of different lengths, or ``copy=False`` and no way to share.
+        ArgumentTypeError: obj is no array and no nesting of scalars, or one of them cannot become ``dtype``.
+        RangeError: an integer in obj does not fit into ``dtype``. It is an OverflowError.
+        ShapeError: nested lists of different lengths, or ``copy=False`` and no memory to share.
 
     >>> st.asarray([[1, 2], [3, 4]], dtype="float32").dtype
     dtype('float32')
@@ -236,8 +237,11 @@ def asarray(
 
 @implements(asarray, "algorithm")
 def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
-    x = obj if isinstance(obj, ShardedTensor) else _host_array(obj, "asarray")
-    if dtype is not None and x.dtype != (wanted := sharded_dtype(dtype)):
+    wanted = None if dtype is None else sharded_dtype(dtype)
+    if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
+        raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
+    x = obj if isinstance(obj, ShardedTensor) else _host_array(obj, "asarray", wanted)
+    if wanted is not None and x.dtype != wanted:
         if copy is False:
             raise ShapeError(f"asarray: copy=False, and dtype {wanted} of an array of {x.dtype} needs a copy")
         x = x.astype(wanted)
@@ -256,18 +260,24 @@ def _asarray_on_device(xp: Any, place: None, *, obj: Any, dtype: Any, copy: bool
     return xp.asarray(obj, dtype=dtype, copy=copy)
 
 
-def _host_array(obj: Any, who: str) -> Any:
-    """A host array, or a tensor on the device where a backend's array lives."""
+def _host_array(obj: Any, who: str, dtype: np.dtype[Any] | None = None) -> Any:
+    """A host array, or a tensor on the device where a backend's array lives. Python's numbers, in lists or not, become
+    elements of ``dtype`` directly: a dtype in between would round or wrap around what does not fit into it.
+    """
     if isinstance(obj, (list, tuple)):
-        obj = _from_lists(obj, who)
-    return admit(obj if not isinstance(obj, (bool, int, float, complex)) else np.asarray(obj), who)
+        obj = _from_lists(obj, who, dtype)
+    elif type(obj) in SCALARS:
+        obj = np.asarray(obj if dtype is None else converted(obj, dtype, "obj"))
+    return admit(obj, who)
 
 
-def _from_lists(obj: Any, who: str) -> HostArray:
+def _from_lists(obj: Any, who: str, dtype: np.dtype[Any] | None) -> HostArray:
     if any(isinstance(leaf, ShardedTensor) for leaf in _flat_leaves(obj)):
         raise ArgumentTypeError(
             f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
         )
+    if dtype is not None:
+        return converted(obj, dtype, "obj")  # type: ignore[no-any-return]
     try:
         return np.asarray(obj)
     except ValueError as error:

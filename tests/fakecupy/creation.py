@@ -75,7 +75,8 @@ def on_host(name: str) -> Any:
     function = getattr(np, name)
 
     def create(*args: Any, **kwargs: Any) -> ndarray:
-        return launch.from_host(np.asarray(function(*_scalars(args), **kwargs)))
+        made = np.asarray(function(*_scalars(args), **kwargs))
+        return launch.from_host(made.astype(supported(made.dtype), copy=False))
 
     create.__name__ = name
     return create
