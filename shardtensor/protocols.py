@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import OPS, Op, bind_into, call
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.plugins import owner_of
 
 
@@ -18,14 +18,50 @@ def _is_operand(x: object) -> bool:
     return isinstance(x, (Operators, np.ndarray, np.generic, bool, int, float, complex)) or owner_of(x) is not None
 
 
+def from_lists(x: list[Any] | tuple[Any, ...], who: str) -> np.ndarray[Any, Any]:
+    """Nested lists of numbers as the host array that NumPy makes of them.
+
+    Raises:
+        ArgumentTypeError: there are tensors among them.
+        ShapeError: the lists differ in length.
+    """
+    check_leaves(x, who)
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise ShapeError(f"{who}: nested lists of different lengths ({error})") from None
+
+
+def check_leaves(x: list[Any] | tuple[Any, ...], who: str) -> None:
+    """Raises ArgumentTypeError if there are tensors in nested lists: to gather them is left to the caller."""
+    for item in x:
+        if isinstance(item, (list, tuple)):
+            check_leaves(item, who)
+        elif isinstance(item, Operators):
+            raise ArgumentTypeError(
+                f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
+            )
+
+
+def _operand(x: Any, who: str) -> Any:
+    """An operand of Python's operators: lists become host arrays, as beside NumPy's arrays. NotImplemented for what is
+    none, so that Python asks the other operand.
+    """
+    if _is_operand(x):
+        return x
+    return from_lists(x, who) if isinstance(x, (list, tuple)) else NotImplemented
+
+
 def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     """The method for ``self ⊕ other`` and the one for ``other ⊕ self``."""
 
     def method(self: Any, other: Any) -> Any:
-        return call(name, self, other) if _is_operand(other) else NotImplemented
+        x = _operand(other, name)
+        return x if x is NotImplemented else call(name, self, x)
 
     def reflected(self: Any, other: Any) -> Any:
-        return call(name, other, self) if _is_operand(other) else NotImplemented
+        x = _operand(other, name)
+        return x if x is NotImplemented else call(name, x, self)
 
     return method, reflected
 
@@ -34,11 +70,12 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
     """The method for ``self ⊕= other``."""
 
     def method(self: Any, other: Any) -> Any:
-        if not _is_operand(other):
-            return NotImplemented
+        x = _operand(other, name)
+        if x is NotImplemented:
+            return x
         if is_scalar(self):
-            return call(name, self, other)
-        bind_into(self, OPS[name], (self, other), ())
+            return call(name, self, x)
+        bind_into(self, OPS[name], (self, x), ())
         return self
 
     return method
@@ -97,6 +134,11 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
     dst[...] = src if where is True else call("where", where, src, dst)
 
 
+def _copy(a: Any) -> Any:
+    """`numpy.copy`, which gives arrays of scalars, too."""
+    return call("asarray", a, copy=True)
+
+
 def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """`numpy.may_share_memory`: whether the stretches overlap that two tensors take of one base. A write to one shows
     in the other only if they do.
@@ -113,10 +155,12 @@ def _stretch(x: Any) -> tuple[Any, int, int]:
     return (x, 0, x.size) if window is None else (x._storage.base, *window.stretch)
 
 
-_NUMPY_ALONE: dict[str, Callable[..., Any]] = {"copyto": _copyto, "may_share_memory": _may_share_memory}
+_NUMPY_ALONE: dict[str, Callable[..., Any]] = {
+    "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory,
+}  # fmt: skip
 """Functions of NumPy's that are no operators: they compute nothing."""
 
-_METHODS = ("copy", "ravel", "swapaxes", "transpose")
+_METHODS = ("ravel", "swapaxes", "transpose")
 """Functions of NumPy's that are methods here."""
 
 
@@ -142,7 +186,8 @@ class Operators:
             raise ArgumentTypeError(
                 f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
             )
-        return _with_out(op, inputs, kwargs)
+        operands = [from_lists(x, op.name) if isinstance(x, (list, tuple)) else x for x in inputs]
+        return _with_out(op, operands, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in (np.shape, np.ndim, np.size) and not kwargs and len(args) == 1:

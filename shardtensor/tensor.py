@@ -210,7 +210,12 @@ class ShardedTensor(Operators):
         return np.asarray(self).item()
 
     def __bool__(self) -> bool:
-        return bool(self._scalar("bool"))
+        if self.size != 1:
+            raise ShapeError(
+                f"bool: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one "
+                "(x.any() and x.all() are true or false)"
+            )
+        return bool(np.asarray(self).reshape(())[()])
 
     def __int__(self) -> int:
         return int(self._scalar("int"))
@@ -222,14 +227,21 @@ class ShardedTensor(Operators):
         return complex(self._scalar("complex"))
 
     def __index__(self) -> int:
-        if self.dtype.kind not in "iu":
-            raise ArgumentTypeError(f"index: a tensor of dtype {self.dtype} is no index; wanted an integer one")
+        if self.ndim or self.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                f"index: a tensor of shape {self.shape} and dtype {self.dtype} is no index; wanted an integer one "
+                "without dimensions"
+            )
         return int(self._scalar("index"))
 
     def _scalar(self, who: str) -> Any:
-        if self.size != 1:
-            raise ShapeError(f"{who}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one")
-        return np.asarray(self).reshape(())[()]
+        """The element of a tensor without dimensions. Others do not convert, as in NumPy and in the standard."""
+        if self.ndim:
+            raise ArgumentTypeError(
+                f"{who}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
+                "only element of any shape)"
+            )
+        return np.asarray(self)[()]
 
     # -- its elements ------------------------------------------------------------------------------
 
@@ -320,12 +332,15 @@ class ShardedTensor(Operators):
     # -- copies ------------------------------------------------------------------------------------
 
     def copy(self) -> ShardedTensor:
-        """A tensor of its own with the same value. Memory is copied when one of the two is written."""
+        """A tensor of its own with the same value. Memory is copied when one of the two is written. What stands for a
+        scalar of NumPy's, such as a sum of all elements, stays one, which cannot be written.
+        """
         storage = self._storage
         if type(storage) is Storage:
-            return own(tensor(self._aval, Storage(storage.array, storage.arrays)))
-        copied = call("reshard", self, sharding=self.sharding, may_alias=False)
-        return own(tensor(self._aval, copied._storage))
+            made = tensor(self._aval, Storage(storage.array, storage.arrays))
+        else:
+            made = tensor(self._aval, call("reshard", self, sharding=self.sharding, may_alias=False)._storage)
+        return made if is_scalar(self) else own(made)
 
     def __copy__(self) -> ShardedTensor:
         return self.copy()
@@ -334,7 +349,8 @@ class ShardedTensor(Operators):
         return self.copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed)
+        scalar = is_scalar(self)
+        return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed, scalar)
 
     # -- how it looks ------------------------------------------------------------------------------
 
@@ -443,9 +459,13 @@ def settled(x: ShardedTensor) -> Any:
     return storage.stored() if type(storage) is Writing else storage
 
 
-def _unpickle(data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool) -> ShardedTensor:
+def _unpickle(
+    data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool, scalar: bool = False
+) -> ShardedTensor:
+    """What `__reduce__` describes; without ``scalar``, what earlier versions did."""
     x = call("reshard", data.reshape(shape), sharding=sharding)
-    return own(tensor(aval(x.shape, x.dtype, sharding, committed), x._storage))
+    made = tensor(aval(x.shape, x.dtype, sharding, committed), x._storage)
+    return made if scalar else own(made)
 
 
 def _values(x: ShardedTensor, edge: int = 3) -> str:

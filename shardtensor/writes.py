@@ -46,7 +46,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     if is_scalar(out):
         raise ArgumentTypeError(
             "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
-            "st.zeros(()), st.asarray of a number and x.copy() make arrays"
+            "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
         )
     base, window = seen(out)
     if op.name == "setitem":

@@ -75,6 +75,11 @@ def owned(x: Any) -> np.ndarray:
     return np.array(x, order="C")
 
 
+def same(x: Any) -> Any:
+    """A copy that is an array or a scalar as x is."""
+    return owned(x) if isinstance(x, np.ndarray) else x
+
+
 def plain_names() -> dict[str, Any]:
     """NumPy's namespace: what is shared or moved is a copy."""
     gone: list[Any] = []
@@ -86,7 +91,7 @@ def plain_names() -> dict[str, Any]:
     return {
         "xp": np, "np": np, "array": array, "P": st.P, "gone": gone, "layout": lambda *_: None, "apart": np.copy,
         "put": lambda x, _: owned(x), "zeros": lambda shape, dtype, _: np.zeros(shape, dtype), "share": owned,
-        "reshard": lambda x, _: owned(x), "copied": owned, "shallow": owned, "pickled": owned, "host": owned,
+        "reshard": lambda x, _: owned(x), "copied": same, "shallow": same, "pickled": same, "host": owned,
         "shards": lambda x: [], "pieces": lambda x, axis, count: list(map(owned, np.array_split(x, count, axis))),
         "joined": np.concatenate, "mapped": lambda name, parts: [MAPPED[name](owned(p))[()] for p in parts],
         "donated": lambda x, _: give(x), "bumped": lambda parts: [bump(give(p))[()] for p in parts],

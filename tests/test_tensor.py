@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import operator
 import pickle
 import subprocess
 import sys
@@ -81,11 +83,82 @@ def test_elements_of_shape_one_tensor_convert(backend: str) -> None:
     assert complex(x[2, 1]) == complex(value[2, 1])
     assert x[2:3, 1:2].item() == value[2, 1].item()
     assert [10, 20, 30][st.asarray(1, device=x.device)] == 20
-    for call in (bool, int, float, complex, lambda x: x.item()):
+    assert not np.arange(4)[st.asarray(0, device=x.device)]
+    for call in (bool, lambda x: x.item()):
         with pytest.raises(st.ShapeError, match="30 elements"):
             call(x)
+    for shape in ((1,), (1, 1), (3,), (0,)):
+        for kind in (int, float, complex):
+            with pytest.raises(st.ArgumentTypeError, match=rf"^{kind.__name__}: the tensor has shape \("):
+                kind(st.ones(shape, device=x.device))
+    assert bool(st.ones((1, 1), device=x.device)) is True
     with pytest.raises(TypeError, match="float32 is no index"):
         [1][x[0, 0]]
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2,), (0,)], ids=str)
+def test_tensors_with_dimensions_are_no_python_indices(shape: tuple[int, ...], backend: str) -> None:
+    """As arrays: NumPy indexes with them, and lists refuse them."""
+    value = np.arange(30).reshape(10, 3)
+    at = np.full(shape, 1)
+    i = st.asarray(at, device=mesh_of((2,), backend))
+    np.testing.assert_array_equal(value[i], value[at])
+    np.testing.assert_array_equal(value[i, 1:], value[at, 1:])
+    np.testing.assert_array_equal(value[1:, i], value[1:, at])
+    x = st.asarray(value, device=i.device)
+    assert_same(x[i], value[at])
+    for call in (lambda: [1, 2, 3][i], lambda: range(i), lambda: operator.index(i), lambda: "abc"[i]):
+        with pytest.raises(st.ArgumentTypeError, match="is no index; wanted an integer one without dimensions"):
+            call()
+    for kind in (bool, float):
+        with pytest.raises(TypeError):
+            [1, 2, 3][st.asarray(1, dtype=kind, device=i.device)]
+
+
+@everywhere
+def test_lists_beside_tensors_are_arrays(backend: str) -> None:
+    """As beside NumPy's arrays: Python must not take a tensor for the number of times that a list is repeated."""
+    value, mesh = np.array([3, 4]), mesh_of((2,), backend)
+    one = np.array(3)
+    for symbol, pair in itertools.product(["+", "*", "-", "//", "==", "<", "@"], [("a", "x"), ("x", "a"), ("x", "b")]):
+        code = f"{pair[0]} {symbol} {pair[1]}"
+        names = {"a": [1, 2], "b": (5, 4)}
+        assert_same(eval(code, names | {"x": st.asarray(value, device=mesh)}), eval(code, names | {"x": value}))
+        if symbol != "@":
+            assert_same(eval(code, names | {"x": st.asarray(one, device=mesh)}), eval(code, names | {"x": one}))
+    x = st.asarray(value, device=mesh)
+    x += [10, 20]
+    assert_same(x, np.array([13, 24]))
+    assert_same(np.add([[1], [2]], x), np.add([[1], [2]], [13, 24]))
+    assert_same(np.array([x[0].item()]) + x[:1], np.array([26]))
+    with pytest.raises(st.ShapeError, match="multiply: nested lists of different lengths"):
+        x * [[1], [2, 3]]
+    with pytest.raises(st.ArgumentTypeError, match="multiply: a list of tensors is not one array"):
+        [x, x] * x
+    with pytest.raises(st.ArgumentTypeError, match="multiply"):
+        ["a", "b"] * x
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: x.copy()]
+)
+def test_copies_of_scalars_are_scalars_and_of_arrays_arrays(again: Any, backend: str) -> None:
+    value, x = make(backend)
+    for scalar in (x.sum(), x[2, 1], x[2, 1] + 1, st.max(x)):
+        before = scalar.item()
+        kept = made = again(scalar)
+        made += 1
+        assert (kept.item(), made.item()) == (before, before + 1)
+        with pytest.raises(TypeError, match="stands for a scalar"):
+            kept[...] = 0
+        assert_same(again(kept), np.float32(before))
+    for whole in (st.zeros((), device=x.device), x[2, 1, ...], x.reshape(-1)[3:4].reshape(()), np.copy(x.sum()),
+                  st.asarray(x.sum(), copy=True)):  # fmt: skip
+        before = whole.item()
+        kept = made = again(whole)
+        made += 1
+        assert (kept.item(), made is kept, whole.item()) == (before + 1, True, before)
+    assert_same(x, value, exact=True)
 
 
 def test_iteration(backend: str) -> None:
@@ -202,7 +275,7 @@ def test_methods(backend: str) -> None:
 
 def test_unknown_operands_are_left_to_python(backend: str) -> None:
     _, x = make(backend)
-    for other in ("a", None, object(), [1, 2]):
+    for other in ("a", None, object(), {1: 2}):
         with pytest.raises(TypeError):
             x + other
         with pytest.raises(TypeError):

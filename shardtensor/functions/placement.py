@@ -10,13 +10,14 @@ import numpy.typing as npt
 from shardtensor import passes
 from shardtensor.backend import Device, HostArray, read_only
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
+from shardtensor.errors import ArgumentError, BackendError, ShapeError
 from shardtensor.indices import Index, canonical, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, converted, host_aval, sharded_dtype
 from shardtensor.parking import Parked, apart, pinned, way
 from shardtensor.phantom import no_elements
+from shardtensor.protocols import check_leaves, from_lists
 from shardtensor.sharding import NamedSharding, as_sharding
 from shardtensor.tensor import SCALARS, ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Arrival, arrival, copied, gather, to_host_movement
@@ -247,7 +248,7 @@ def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> S
         x = x.astype(wanted)
     if isinstance(x, ShardedTensor):
         if device is None:
-            return x.copy() if copy and x is obj else x
+            return own(x.copy()) if copy and x is obj else x
         return put(x, as_sharding(device, x.ndim, "asarray"), "asarray")
     target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
     if copy is False and not aval(x.shape, x.dtype, target, True).backend.one_memory:
@@ -265,28 +266,10 @@ def _host_array(obj: Any, who: str, dtype: np.dtype[Any] | None = None) -> Any:
     elements of ``dtype`` directly: a dtype in between would round or wrap around what does not fit into it.
     """
     if isinstance(obj, (list, tuple)):
-        obj = _from_lists(obj, who, dtype)
-    elif type(obj) in SCALARS:
+        if dtype is None:
+            return from_lists(obj, who)
+        check_leaves(obj, who)
+        return converted(obj, dtype, "obj")
+    if type(obj) in SCALARS:
         obj = np.asarray(obj if dtype is None else converted(obj, dtype, "obj"))
     return admit(obj, who)
-
-
-def _from_lists(obj: Any, who: str, dtype: np.dtype[Any] | None) -> HostArray:
-    if any(isinstance(leaf, ShardedTensor) for leaf in _flat_leaves(obj)):
-        raise ArgumentTypeError(
-            f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
-        )
-    if dtype is not None:
-        return converted(obj, dtype, "obj")  # type: ignore[no-any-return]
-    try:
-        return np.asarray(obj)
-    except ValueError as error:
-        raise ShapeError(f"{who}: nested lists of different lengths ({error})") from None
-
-
-def _flat_leaves(obj: Any) -> Any:
-    for item in obj:
-        if isinstance(item, (list, tuple)):
-            yield from _flat_leaves(item)
-        else:
-            yield item
