@@ -153,7 +153,7 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
         ArgumentTypeError: the operator does not take them.
     """
     wanted = None if params.get("dtype") is None else sharded_dtype(params["dtype"])
-    if op.kernel:
+    if op.kernel and op.combine is None:
         if wanted is not None:
             return wanted
         return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))

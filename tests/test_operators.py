@@ -322,3 +322,32 @@ def test_truth_of_complex_numbers(backend: str) -> None:
     assert_same(st.where(True, x, 0), np.where(True, host, 0))
     full = st.device_put(np.ones(256, bool), mesh_of((2,), backend))
     assert_same(st.vecdot(full, full), np.vecdot(np.ones(256, bool), np.ones(256, bool)))
+
+
+PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
+    "matmul": lambda x, y: x @ y,
+    "matrix by vector": lambda x, y: x @ y[:, 0],
+    "vector by matrix": lambda x, y: x[0] @ y,
+    "tensordot": lambda x, y: np.tensordot(x, y, axes=1),
+    "tensordot of pairs": lambda x, y: np.tensordot(x, y.T, axes=((1,), (1,))),
+    "tensordot of a matrix and a vector": lambda x, y: np.tensordot(x, y[:, 0], axes=1),
+    "tensordot of a vector and a matrix": lambda x, y: np.tensordot(x[0], y, axes=1),
+    "outer tensordot": lambda x, y: np.tensordot(x, y, axes=0),
+    "vecdot": lambda x, y: np.vecdot(x[0], y[:, 0]),
+}
+
+
+@everywhere
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_zero_times_nan_or_infinity_is_nan_in_every_layout(name: str, backend: str) -> None:
+    """Also where a shard contracts one element, by a matrix of one."""
+    mesh, whole = mesh_of((4,), backend), (st.P(), st.P("x"), st.P(None, "x"))
+    for dtype, bad in (("float32", math.nan), ("complex64", math.inf)):
+        for rows, depth, columns in ((1, 1, 5), (3, 1, 1), (1, 4, 5), (3, 4, 1)):
+            zeros, poison = np.zeros((rows, depth), dtype), np.full((depth, columns), bad, dtype)
+            for a, b in ((zeros, poison), (poison.T, zeros.T)):
+                for left, right in itertools.product(whole, whole):
+                    x = st.device_put(a, st.NamedSharding(mesh, left))
+                    y = st.device_put(b, st.NamedSharding(mesh, right))
+                    assert np.isnan(np.asarray(PRODUCTS[name](x, y))).all(), (dtype, a.shape, b.shape, left, right)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-from shardtensor.core import operator
+from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
+from shardtensor.monoids import Place
 from shardtensor.rules import normalize_axes, normalize_axis
 from shardtensor.sharding import Shape
 from shardtensor.tensor import ArrayLike, ShardedTensor
+
+Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
+"""The dimensions that `tensordot` contracts."""
 
 
 def _matmul_rule(shapes: Sequence[Shape]) -> str:
@@ -38,19 +44,27 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
-def _tensordot_rule(shapes: Sequence[Shape], *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> str:
-    n, m = map(len, shapes)
+def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int]]:
+    """The dimensions that a `tensordot` of operands with n and m dimensions contracts, of each of them.
+
+    Raises:
+        AxisError, ArgumentError: as `tensordot` does.
+    """
     if isinstance(axes, int):
         if not 0 <= axes <= min(n, m):
             raise AxisError(f"axes={axes} dimensions cannot be contracted of operands with {n} and {m}")
-        pairs = list(zip(range(n - axes, n), range(axes), strict=True))
-    else:
-        if not isinstance(axes, tuple) or len(axes) != 2:
-            raise ArgumentError(f"axes is {axes!r}; wanted an integer, or a pair of sequences of the same length")
-        left, right = [(a,) if isinstance(a, int) else tuple(a) for a in axes]
-        if len(left) != len(right):
-            raise ArgumentError(f"axes has {len(left)} axes of x1 and {len(right)} of x2; wanted as many of each")
-        pairs = list(zip(normalize_axes(left, n), normalize_axes(right, m), strict=True))
+        return range(n - axes, n), range(axes)
+    if not isinstance(axes, tuple) or len(axes) != 2:
+        raise ArgumentError(f"axes is {axes!r}; wanted an integer, or a pair of sequences of the same length")
+    left, right = [(a,) if isinstance(a, int) else tuple(a) for a in axes]
+    if len(left) != len(right):
+        raise ArgumentError(f"axes has {len(left)} axes of x1 and {len(right)} of x2; wanted as many of each")
+    return normalize_axes(left, n), normalize_axes(right, m)
+
+
+def _tensordot_rule(shapes: Sequence[Shape], *, axes: Axes = 2) -> str:
+    n, m = map(len, shapes)
+    pairs = list(zip(*_contracted(n, m, axes), strict=True))
     names1 = [f"a{i}" for i in range(n)]
     names2 = [f"b{i}" for i in range(m)]
     for number, (i, j) in enumerate(pairs):
@@ -60,7 +74,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: int | tuple[Sequence[int],
 
 
 @operator(_tensordot_rule, combine="sum")
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> ShardedTensor:
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTensor:
     """The sum of products over pairs of axes: the last ``axes`` of x1 with the first of x2, or those that a pair of
     sequences names.
 
@@ -74,6 +88,22 @@ def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int
     >>> st.tensordot(st.ones((2, 3)), st.ones((3, 4)), axes=1).shape
     (2, 4)
     """
+
+
+@implements(tensordot, "kernel")
+def _tensordot(xp: Any, place: Place, x1: Any, x2: Any, *, axes: Axes) -> Any:
+    """By `matmul` where an operand is one element. NumPy multiplies by it with BLAS's axpy there (in `numpy.dot`,
+    `numpy.inner` and `numpy.tensordot`, of floats and complex numbers), which skips a factor of zero: zero times NaN,
+    and zero times infinity, would be zero where a shard is that small, and NaN elsewhere. `numpy.matmul`,
+    `numpy.vecdot` and `numpy.einsum` skip nothing.
+    """
+    if place.dtype.kind in "fc" and 1 in (math.prod(x1.shape), math.prod(x2.shape)):
+        left, right = _contracted(x1.ndim, x2.ndim, axes)
+        if all(x1.shape[d] == 1 for d in left) and all(x2.shape[d] == 1 for d in right):
+            shape = [n for d, n in enumerate(x1.shape) if d not in left]
+            shape += [n for d, n in enumerate(x2.shape) if d not in right]
+            return xp.reshape(xp.matmul(xp.reshape(x1, (-1, 1)), xp.reshape(x2, (1, -1))), tuple(shape))
+    return xp.tensordot(x1, x2, axes=axes)
 
 
 def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
