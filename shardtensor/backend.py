@@ -313,10 +313,14 @@ def current_device() -> Device | None:
 
 
 def read_only(array: HostArray) -> HostArray:
-    """A view of a host array through which nobody can write."""
-    view = np.asanyarray(array).view()  # one element may have become a scalar
-    view.flags.writeable = False
-    return view
+    """A view of a host array that cannot be made writable: it sees the memory through a read-only buffer. A view whose
+    base is the array itself could get its flag back.
+    """
+    array = np.asarray(array)  # one element may have become a scalar
+    if array.dtype.kind not in "mM":
+        return np.asarray(memoryview(array).toreadonly())
+    view: HostArray = np.asarray(memoryview(array.view(np.int64)).toreadonly())  # buffers have no times
+    return view.view(array.dtype)
 
 
 def host_memory() -> tuple[int, int] | None:

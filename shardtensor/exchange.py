@@ -348,5 +348,7 @@ def _remember(array: Any) -> None:
 
 def received(array: Any) -> tuple[Any, ...]:
     """The array whose memory a host array views, if it is the result of a collective: it needs no copy to be kept."""
-    base = getattr(array, "base", None) if _shared else None
-    return (base,) if base is not None and id(base) in _shared else ()
+    if not _shared or not isinstance(array, np.ndarray):
+        return ()
+    owner = pool.owner_of(array)
+    return (owner,) if owner is not array and id(owner) in _shared else ()

@@ -195,9 +195,9 @@ def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape
     first = pieces[0] if pieces else None
     if first is None or first.base is None or any(begins[0]):
         return None
-    base, start = first.base, _address(first)
+    base, start = pool.owner_of(first), _address(first)
     aligned = all(
-        piece.base is base
+        pool.owner_of(piece) is base
         and piece.strides == first.strides
         and _address(piece) - start == sum(b * stride for b, stride in zip(begin, first.strides, strict=True))
         for piece, begin in zip(pieces, begins, strict=True)

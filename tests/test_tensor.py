@@ -331,6 +331,61 @@ def test_what_leaves_cannot_be_written() -> None:
     assert_same(x, value, exact=True)
 
 
+def exports(x: st.ShardedTensor) -> dict[str, list[np.ndarray]]:
+    """The arrays that show a tensor's memory outside of the library, by how they come out."""
+    inside: list[np.ndarray] = []
+    axis = x.sharding.mesh.axis_names[0]
+    parts = st.shard(x) if x.ndim else [st.device_put(x, x.sharding.mesh.flat[0])]
+    st.pmap(inside.append, parts)
+    st.shard_map(lambda a: inside.append(a) or a, mesh=x.sharding.mesh, in_specs=st.P(), out_specs=st.P())(x)
+    st.shard_map(
+        lambda a: inside.append(st.all_gather(a, axis)) or a, mesh=x.sharding.mesh, in_specs=st.P(), out_specs=st.P()
+    )(x)
+    return {
+        "np.asarray": [np.asarray(x), np.asarray(st.asarray(x, copy=True)), x.__array__(), np.asarray(x[...])],
+        "views": [np.asarray(x.T), np.asarray(x.reshape(-1)[::-1]), np.asarray(x[None])],
+        "shards": [s.data for s in x.addressable_shards],
+        "inside": inside,
+        "results": [np.asarray(r) for r in st.pmap(lambda a: a[...], parts)],
+        "dlpack": [] if x.dtype.kind in "mM" else [np.from_dlpack(st.device_put(x, x.sharding.mesh.flat[0]))],
+    }
+
+
+@pytest.mark.parametrize("backend", READ_ONLY)
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "float16", "bool", "datetime64[s]", "timedelta64[ns]"])
+@pytest.mark.parametrize("shape", [(10, 3), (2, 1), (), (0, 3)], ids=str)
+def test_what_leaves_cannot_be_made_writable(shape: tuple[int, ...], dtype: str, backend: str) -> None:
+    value = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    x = st.device_put(value, mesh_of((2,), backend))
+    for how, arrays in exports(x).items():
+        assert arrays or (how, value.dtype.kind) in (("dlpack", "m"), ("dlpack", "M")), how
+        for export in arrays:
+            assert export.dtype == value.dtype, how
+            assert type(export) is not np.ndarray or export.__array_interface__["data"][1], how
+            for view in (export, export.T, export.view(np.ndarray)):
+                with pytest.raises(ValueError, match="cannot set WRITEABLE flag to True"):
+                    view.flags.writeable = True
+                with pytest.raises(ValueError, match="cannot set WRITEABLE flag to True"):
+                    view.setflags(write=True)
+    assert_same(x, value, exact=True)
+
+
+@pytest.mark.parametrize("backend", ["numpy"])
+def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backend: str) -> None:
+    value, x = make(backend, spec=st.P(("x", "y")))
+    whole, parts = np.asarray(x), st.shard(x)
+    for export in (whole.T, np.asarray(x[1:]), *[s.data for s in x.addressable_shards]):
+        assert np.shares_memory(whole, export)
+        assert export.strides in (whole.strides, whole.strides[::-1])
+    with st.transfers() as log:
+        back = st.unshard(st.pmap(lambda a: a, parts))
+        assert np.shares_memory(np.asarray(back), whole)
+    assert log.copied == 0
+    back += 1  # into memory of its own
+    assert_same(x, value, exact=True)
+    assert_same(back, value + 1, exact=True)
+
+
 @pytest.mark.parametrize(("call", "kind", "words"), [
     (lambda x: x + np.ones((4, 3)), ValueError, "add: x1 has shape (10, 3) and x2 has shape (4, 3), which do not fit: size 10 in dimension 0"),
     (lambda x: st.sum(x, axis=2), st.AxisError, "sum: axis 2 is out of range for 2 dimensions; wanted -2 to 1"),

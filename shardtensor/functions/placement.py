@@ -100,7 +100,8 @@ def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -
     if not may_alias and not elsewhere:
         whole = passes.copied(whole)
     elif not isinstance(x, ShardedTensor):
-        whole = read_only(whole)
+        whole = whole.view()  # whose flag is not the caller's
+        whole.flags.writeable = False
     nbytes = 0 if may_alias and not elsewhere else whole.nbytes
     if watched() and (nbytes or not move.stays):
         account(who, 0, True, lambda: _shared_out(move, who, nbytes))

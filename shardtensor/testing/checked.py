@@ -295,8 +295,10 @@ class CheckedBackend(Backend):
         return np.array(array.view(np.ndarray))
 
     def export(self, array: Any) -> Any:
-        """A read-only view."""
-        return read_only(array)
+        """A read-only view, in the memory of ``array``."""
+        view = read_only(array.view(np.ndarray)).view(CheckedArray)
+        view._memory = array._memory
+        return view
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """A copy, once it is sure that it is in the current device's memory."""
