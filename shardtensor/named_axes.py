@@ -66,8 +66,17 @@ def axis_size(axis_name: AxisName) -> int:
     return seat("axis_size", axis_name).size
 
 
-def seat(who: str, axis_name: Any, groups: Sequence[Sequence[int]] | None = None) -> Seat:
+def seat(
+    who: str, axis_name: Any, groups: Sequence[Sequence[int]] | None = None, *, in_mesh_order: bool = False
+) -> Seat:
     """The place of the program around this call along axes, or in its group of indices along them.
+
+    Args:
+        who: the function that asks, for errors.
+        axis_name: the axes as they were named; the first one is the major one.
+        groups: lists of indices.
+        in_mesh_order: whether places are counted in mesh order, whatever the order of the names: maps around others
+            come first, then the axes of one map in the order of its mesh.
 
     Raises:
         ShardingError: no such axis.
@@ -82,6 +91,9 @@ def seat(who: str, axis_name: Any, groups: Sequence[Sequence[int]] | None = None
     name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
     if not isinstance(name, (str, tuple)):
         raise ArgumentTypeError(f"{who}: axis_name is {name!r:.60}; wanted the name of an axis, or a tuple of names")
+    if in_mesh_order and isinstance(name, tuple):
+        order = {axis: d for d, axis in enumerate(program.group.axes)}
+        name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
     found = program.seats.get(name) or _find(who, program, name)
     return found if groups is None else _grouped(who, found, groups)
 

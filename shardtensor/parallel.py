@@ -7,6 +7,9 @@ devices is counted by `st.transfers`, with the names of collective and axis.
 
 Reductions combine in mesh order; integers keep their dtype, bool counts, NaN is never lost.
 
+Along several axes, indices are counted in the order in which the axes are named, the first one being the major one;
+only those of `ppermute` and `pshuffle` are counted in mesh order, as JAX does.
+
 Programs take turns in a thread. What a library keeps by thread reaches the others during a collective, unless the
 backend is that library's (see `shardtensor.backend.Backend.modes`): leave such a ``with`` block (``torch.no_grad()`` in
 programs on NumPy's arrays) before it.
@@ -80,6 +83,8 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """The maximum over an axis, element by element, on every device; NaN where one is NaN.
 
+    NumPy's `maximum` keeps NaN, too. JAX's `pmax` on a CPU drops it: there, pmax of 1, NaN and 3 is 3.
+
     Args:
         x, axis_name, axis_index_groups: see `psum`.
 
@@ -95,6 +100,8 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
 
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """The minimum over an axis, element by element, on every device; NaN where one is NaN.
+
+    NumPy's `minimum` keeps NaN, too. JAX's `pmin` on a CPU drops it: there, pmin of 1, NaN and 3 is 1.
 
     Args:
         x, axis_name, axis_index_groups: see `psum`.
@@ -322,7 +329,9 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Args:
         x: a pytree of arrays; shapes may differ from device to device.
         axis_name: the name of an axis of a map around this call, or a tuple of them.
-        perm: pairs (source index, destination index). Who is no destination gets zeros, in the shape of its own array.
+        perm: pairs (source index, destination index). A device that is no destination gets zeros, in the shape of its
+            own array. Indices along several axes are counted in mesh order, whatever the order of the names: that is
+            what JAX does (`axis_index` and the other collectives count in the order of the names).
 
     Raises:
         ArgumentError: an index that is none of the axis, or that occurs twice as source or as destination.
@@ -334,7 +343,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     [0, 1, 2, 3]
     """
     who = "ppermute"
-    at = seat(who, axis_name)
+    at = seat(who, axis_name, in_mesh_order=True)
     try:
         pairs = tuple(map(tuple, perm))
         if {*map(type, itertools.chain.from_iterable(pairs))} - {int} or {*map(len, pairs)} - {2}:
@@ -370,7 +379,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     Args:
         x: a pytree of arrays; shapes may differ from device to device.
         axis_name: the name of an axis of a map around this call, or a tuple of them.
-        perm: a permutation of the indices along the axis.
+        perm: a permutation of the indices along the axis; along several axes they are counted as in `ppermute`.
 
     Raises:
         ArgumentError: perm is no permutation.
@@ -381,7 +390,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     [11, 12, 10]
     """
     who = "pshuffle"
-    at = seat(who, axis_name)
+    at = seat(who, axis_name, in_mesh_order=True)
     try:
         sources = [_index(i) for i in perm]
     except TypeError:

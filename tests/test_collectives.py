@@ -202,7 +202,8 @@ def test_any_call_gives_what_numpy_says(name: str, backend: str) -> None:
         grid = data.draw(some.sampled_from(GRIDS))
         mesh = mesh_of(grid, backend)
         axes = data.draw(some.permutations(mesh.axis_names))[: data.draw(some.integers(1, len(grid)))]
-        teams = teams_along(grid, mesh.axis_names, axes)
+        counted = [a for a in mesh.axis_names if a in axes] if name in ("ppermute", "pshuffle") else axes
+        teams = teams_along(grid, mesh.axis_names, counted)
         more = {}
         if name not in MOVES and data.draw(some.booleans()):
             indices = data.draw(some.permutations(range(len(teams[0]))))
@@ -249,6 +250,164 @@ def test_index_and_size_along_any_axes_in_any_order(grid: tuple[int, ...], backe
             assert index == np.ravel_multi_index([place[names.index(a)] for a in axes], sizes)
     one = together(lambda _: (st.axis_index(names[-1]), st.axis_size(names[-1])), [None] * mesh.size, mesh)
     assert one == [(place[-1], grid[-1]) for place in np.ndindex(grid)]
+
+
+# -- several names, against JAX ----------------------------------------------------------------------------------------
+
+GROUPS = [[4, 1, 2], [0, 5, 3]]
+
+JAX: dict[str, tuple[Callable[[Any, Any], Any], list[Any], list[Any]]] = {
+    # A call; what JAX 0.10.2 gives for the names ("x", "y") on each device of a mesh (x=2, y=3), where device k offers
+    # 10 * (k + 1) + arange(6); and for the names ("y", "x").
+    "axis_index": (
+        lambda v, n: st.axis_index(n),
+        [0, 1, 2, 3, 4, 5],
+        [0, 2, 4, 1, 3, 5],
+    ),
+    "axis_size": (
+        lambda v, n: st.axis_size(n),
+        [6] * 6,
+        [6] * 6,
+    ),
+    "psum": (
+        lambda v, n: st.psum(v[0], n),
+        [210] * 6,
+        [210] * 6,
+    ),
+    "psum in groups": (
+        lambda v, n: st.psum(v[0], n, axis_index_groups=GROUPS),
+        [110, 100, 100, 110, 100, 110],
+        [120, 90, 90, 90, 120, 120],
+    ),
+    "pmax in groups": (
+        lambda v, n: st.pmax(v[0], n, axis_index_groups=GROUPS),
+        [60, 50, 50, 60, 50, 60],
+        [60, 40, 40, 40, 60, 60],
+    ),
+    "pmin in groups": (
+        lambda v, n: st.pmin(v[0], n, axis_index_groups=GROUPS),
+        [10, 20, 20, 10, 20, 10],
+        [10, 20, 20, 20, 10, 10],
+    ),
+    "all_gather": (
+        lambda v, n: st.all_gather(v[0], n),
+        [[10, 20, 30, 40, 50, 60]] * 6,
+        [[10, 40, 20, 50, 30, 60]] * 6,
+    ),
+    "all_gather tiled": (
+        lambda v, n: st.all_gather(v[:1], n, tiled=True),
+        [[10, 20, 30, 40, 50, 60]] * 6,
+        [[10, 40, 20, 50, 30, 60]] * 6,
+    ),
+    "all_gather in groups": (
+        lambda v, n: st.all_gather(v[0], n, axis_index_groups=GROUPS),
+        [[10, 60, 40], [50, 20, 30], [50, 20, 30], [10, 60, 40], [50, 20, 30], [10, 60, 40]],
+        [[10, 60, 50], [30, 40, 20], [30, 40, 20], [30, 40, 20], [10, 60, 50], [10, 60, 50]],
+    ),
+    "all_to_all": (
+        lambda v, n: st.all_to_all(v, n, 0, 0),
+        [
+            [10, 20, 30, 40, 50, 60],
+            [11, 21, 31, 41, 51, 61],
+            [12, 22, 32, 42, 52, 62],
+            [13, 23, 33, 43, 53, 63],
+            [14, 24, 34, 44, 54, 64],
+            [15, 25, 35, 45, 55, 65],
+        ],
+        [
+            [10, 40, 20, 50, 30, 60],
+            [12, 42, 22, 52, 32, 62],
+            [14, 44, 24, 54, 34, 64],
+            [11, 41, 21, 51, 31, 61],
+            [13, 43, 23, 53, 33, 63],
+            [15, 45, 25, 55, 35, 65],
+        ],
+    ),
+    "all_to_all tiled": (
+        lambda v, n: st.all_to_all(v, n, 0, 0, tiled=True),
+        [
+            [10, 20, 30, 40, 50, 60],
+            [11, 21, 31, 41, 51, 61],
+            [12, 22, 32, 42, 52, 62],
+            [13, 23, 33, 43, 53, 63],
+            [14, 24, 34, 44, 54, 64],
+            [15, 25, 35, 45, 55, 65],
+        ],
+        [
+            [10, 40, 20, 50, 30, 60],
+            [12, 42, 22, 52, 32, 62],
+            [14, 44, 24, 54, 34, 64],
+            [11, 41, 21, 51, 31, 61],
+            [13, 43, 23, 53, 33, 63],
+            [15, 45, 25, 55, 35, 65],
+        ],
+    ),
+    "all_to_all in groups": (
+        lambda v, n: st.all_to_all(v[:3], n, 0, 0, axis_index_groups=GROUPS),
+        [[10, 60, 40], [51, 21, 31], [52, 22, 32], [12, 62, 42], [50, 20, 30], [11, 61, 41]],
+        [[10, 60, 50], [32, 42, 22], [30, 40, 20], [31, 41, 21], [12, 62, 52], [11, 61, 51]],
+    ),
+    "pswapaxes": (
+        lambda v, n: st.pswapaxes(v, n, 0),
+        [
+            [10, 20, 30, 40, 50, 60],
+            [11, 21, 31, 41, 51, 61],
+            [12, 22, 32, 42, 52, 62],
+            [13, 23, 33, 43, 53, 63],
+            [14, 24, 34, 44, 54, 64],
+            [15, 25, 35, 45, 55, 65],
+        ],
+        [
+            [10, 40, 20, 50, 30, 60],
+            [12, 42, 22, 52, 32, 62],
+            [14, 44, 24, 54, 34, 64],
+            [11, 41, 21, 51, 31, 61],
+            [13, 43, 23, 53, 33, 63],
+            [15, 45, 25, 55, 35, 65],
+        ],
+    ),
+    "psum_scatter": (
+        lambda v, n: st.psum_scatter(v, n),
+        [210, 216, 222, 228, 234, 240],
+        [210, 222, 234, 216, 228, 240],
+    ),
+    "psum_scatter tiled": (
+        lambda v, n: st.psum_scatter(v, n, tiled=True)[0],
+        [210, 216, 222, 228, 234, 240],
+        [210, 222, 234, 216, 228, 240],
+    ),
+    "psum_scatter in groups": (
+        lambda v, n: st.psum_scatter(v[:3], n, axis_index_groups=GROUPS),
+        [110, 103, 106, 116, 100, 113],
+        [120, 96, 90, 93, 126, 123],
+    ),
+    "ppermute": (
+        lambda v, n: st.ppermute(v[0], n, [(k, (k + 1) % 6) for k in range(6)]),
+        [60, 10, 20, 30, 40, 50],
+        [60, 10, 20, 30, 40, 50],
+    ),
+    "ppermute of some": (
+        lambda v, n: st.ppermute(v[0], n, [(0, 5), (1, 2), (4, 0)]),
+        [50, 0, 20, 0, 0, 10],
+        [50, 0, 20, 0, 0, 10],
+    ),
+    "pshuffle": (
+        lambda v, n: st.pshuffle(v[0], n, [2, 0, 5, 1, 3, 4]),
+        [30, 10, 60, 20, 40, 50],
+        [30, 10, 60, 20, 40, 50],
+    ),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("what", JAX)
+def test_names_in_any_order_mean_what_they_mean_in_jax(what: str, backend: str) -> None:
+    call, *wanted = JAX[what]
+    mesh = st.make_mesh((2, 3), ("x", "y"), devices=st.devices(backend))
+    offers = [10 * (k + 1) + np.arange(6) for k in range(6)]
+    for names, answer in zip([("x", "y"), ("y", "x")], wanted, strict=True):
+        found = together(lambda v, names=names: call(v, names), offers, mesh)
+        assert [np.asarray(x).tolist() for x in found] == answer
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------
