@@ -222,8 +222,11 @@ class Backend(abc.ABC):
         return bool(array.flags.c_contiguous)
 
     def device_of(self, array: Any) -> Device:
-        """Where an array that comes from outside lives, as far as the array itself can tell."""
-        return self.devices()[0]
+        """Where an array that comes from outside lives, as far as the array itself can tell. Of devices that share its
+        memory, the one that the mapped function around this call runs on, else the first one.
+        """
+        here = current_device()
+        return here if here is not None and here in self.devices() else self.devices()[0]
 
     def export(self, array: Any) -> Any:
         """The view of a shard that a user may hold: read-only where the library can enforce it."""

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from shardtensor import nesting
+from shardtensor.backend import Device
 from shardtensor.collectives import places_along
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.lists import device_row, split_over
 from shardtensor.functions.placement import laid_out
-from shardtensor.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.mesh import Mesh, default_mesh, mesh_of, shares
+from shardtensor.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.operands import admit
-from shardtensor.outcomes import check_array, joined, same_forms
+from shardtensor.outcomes import check_array, joined_leaf, same_forms
 from shardtensor.plugins import backend_of
+from shardtensor.programs import current, listed
 from shardtensor.rules import normalize_axis
-from shardtensor.sharding import Chain, NamedSharding, P, offsets
+from shardtensor.sharding import NamedSharding, P, offsets
 from shardtensor.spmd import Column, Whole, run_mapped
 from shardtensor.tensor import ShardedTensor, shard_arrays, tensor
 from shardtensor.trees import items_of, leaves, paths, replaced, spread
@@ -60,9 +65,12 @@ def pmap(
     Arrays: those that lie so already move nothing; others are brought. ``out_axes=None`` promises that results are
     equal, which is checked, and gives them once.
 
-    Nested: an item that is itself a list, or a tensor over several devices, reaches ``fn`` as it is, and so do slices
-    where ``devices`` is a grid: there each call owns a row of devices, which is the default mesh for the maps in it.
-    Raw arrays come at the innermost level.
+    Nested: maps inside of a call use the devices that the call owns. A map of a map, ``pmap(pmap(fn))``, takes one
+    device for each call of the innermost one, and gives each call of the outer one a row of these. Where ``devices`` is
+    a grid, or an item is itself a tensor over several devices (or a list of tensors), each call owns those. In all of
+    these cases slices and items reach the inner map as they are; raw arrays come at the innermost level. Any other call
+    runs on one device. Without ``devices`` and without tensors in the lists, the devices that are left are shared out:
+    of n calls, call i owns the devices i, i + n, i + 2 n, …, which are the default mesh for the maps in it.
 
     Inside, ``fn`` has the backend's own arrays, not to be written to, on the current device; `st` functions on them
     run there, too, and collectives (`st.psum`, …) along ``axis_name``. It may be any Python function. In what order and
@@ -79,12 +87,13 @@ def pmap(
         static_argnums: the numbers of arguments that ``fn`` gets as they are, whatever they are.
         devices: where to run, in order: a list deals all items out over these, wherever their tensors live; arrays take
             as many as they need without it, and all of them with it. A grid, such as a mesh of several axes, is mapped
-            along its first axis.
+            along its first axis. Each call then owns its device, or its row, and no other.
         donate: gives the memory of the tensors in lists to ``fn``, for writing; they cannot be used after.
 
     Raises:
         ShapeError: lists of different lengths, axes of different sizes, or of another size than ``devices``.
-        ShardingError: more slices than devices; ``axis_name`` is bound by a map around this one.
+        ShardingError: more slices than devices (in a map: than the call around it owns); ``axis_name`` is bound by a
+            map around this one.
         ArgumentError: axes that do not have the form of what they speak of; nothing is mapped.
         AxisError: an array or a result has no such axis.
         CollectiveError: devices that wait for one another in vain.
@@ -97,6 +106,8 @@ def pmap(
     50.0
     >>> st.pmap(lambda x: x / st.psum(x, "i"), np.array([1.0, 3.0]), axis_name="i").tolist()
     [0.25, 0.75]
+    >>> st.pmap(st.pmap(lambda x: x * 2), np.ones((2, 3))).sharding.mesh.axis_sizes
+    (2, 3)
     """
     if not callable(fn):
         raise ArgumentTypeError(f"pmap: fn is a {type(fn).__name__}; wanted a function")
@@ -120,6 +131,7 @@ class _Pmap:
         donate: bool,
     ) -> None:
         self._fn = fn
+        self._name = axis_name
         self._names = () if axis_name is None else (axis_name,)
         self._in_axes = in_axes
         self._out_axes = out_axes
@@ -137,34 +149,58 @@ class _Pmap:
             raise ArgumentError(
                 "pmap: the mapped function was called without arguments; wanted lists or arrays to map over"
             )
-        static = _static(self._static, len(args))
-        given = [*args, *kwargs.values()]
-        keys = tuple(kwargs)
-        fn = self._fn if not keys else _with_keywords(self._fn, len(args), keys)
-        if any(type(a) is list for i, a in enumerate(given) if i not in static):
-            return self._over_lists(fn, given, static)
-        return self._over_arrays(fn, given, static, len(args))
+        call = Call([*args, *kwargs.values()], len(args), self._static)
+        fn = self._fn if not kwargs else _with_keywords(self._fn, len(args), tuple(kwargs))
+        return self._over_lists(fn, call) if call.lists else self._over_arrays(fn, call)
 
     # -- lists -------------------------------------------------------------------------------------
 
-    def _over_lists(self, fn: Callable[..., Any], given: list[Any], static: frozenset[int]) -> list[Any]:
-        self._check_axes_of_lists(given, static)
-        lists = [a for i, a in enumerate(given) if type(a) is list and i not in static]
-        count = len(lists[0])
-        for other in lists:
-            if len(other) != count:
-                raise ShapeError(f"pmap: lists of {count} and of {len(other)} shards; wanted as many of each")
+    def _over_lists(self, fn: Callable[..., Any], call: Call) -> list[Any]:
+        self._check_axes_of_lists(call.given, call.static)
+        count = _length(call.lists)
         columns = []
-        for i, argument in enumerate(given):
-            if i in static:
+        for i, argument in enumerate(call.given):
+            if i in call.static:
                 columns.append(Column(Whole(argument), False))
             else:
                 mapped = type(argument) is list
                 columns.append(Column(argument, mapped, self._donate and mapped))
-        places = _places(lists, count, self._devices)
-        return run_mapped(fn, columns, places, "pmap", names=self._names, sizes=(count,))
+        places, owned = self._places(call, count)
+        return run_mapped(fn, columns, places, "pmap", names=self._names, sizes=(count,), owned=owned)
 
-    def _check_axes_of_lists(self, given: list[Any], static: frozenset[int]) -> None:
+    def _places(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
+        """Where each item runs, and the devices that each call owns."""
+        homes = [None if self._devices is not None else _home_of(items) for items in zip(*call.lists, strict=True)]
+        rows = [] if all(homes) else _rows(_grid_of(self._devices))
+        if self._devices is None and not any(homes):
+            row = tuple([place.flat[0] for place in rows])
+            if self._inner is not None:
+                groups = nesting.groups(row, self._demands(call))
+                return groups, groups
+            if count <= len(row):
+                return rows[:count], shares(row, count)
+        ends = offsets(count, (max(len(rows), 1),))[1:].tolist()
+        dealt = [k for k, (a, b) in enumerate(itertools.pairwise([0, *ends])) for _ in range(b - a)]
+        places = [home or rows[k] for home, k in zip(homes, dealt, strict=True)]
+        return places, places
+
+    def _demands(self, call: Call) -> list[int]:
+        """How many devices each call of a map over lists asks for: one for each call of the innermost map."""
+        count, inner = _length(call.lists), self._inner
+        if inner is None:
+            return [1] * count
+        return [inner._demand(call.item(i, inner._static)) for i in range(count)]
+
+    def _demand(self, call: Call) -> int:
+        """How many devices a call of this map asks for."""
+        return sum(self._demands(call)) if call.lists else math.prod(self._levels(call).sizes)
+
+    @property
+    def _inner(self) -> _Pmap | None:
+        """The mapped function that this one maps directly, if that takes the devices of the call around it."""
+        return self._fn if type(self._fn) is _Pmap and self._fn._devices is None else None
+
+    def _check_axes_of_lists(self, given: Sequence[Any], static: frozenset[int]) -> None:
         """That ``in_axes`` says of lists what they are: mapped, and all else whole."""
         if self._out_axes != 0:
             raise ArgumentError(
@@ -184,23 +220,28 @@ class _Pmap:
 
     # -- arrays ------------------------------------------------------------------------------------
 
-    def _over_arrays(self, fn: Callable[..., Any], given: list[Any], static: frozenset[int], positional: int) -> Any:
-        axes = self._axes_of(given, static, positional)
-        trees: list[Any] = []
-        sizes: dict[str, int] = {}
-        for i, (argument, entry) in enumerate(zip(given, axes, strict=True)):
-            if i in static or entry is None:
-                trees.append(None)
-                continue
-            found = []
-            for leaf, axis, path in zip(leaves(argument), entry, paths(argument, f"argument {i}"), strict=True):
-                array = None
-                if axis is not None:
-                    array = _array(leaf, path)
-                    axis = _normal(axis, array.ndim, path)
-                    sizes[f"{path} of shape {array.shape} along axis {axis}"] = array.shape[axis]
-                found.append((array, axis))
-            trees.append(found)
+    def _over_arrays(self, fn: Callable[..., Any], call: Call) -> Any:
+        levels = self._levels(call)
+        count = levels.sizes[0]
+        grid, owned = self._grid(levels)
+        columns = []
+        for i, (argument, cuts) in enumerate(zip(call.given, levels.cuts, strict=True)):
+            if i in call.static:
+                columns.append(Column(Whole(argument), False))
+            elif all(cut.axes[0] is None for cut in cuts):
+                columns.append(Column(argument, False))
+            else:
+                columns.append(Column(_slices(argument, cuts, grid, count), True))
+        results = run_mapped(fn, columns, _rows(grid), "pmap", names=self._names, sizes=(count,), owned=owned)
+        return _stacked(results, self._out_axes, grid, owned)
+
+    def _levels(self, call: Call) -> Levels:
+        """What this map cuts, and what the maps cut that it maps directly."""
+        cuts = self._cuts(call)
+        sizes = {
+            f"{cut.path} of shape {cut.array.shape} along axis {cut.axes[0]}": cut.array.shape[cut.axes[0]]
+            for argument in cuts for cut in argument if cut.axes[0] is not None
+        }  # fmt: skip
         if not sizes:
             raise ArgumentError(
                 "pmap: in_axes maps no argument; give the axis of at least one array (or a list of shards)"
@@ -211,21 +252,30 @@ class _Pmap:
         for what, size in others:
             if size != count:
                 raise ShapeError(f"pmap: {first} has {count} elements, and {what} has {size}; wanted as many of each")
-        grid = self._grid(count, [a for found in trees if found for a, _ in found if a is not None])
-        columns = []
-        for i, (argument, found) in enumerate(zip(given, trees, strict=True)):
-            if i in static:
-                columns.append(Column(Whole(argument), False))
-            elif found is None or all(array is None for array, _ in found):
-                columns.append(Column(argument, False))
-            else:
-                columns.append(Column(_slices(argument, found, grid, count), True))
-        places = _rows(grid)
-        results = run_mapped(fn, columns, places, "pmap", names=self._names, sizes=(count,))
-        return _stacked(results, self._out_axes, grid)
+        inner = self._inner
+        if inner is None:
+            return Levels((count,), (self._name,), cuts)
+        sliced = call.sliced(cuts, inner._static)
+        if sliced.lists:
+            return Levels((count, inner._demand(sliced)), (self._name, None), cuts)
+        within: Levels = inner._levels(sliced)
+        return within.around(count, self._name, cuts)
 
-    def _axes_of(self, given: list[Any], static: frozenset[int], positional: int) -> list[Any]:
-        """For each argument the axis of each leaf; None for one that is whole."""
+    def _cuts(self, call: Call) -> list[list[Cut]]:
+        """How each leaf of each argument is cut."""
+        cuts: list[list[Cut]] = []
+        for i, (argument, entry) in enumerate(zip(call.given, self._axes_of(call), strict=True)):
+            found = []
+            if entry is not None:
+                for leaf, axis, path in zip(leaves(argument), entry, paths(argument, f"argument {i}"), strict=True):
+                    array = leaf if axis is None else _array(leaf, path)
+                    found.append(Cut(array, (axis if axis is None else _normal(axis, array.ndim, path),), path))
+            cuts.append(found)
+        return cuts
+
+    def _axes_of(self, call: Call) -> list[Any]:
+        """For each argument the axis of each leaf; None for one that is static."""
+        given, static, positional = call.given, call.static, call.positional
         said = self._in_axes
         if isinstance(said, list):
             said = tuple(said)
@@ -247,47 +297,73 @@ class _Pmap:
             axes.append(spreaded)
         return axes
 
-    def _grid(self, count: int, arrays: Sequence[Any]) -> Mesh:
-        """The devices: one for each slice, or one row of a grid."""
-        if self._devices is None:
-            for array in arrays:  # computation follows data
-                if isinstance(array, ShardedTensor) and array.committed and array.sharding.mesh.size == count:
-                    return _named(mesh_of(array.sharding.mesh.flat), self._names)
-            row = default_mesh().flat
-            if count > len(row):
-                raise ShardingError(
-                    f"pmap: {count} slices for {len(row)} devices; one device takes one slice: split a larger axis "
-                    "with st.smap, or into a list with st.shard"
-                )
-            return _named(mesh_of(row[:count]), self._names)
-        grid = _grid_of(self._devices)
-        if grid.axis_sizes[0] != count:
-            raise ShapeError(f"pmap: {count} slices for {grid.axis_sizes[0]} devices; wanted one for each")
-        return _named(grid, self._names)
+    def _grid(self, levels: Levels) -> tuple[Mesh, Sequence[Mesh]]:
+        """The devices as a grid, along whose first axis the calls are, and the devices that each call owns."""
+        count = levels.sizes[0]
+        if self._devices is not None:
+            grid = named(_grid_of(self._devices), self._name)
+            if grid.axis_sizes[0] != count:
+                raise ShapeError(f"pmap: {count} slices for {grid.axis_sizes[0]} devices; wanted one for each")
+            return grid, _rows(grid)
+        wanted = math.prod(levels.sizes)
+        row = default_mesh().flat
+        arrays = [cut.array for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
+        homes = [a.sharding.mesh.flat for a in arrays if isinstance(a, ShardedTensor) and a.committed]
+        placed = next((home for home in homes if len(home) == wanted), None)  # computation follows data
+        if placed is None and wanted > len(row):
+            raise ShardingError(_too_many(levels.sizes, row))
+        grid = grid_of((placed or row)[:wanted], levels.sizes, levels.names)
+        shared = placed is None and len(levels.sizes) == 1
+        return grid, shares(row, count) if shared else _rows(grid)
 
 
-def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh) -> Any:
+def _too_many(sizes: Sequence[int], row: Sequence[Device]) -> str:
+    """What to do about more slices than devices."""
+    slices, devices = " x ".join(map(str, sizes)), f"{len(row)} device{'s' * (len(row) != 1)}"
+    if current() is not None:
+        devices = f"the {devices} that the call around this map owns ({listed([str(d) for d in row], 3)})"
+    return (
+        f"pmap: {slices} slices for {devices}; one device takes one slice: split a larger axis with st.smap, or into a "
+        "list with st.shard"
+    )
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh, owned: Sequence[Mesh]) -> Any:
     """The results of calls along the grid's first axis as one tensor each."""
     same_forms(results, "pmap")
     along = grid.axis_names[0]
     axes = spread(out_axes, results[0], "pmap: out_axes", "the result")
-    specs = []
-    columns: list[Sequence[Any]] = []
+    whole = []
     for column, axis, path in zip(
         zip(*map(leaves, results), strict=True), axes, paths(results[0], "the result"), strict=True
     ):
         _check_axis(axis, "out_axes")
         for leaf in column:
             check_array(leaf, f"pmap: {path}")
-        if axis is None:
-            specs.append(P())
-            columns.append(column)
-            continue
-        at = _normal(axis, np.ndim(column[0]) + 1, path)
-        specs.append(P(*[None] * at, along))
-        columns.append([_with_axis(leaf, at) for leaf in column])
-    trees = [replaced(results[0], parts) for parts in zip(*columns, strict=True)] if columns else list(results)
-    return joined(trees, lambda _: specs, grid, (along,), "pmap")
+        spec, parts = P(), list(column)
+        if axis is not None:
+            at = _normal(axis, np.ndim(column[0]) + 1, path)
+            spec, parts = P(*[None] * at, along), [_with_axis(leaf, at) for leaf in column]
+        whole.append(joined_leaf(parts, spec, _grid_under(parts, grid, owned), (along,), f"pmap: {path}"))
+    return replaced(results[0], whole)
+
+
+def _grid_under(column: Sequence[Any], grid: Mesh, owned: Sequence[Mesh]) -> Mesh:
+    """The grid of devices on which results lie: the map's, or, where maps inside of the calls have spread them over
+    several of the devices that each call owns, all of these.
+    """
+    if grid.size > len(column) or not all(isinstance(leaf, ShardedTensor) for leaf in column):
+        return grid
+    meshes = [leaf.sharding.mesh for leaf in column]
+    alike = all(mesh.axis_sizes == meshes[0].axis_sizes for mesh in meshes)
+    inside = all(set(mesh.flat) <= set(mine.flat) for mesh, mine in zip(meshes, owned, strict=True))
+    if meshes[0].size == 1 or not alike or not inside:
+        return grid
+    devices = tuple([device for mesh in meshes for device in mesh.flat])
+    return grid_of(devices, (len(meshes), *meshes[0].axis_sizes), (grid.axis_names[0], *meshes[0].axis_names))
 
 
 def _with_axis(leaf: Any, at: int) -> Any:
@@ -317,17 +393,13 @@ def _with_keywords(fn: Callable[..., Any], positional: int, keys: tuple[str, ...
     return lambda *parts: fn(*parts[:positional], **dict(zip(keys, parts[positional:], strict=True)))
 
 
-def _static(given: int | Sequence[int], count: int) -> frozenset[int]:
-    try:
-        numbers = [given] if isinstance(given, int) else [n.__index__() for n in given]
-    except (TypeError, AttributeError):
-        raise ArgumentTypeError(
-            f"pmap: static_argnums is {given!r:.60}; wanted an integer, or a sequence of them"
-        ) from None
-    for n in numbers:
-        if not -count <= n < count:
-            raise ArgumentError(f"pmap: static_argnums names argument {n}, and there are {count}")
-    return frozenset(n % count for n in numbers)
+def _length(lists: Sequence[list[Any]]) -> int:
+    """The length of lists of shards, which must be equal."""
+    count = len(lists[0])
+    for other in lists:
+        if len(other) != count:
+            raise ShapeError(f"pmap: lists of {count} and of {len(other)} shards; wanted as many of each")
+    return count
 
 
 def _check_axis(axis: Any, what: str) -> None:
@@ -348,20 +420,16 @@ def _normal(axis: int, ndim: int, path: str) -> int:
         raise type(error)(f"pmap: {path}: {error}") from None
 
 
-def _slices(argument: Any, found: Sequence[tuple[Any, int | None]], grid: Mesh, count: int) -> list[Any]:
+def _slices(argument: Any, cuts: Sequence[Cut], grid: Mesh, count: int) -> list[Any]:
     """What each call gets of an argument."""
     rows = []
-    for leaf, (array, axis) in zip(leaves(argument), found, strict=True):
+    first = grid.axis_names[0]
+    for leaf, cut in zip(leaves(argument), cuts, strict=True):
+        axis = cut.axes[0]
         if axis is None:
             rows.append([leaf] * count)
             continue
-        first, *rest = grid.axis_names
-        chains: list[Chain] = [()] * array.ndim
-        chains[axis] = (first,)
-        others = [d for d in range(array.ndim) if d != axis]
-        if rest and others:
-            chains[others[0]] = tuple(rest)
-        whole = laid_out(array, NamedSharding(grid, P(*chains)), "pmap")
+        whole = laid_out(cut.array, NamedSharding(grid, cut.spec(grid.axis_names)), "pmap")
         rows.append(split_over(whole, (first,), drop=axis))
     return [replaced(argument, parts) for parts in zip(*rows, strict=True)]
 
@@ -370,7 +438,7 @@ def _slices(argument: Any, found: Sequence[tuple[Any, int | None]], grid: Mesh, 
 
 
 def _grid_of(devices: Any) -> Mesh:
-    """Devices as a mesh whose first axis is mapped."""
+    """Devices as a mesh whose first axis is mapped; those of the default mesh in a row for None."""
     if isinstance(devices, Mesh):
         return devices
     grid = np.asarray(devices, dtype=object) if isinstance(devices, (list, tuple, np.ndarray)) else None
@@ -379,31 +447,14 @@ def _grid_of(devices: Any) -> Mesh:
     return Mesh(grid, [f"d{k}" for k in range(grid.ndim)])
 
 
-@functools.lru_cache(256)
-def _named(grid: Mesh, names: tuple[str, ...]) -> Mesh:
-    """The grid with the map's axis name for its first axis, so that results show it."""
-    if not names or names[0] in grid.axis_names:
-        return grid
-    return Mesh(grid.devices, (*names, *grid.axis_names[1:]))
-
-
 def _rows(grid: Mesh) -> list[Mesh]:
     """The devices of each call."""
     return [place for _, place in places_along(grid, grid.axis_names[1:])]
 
 
-def _places(lists: Sequence[list[Any]], count: int, devices: Any) -> list[Mesh]:
-    """Where each item runs."""
-    homes: list[Mesh | None] = [None] * count
-    if devices is None:
-        for i, items in enumerate(zip(*lists, strict=True)):
-            homes[i] = next(filter(None, map(_home, items)), None)
-    if None not in homes:
-        return homes  # type: ignore[return-value]
-    rows = _rows(_grid_of(devices) if devices is not None else device_row(None, "pmap"))
-    ends = offsets(count, (len(rows),))[1:].tolist()
-    dealt = [rows[k] for k, (a, b) in enumerate(itertools.pairwise([0, *ends])) for _ in range(b - a)]
-    return [here or there for here, there in zip(homes, dealt, strict=True)]
+def _home_of(items: Sequence[Any]) -> Mesh | None:
+    """Where a call runs that gets these items of lists; None, if there is no tensor in them."""
+    return next(filter(None, map(_home, items)), None)
 
 
 def _home(item: Any) -> Mesh | None:

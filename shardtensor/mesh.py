@@ -191,9 +191,10 @@ _mesh: ContextVar[Mesh | None] = ContextVar("shardtensor_mesh", default=None)
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
-    """Makes ``mesh`` the default one inside the ``with`` block, in this thread and in the maps that it starts.
+    """Makes ``mesh`` the default one inside the ``with`` block, in this thread.
 
-    What is created without ``device=`` lies on it, its first dimension split over all the mesh's axes.
+    What is created without ``device=`` lies on it, its first dimension split over all the mesh's axes. Maps without
+    ``devices=`` run on it; inside of a mapped function, the devices that the call owns are the default mesh.
 
     >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
     ...     st.zeros((4, 3)).sharding.spec
@@ -214,8 +215,8 @@ def settle_on(mesh: Mesh) -> None:
 
 
 def default_mesh() -> Mesh:
-    """The mesh of what is created without ``device=``: that of `use_mesh`, else all of the default backend's devices,
-    axis ``d``.
+    """The mesh of what is created without ``device=``: that of `use_mesh`, inside of a mapped function the devices that
+    the call owns, else all of the default backend's devices, axis ``d``.
     """
     return _mesh.get() or _all_devices(plugins.default_backend())
 
@@ -229,6 +230,18 @@ def _all_devices(backend: Backend) -> Mesh:
 def mesh_of(devices: tuple[Device, ...]) -> Mesh:
     """The mesh of these devices in one row, axis ``d``."""
     return Mesh(devices, ("d",))
+
+
+@functools.lru_cache(1024)
+def shares(devices: tuple[Device, ...], count: int) -> tuple[Mesh, ...]:
+    """The devices shared out to ``count`` calls, as many as there are devices at most. Call k owns every ``count``-th
+    device from the k-th one on, so that calls that use one device each run on the first devices.
+
+    >>> from shardtensor.mesh import shares
+    >>> shares(tuple(st.devices()[:5]), 2)
+    (Mesh(d=3; numpy:0, numpy:2, numpy:4), Mesh(d=2; numpy:1, numpy:3))
+    """
+    return tuple([mesh_of(devices[k::count]) for k in range(count)])
 
 
 def submesh(mesh: Mesh, positions: Sequence[int], axes: Sequence[str]) -> Mesh:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend import current_device, read_only
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.planner import host_grid
-from shardtensor.plugins import owner_of
+from shardtensor.plugins import backend_of, owner_of
 from shardtensor.sharding import Grid, Shape, as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, tensor
 from shardtensor.value import Storage, aval
@@ -59,6 +60,9 @@ host_aval = lru_cache(4096)(HostAval)
 def admit(x: Any, who: str) -> Any:
     """An operand as plans take it: a tensor, a host array, a Python scalar or None.
 
+    An array on the device of the mapped function around this call is not committed: like a host array there, it goes
+    where the operands lie that were placed.
+
     Raises:
         ArgumentTypeError: it is nothing of the kind.
     """
@@ -70,7 +74,8 @@ def admit(x: Any, who: str) -> Any:
         with backend.on(device):
             mine = backend.xp.asarray(backend.asarray(x), copy=True)
         backend.leave(device)  # the caller may write to x next
-        value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, who), True)
+        placed = device != current_device()
+        value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, who), placed)
         return tensor(value, Storage(arrays=(mine,)))
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # subclasses of Python's numbers, too
         return np.asarray(x)
@@ -78,6 +83,16 @@ def admit(x: Any, who: str) -> Any:
         f"{who}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
         "(st.asarray makes a tensor of nested lists)"
     )
+
+
+def located(x: Any) -> Any:
+    """A host array that is to be moved, as a tensor where it lies: in a mapped function on devices that share the
+    host's memory, such arrays are those of the call's device. Any other operand as it is.
+    """
+    device = current_device()
+    if not isinstance(x, np.ndarray) or device is None or not backend_of(device).one_memory:
+        return x
+    return tensor(aval(x.shape, x.dtype, as_sharding(device, x.ndim, "map"), False), Storage(read_only(x)))
 
 
 def is_data(x: Any) -> bool:

@@ -49,7 +49,7 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, who:
     whole = []
     columns = zip(*[leaves(tree) for tree in results], strict=True)
     for column, spec, path in zip(columns, specs(results[0]), paths(results[0], "the result"), strict=True):
-        whole.append(_joined(column, spec, mesh, mapped, f"{who}: {path}", check))
+        whole.append(joined_leaf(column, spec, mesh, mapped, f"{who}: {path}", check=check))
     return replaced(results[0], whole)
 
 
@@ -81,9 +81,10 @@ def check_array(leaf: Any, what: str) -> None:
         raise ArgumentTypeError(f"{what} is {kind}; wanted an array of numbers, or a pytree of them")
 
 
-def _joined(
-    column: Sequence[Any], spec: PartitionSpec | None, mesh: Mesh, mapped: Chain, what: str, check: bool
+def joined_leaf(
+    column: Sequence[Any], spec: PartitionSpec | None, mesh: Mesh, mapped: Chain, what: str, *, check: bool = True
 ) -> Any:
+    """One leaf of the results of all calls as one tensor; see `joined`. ``what`` names map and leaf, for errors."""
     if all(leaf is None for leaf in column):
         return None
     if spec is None:

@@ -14,7 +14,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.lists import device_row, split
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import laid_out
-from shardtensor.mesh import Mesh, mesh_of
+from shardtensor.mesh import Mesh, mesh_of, shares
 from shardtensor.operands import admit
 from shardtensor.outcomes import check_array, joined, same_forms
 from shardtensor.rules import normalize_axis
@@ -58,7 +58,8 @@ def smap(
             must be equal.
         devices: which ones; without it, the default mesh's. They form the grid as evenly as can be, larger factor
             first. A dimension with fewer elements than parts takes fewer devices, so that ``fn`` sees no empty part
-            of what is not empty.
+            of what is not empty. Without ``devices``, each call owns a share of all of them, for the maps in it (see
+            `pmap`).
         axis_name: a name for each grid axis (a string, where there is one), by which collectives know it.
 
     Raises:
@@ -77,7 +78,8 @@ def smap(
     entries, rank = _entries(args, axes)
     names = _names(axis_name, rank)
     arrays, entries, sizes = _measured(args, entries, rank)
-    mesh = _grid_mesh(device_row(devices, "smap"), sizes, names or [f"g{k}" for k in range(rank)])
+    row = device_row(devices, "smap")
+    mesh = _grid_mesh(row, sizes, names or [f"g{k}" for k in range(rank)])
     columns = []
     for array, entry in zip(arrays, entries, strict=True):
         if all(axis is None for axis in entry):
@@ -87,7 +89,8 @@ def smap(
             columns.append(Column(split(laid_out(array, sharding, "smap")), True))
     places = [mesh_of((device,)) for device in mesh.flat]
     function = functools.partial(_call, fn, kwargs)
-    results = run_mapped(function, columns, places, "smap", names=names or (), sizes=mesh.axis_sizes)
+    owned = shares(row.flat, mesh.size) if devices is None else places
+    results = run_mapped(function, columns, places, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
     out = (
         next(e for e in entries if any(axis is not None for axis in e)) if out_axes is None else _entry(out_axes, rank)
     )

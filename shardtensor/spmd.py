@@ -19,7 +19,7 @@ from shardtensor.log import note_copy
 from shardtensor.mesh import Mesh, settle_on
 from shardtensor.monoids import Place
 from shardtensor.on_phantom import OnPhantom
-from shardtensor.operands import admit, host_aval, is_data
+from shardtensor.operands import admit, host_aval, is_data, located
 from shardtensor.plans import result_dtype
 from shardtensor.plugins import backend_of
 from shardtensor.programs import Failed, Program, current
@@ -152,12 +152,12 @@ def run_mapped(
     *,
     names: Sequence[str] = (),
     sizes: Sequence[int] = (),
+    owned: Sequence[Mesh] | None = None,
 ) -> list[Any]:
     """Calls ``fn`` once for each place, at once, with one argument from each column.
 
     On a place of one device, the arrays in its arguments are the backend's, and arrays that it returns become tensors
-    there. On a place of several, which then is the default mesh, arguments and results are left as they are: maps
-    inside of it come to single devices.
+    there. On a place of several, arguments and results are left as they are: maps inside of it come to single devices.
 
     Args:
         fn: the function.
@@ -166,6 +166,7 @@ def run_mapped(
         who: the map, for errors and the log.
         names: the axes along which the calls are numbered, row-major, so that they can meet.
         sizes: their sizes.
+        owned: the devices that each call owns, which are the default mesh inside of it; without it, its place.
 
     Raises:
         ShardingError: a name is bound by a map around this one.
@@ -192,9 +193,10 @@ def run_mapped(
                 argument, arrays = wholes[c, place]
             arguments.append(argument)
             shards += arrays
+        mine = owned[i] if owned else place
         if place.size > 1 or simulated:
-            return functools.partial(_call_over, fn, arguments, place, modes)
-        return functools.partial(_call_on, fn, arguments, shards, place, modes, who)
+            return functools.partial(_call_over, fn, arguments, place, mine, modes)
+        return functools.partial(_call_on, fn, arguments, shards, place, mine, modes, who)
 
     used = {place.flat[0].backend: place for place in places}
     backends = [backend_of(place.flat[0]) for place in used.values()]
@@ -303,12 +305,17 @@ def _modes_of(backend: Backend) -> Callable[[], None] | None:
 
 
 def _call_over(
-    fn: Callable[..., Any], arguments: list[Any], place: Mesh, modes: dict[str, Callable[[], None]], program: Program
+    fn: Callable[..., Any],
+    arguments: list[Any],
+    place: Mesh,
+    owned: Mesh,
+    modes: dict[str, Callable[[], None]],
+    program: Program,
 ) -> Any:
     """One call of a mapped function that has several devices."""
     backend = backend_of(place.flat[0])
     footing = program.footing = _Footing(backend, place, modes.get(backend.name))
-    settle_on(place)
+    settle_on(owned)
     interpret_by(None if place.size > 1 else OnPhantom(place.flat[0]))
     with footing:
         return fn(*arguments)
@@ -331,7 +338,7 @@ def _leaf_onto(leaf: Any, device: Device, who: str, donate: bool, shards: list[A
             return leaf
         if backend.simulated:
             return as_tensor(array_on(admit(leaf, who), device, who), device)
-        return backend.export(array_on(admit(leaf, who), device, who))
+        return backend.export(array_on(located(admit(leaf, who)), device, who))
     if backend.simulated:
         here = leaf if leaf.device == device else as_tensor(array_on(leaf, device, who), device)
         if donate:
@@ -361,6 +368,7 @@ def _call_on(
     arguments: list[Any],
     shards: Sequence[Any],
     place: Mesh,
+    owned: Mesh,
     modes: dict[str, Callable[[], None]],
     who: str,
     program: Program,
@@ -370,7 +378,8 @@ def _call_on(
     backend = here.backend
     footing = program.footing = here.ground or _Footing(backend, place, modes.get(backend.name))
     program.given = shards
-    interpret_by(here)  # the context is the program's own
+    settle_on(owned)  # the context is the program's own
+    interpret_by(here)
     with footing:
         result = fn(*arguments)
         arguments.clear()

@@ -22,7 +22,7 @@ FLOORS = {
     "parking": 10, "phantom": 4, "schedules": 6, "imagined": 10, "simulation": 23,
     "functions": 11, "picking": 11,
     "blocks": 12, "work": 12, "folds": 6, "plans": 13, "running": 14, "views": 15, "selection": 16, "edits": 17, "writes": 18,
-    "named_axes": 5, "exchange": 10, "meetings": 11, "parallel": 12,
+    "named_axes": 5, "nesting": 6, "exchange": 10, "meetings": 11, "parallel": 12,
     "eager": 19, "on_phantom": 20, "spmd": 21, "outcomes": 20, "split_map": 22, "device_map": 22, "block_map": 22, "visualize": 23, "": 24, "demo": 25, "testing": 25,
     "cli": 26, "__main__": 27,
 }  # fmt: skip

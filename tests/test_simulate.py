@@ -296,7 +296,21 @@ def test_other_maps_send_what_the_log_says(backend: str) -> None:
         f = st.shard_map(outer, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names=("x",))
         return f, (st.ones((6, 8), device=N(mesh, P("x", "y"))),)
 
-    for run in (arrays, lists, split, nested):
+    def levels(mesh: st.Mesh) -> Any:
+        def f(x: Any) -> Any:
+            with st.use_mesh(mesh):
+                return st.pmap(st.pmap(lambda a: st.psum(a, ("i", "j")), axis_name="j"), x, axis_name="i")
+
+        return f, (st.ones((2, 4, 3), device=N(mesh, P("x"))),)
+
+    def shares(mesh: st.Mesh) -> Any:
+        def f(x: Any) -> Any:
+            with st.use_mesh(mesh):
+                return st.pmap(lambda row: st.pmap(lambda a: st.psum(a, "j"), row, axis_name="j"), x)
+
+        return f, (st.ones((2, 4, 3), device=N(mesh, P("x"))),)
+
+    for run in (arrays, lists, split, nested, levels, shares):
         assert agree(run, real), run
 
 

@@ -158,8 +158,10 @@ class CuPyBackend(Backend):
         return array if array.flags.c_contiguous else array.copy(order="C")
 
     def device_of(self, array: Any) -> Device:
-        """The first device on the array's GPU."""
-        gpu = array.data.device_id
+        """The device on the array's GPU on which the mapped function around this call runs, else the first."""
+        gpu, here = array.data.device_id, current_device()
+        if here is not None and here in self._lanes and self._lanes[here].gpu.id == gpu:
+            return here
         for device, lane in self._lanes.items():
             if lane.gpu.id == gpu:
                 return device

@@ -193,11 +193,14 @@ class TorchBackend(Backend):
         return bool(array.is_contiguous())
 
     def device_of(self, array: Any) -> Device:
-        """The first logical device of the tensor's memory.
+        """The logical device of the tensor's memory on which the mapped function around this call runs, else the first.
 
         Raises:
             BackendError: none of them is on its GPU.
         """
+        here = current_device()
+        if here is not None and here in self._devices and (not self._gpus or self._gpus[here.id] == array.device.index):
+            return here
         if not self._gpus:
             return self._devices[0]
         if array.device.index not in self._gpus:

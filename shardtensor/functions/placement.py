@@ -14,7 +14,7 @@ from shardtensor.errors import ArgumentError, BackendError, ShapeError
 from shardtensor.indices import Index, canonical, to_numpy
 from shardtensor.log import Transfer, account, watched
 from shardtensor.mesh import Mesh, default_mesh
-from shardtensor.operands import admit, converted, host_aval, sharded_dtype
+from shardtensor.operands import admit, converted, host_aval, located, sharded_dtype
 from shardtensor.parking import Parked, apart, pinned, way
 from shardtensor.phantom import no_elements
 from shardtensor.protocols import check_leaves, from_lists
@@ -68,7 +68,7 @@ def put(
     if donate and may_alias:
         raise ArgumentError(f"{who}: donate=True gives the memory away and may_alias=True shares it; choose one")
     if not isinstance(x, ShardedTensor):
-        x = np.asarray(x)
+        x, donate = located(np.asarray(x)), False
         may_alias = bool(may_alias)  # a host array is the caller's, who may write to it
     elif may_alias is None:
         may_alias = True
