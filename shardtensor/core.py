@@ -20,7 +20,7 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
-from shardtensor.errors import ShardTensorError
+from shardtensor.errors import ArgumentTypeError, ShardTensorError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -57,15 +57,18 @@ class Op:
         window: for operators whose result NumPy gives as a view: ``window(window, *params)`` is what it sees of its
             operand (see `shardtensor.windows`), or None where it is a copy after all.
         is_ufunc: whether it is a ufunc of NumPy's, computed element by element.
+        lists_only: whether its sequence of arrays must not be an array itself, whose rows would be taken.
         creates: whether it makes arrays anew, where its parameter ``device`` says.
     """
 
     __slots__ = (
-        "algorithm", "combine", "composite", "creates", "dispatch", "is_ufunc", "kernel", "mover", "name",
+        "algorithm", "combine", "composite", "creates", "dispatch", "is_ufunc", "kernel", "lists_only", "mover", "name",
         "operands", "optional", "params", "positional", "rule", "said", "split", "variadic", "window",
     )  # fmt: skip
 
-    def __init__(self, function: Callable[..., Any], rule: Any, combine: str | None, said: str | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], rule: Any, combine: str | None, said: str | None, lists_only: bool
+    ) -> None:
         self.name = function.__name__
         self.said = said or self.name
         self.rule = rule
@@ -79,6 +82,7 @@ class Op:
         kinds = {a.name: str(a.annotation) for a in arguments}
         self.operands = tuple(n for n, kind in kinds.items() if "ArrayLike" in kind)
         self.optional = tuple(n for n in self.operands if "None" in kinds[n])
+        self.lists_only = lists_only
         self.variadic = any("Sequence[ArrayLike]" in kind for kind in kinds.values())
         self.params = tuple(n for n in kinds if n not in self.operands)
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments)
@@ -151,12 +155,12 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 
 
 def operator(
-    rule: Any = None, *, combine: str | None = None, said: str | None = None
+    rule: Any = None, *, combine: str | None = None, said: str | None = None, lists_only: bool = False
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Declares an operator; see the module's docstring and `Op`."""
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        op = OPS[function.__name__] = Op(function, rule, combine, said)
+        op = OPS[function.__name__] = Op(function, rule, combine, said, lists_only)
         return cast("Callable[Arguments, Result]", op.dispatch)
 
     return declare
@@ -188,7 +192,7 @@ def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     itself binds arguments and defaults, which is ten times faster than `inspect.Signature.bind`.
     """
     signature = inspect.signature(function)
-    scope: dict[str, Any] = {"_bind": bind, "_op": op}
+    scope: dict[str, Any] = {"_bind": bind, "_op": op, "_several": _several}
     plain = []
     for argument in signature.parameters.values():
         default: Any = argument.empty
@@ -197,7 +201,7 @@ def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
             default = _Name(f"_default_{argument.name}")
         plain.append(argument.replace(annotation=argument.empty, default=default))
     header = str(signature.replace(parameters=plain, return_annotation=signature.empty))
-    operands = f"tuple({op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
+    operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
     params = f"({''.join(n + ', ' for n in op.params)})"
     source = f"def {op.name}{header}: return _bind(_op, {operands}, {params})\n"
     source += f"def _split{header}: return {operands}, {params}"
@@ -207,6 +211,25 @@ def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     for attribute in ("__module__", "__qualname__", "__doc__", "__annotations__"):
         setattr(dispatch, attribute, getattr(function, attribute))
     return dispatch
+
+
+def _several(op: Op, arrays: Any) -> Operands:
+    """The operands of an operator that takes a sequence of arrays.
+
+    Raises:
+        ArgumentTypeError: it is none, or an array where only lists are meant.
+    """
+    if op.lists_only and hasattr(arrays, "shape"):
+        raise ArgumentTypeError(
+            f"{op.said}: {op.operands[0]} is one array of shape {tuple(arrays.shape)}, which is whole as it is; wanted "
+            "the list that st.shard or st.pmap returned (st.concat joins the rows of an array)"
+        )
+    try:
+        items = iter(arrays)
+    except TypeError:
+        kind = type(arrays).__name__
+        raise ArgumentTypeError(f"{op.said}: {op.operands[0]} is a {kind}; wanted a list of arrays") from None
+    return tuple(items)
 
 
 class _Name:

@@ -13,9 +13,8 @@ from shardtensor.backend import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.lists import device_row, split
 from shardtensor.functions.manipulation import reshape
-from shardtensor.functions.placement import laid_out
+from shardtensor.functions.placement import host_array, laid_out
 from shardtensor.mesh import Mesh, mesh_of, shares
-from shardtensor.operands import admit
 from shardtensor.outcomes import check_array, joined, same_forms
 from shardtensor.rules import normalize_axis
 from shardtensor.sharding import NamedSharding, P, PartitionSpec
@@ -128,8 +127,7 @@ def _measured(
             arrays.append(argument)
             counted.append(entry)
             continue
-        host = isinstance(argument, (list, tuple, int, float, complex))
-        array = admit(np.asarray(argument) if host else argument, "smap")
+        array = host_array(argument, "smap")
         arrays.append(array)
         found: list[int | None] = []
         for k, axis in enumerate(entry):

@@ -104,6 +104,16 @@ def test_concat_of_one_device_stays_there(backend: str) -> None:
     assert st.concat(parts).device == d
 
 
+def test_stack_and_concat_take_an_array_for_its_rows(backend: str) -> None:
+    """As NumPy and JAX do."""
+    value = array((3, 2), "float64", 1)
+    for x in (st.device_put(value, mesh_of((2,), backend)), value):
+        assert_same(st.stack(x), value, exact=True)
+        assert_same(st.stack(x, axis=1), np.stack(value, axis=1), exact=True)
+        assert_same(st.concat(x), np.concatenate(value), exact=True)
+    assert_same(st.unshard(part for part in st.shard(value)), value, exact=True)  # any other iterable is a list
+
+
 @pytest.mark.parametrize(("rows", "size", "leftover", "wanted"), [
     (10, 5, "keep", [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
     (5, 2, "keep", [[0, 1], [2, 3], [4]]),
@@ -154,7 +164,16 @@ def test_batches_of_rows(backend: str) -> None:
     (lambda x: st.unshard([x, x[:, :1]]), st.ShapeError, "unshard: array 1"),
     (lambda x: st.unshard([]), st.ShapeError, "unshard: "),
     (lambda x: st.concat([x, "y"]), st.ArgumentTypeError, "concat: "),
-    (lambda x: st.concat(5), TypeError, ""),
+    (lambda x: st.concat(5), st.ArgumentTypeError, "concat: arrays is a int; wanted a list of arrays"),
+    (lambda x: st.stack(None), st.ArgumentTypeError, "stack: arrays is a NoneType"),
+    (lambda x: st.unshard(3), st.ArgumentTypeError, "unshard: arrays is a int"),
+    (lambda x: st.unshard(x), st.ArgumentTypeError, "unshard: arrays is one array of shape (4, 3), which is whole as it"),
+    (lambda x: st.unshard(np.asarray(x)), st.ArgumentTypeError, "wanted the list that st.shard or st.pmap returned"),
+    (lambda x: st.unshard(arrays=x, axis=1), st.ArgumentTypeError, "(st.concat joins the rows of an array)"),
+    (lambda x: st.pmap(lambda v: st.unshard(v), [x]), st.ArgumentTypeError, "unshard: arrays is one array"),
+    (lambda x: st.to_batched_list([x, x], 1), st.ArgumentTypeError, "to_batched_list: a list of tensors is not one"),
+    (lambda x: st.reshard([x, x], x.device), st.ArgumentTypeError, "reshard: [ShardedTensor"),
+    (lambda x: st.smap(abs, [x, x], axes=[0]), st.ArgumentTypeError, "smap: a list of tensors is not one array"),
 ])  # fmt: skip
 def test_errors(call: Any, kind: type[Exception], words: str, backend: str) -> None:
     value = array((4, 3), "float64", 1)

@@ -34,9 +34,11 @@ def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> ShardedTe
 
     Where each lives on a device of its own (a list that `shard` or `pmap` made), the result is split along ``axis``
     over those devices, and moves nothing where the sizes follow the split rule. Else the layout is that of the
-    operand that would cost most to move.
+    operand that would cost most to move. A tensor stands for the sequence of its rows, as in NumPy; so it does in
+    `stack`.
 
     Raises:
+        ArgumentTypeError: ``arrays`` is no sequence.
         ShapeError: nothing to join, or shapes that differ in another dimension.
 
     >>> parts = st.shard(st.arange(10), devices=st.devices()[:4])
@@ -99,14 +101,15 @@ def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, s
     )
 
 
-@operator()
+@operator(lists_only=True)
 def unshard(arrays: Sequence[ArrayLike], axis: int = 0) -> ShardedTensor:
     """One tensor from the list that `shard` made, or that `pmap` made of it: its inverse.
 
     The result is split along ``axis`` over the devices of the list. Where the sizes follow the split rule, nothing
-    moves; else the rows are rebalanced, which is counted, and said in the log.
+    moves; else the rows are rebalanced, which is counted, and written to the log.
 
     Raises:
+        ArgumentTypeError: ``arrays`` is a tensor or an array: it is whole already, and its rows are no shards.
         ShapeError: an empty list, or shapes that differ in another dimension.
 
     >>> st.unshard(st.shard(np.arange(5))).tolist()
@@ -135,6 +138,7 @@ def stack(arrays: Sequence[ArrayLike], /, *, axis: int = 0) -> ShardedTensor:
     Where each lives on a device of its own, the new dimension is split over those devices: see `concat`.
 
     Raises:
+        ArgumentTypeError: ``arrays`` is no sequence.
         ShapeError: nothing to join, or shapes that differ.
 
     >>> st.stack([st.arange(2), st.arange(2)], axis=1).tolist()

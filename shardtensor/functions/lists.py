@@ -12,7 +12,7 @@ from shardtensor.collectives import places_along
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
-from shardtensor.functions.placement import put
+from shardtensor.functions.placement import host_array, put
 from shardtensor.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.plugins import backend_of
 from shardtensor.rules import normalize_axis
@@ -150,13 +150,11 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
         raise ArgumentTypeError(f"to_batched_list: batch_size is a {type(batch_size).__name__}; wanted an integer")
     if batch_size < 1:
         raise ArgumentError(f"to_batched_list: batch_size is {batch_size}; wanted at least 1")
-    if not np.ndim(x):
+    x = host_array(x, "to_batched_list")
+    if not x.ndim:
         raise ShapeError("to_batched_list: x has no dimensions to cut; wanted at least one")
-    x = (
-        x
-        if isinstance(x, ShardedTensor)
-        else put(x, as_sharding(default_mesh(), np.ndim(x), "to_batched_list"), "to_batched_list")
-    )
+    if not isinstance(x, ShardedTensor):
+        x = put(x, as_sharding(default_mesh(), x.ndim, "to_batched_list"), "to_batched_list")
     rows = x.shape[0]
     full = rows // batch_size * batch_size
     batches = [_rows(x, i, i + batch_size) for i in range(0, full, batch_size)]

@@ -161,7 +161,7 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
     def one(leaf: Any) -> ShardedTensor:
         if isinstance(leaf, ShardedTensor) and device is None:
             return leaf
-        array = leaf if isinstance(leaf, ShardedTensor) else _host_array(leaf, "device_put")
+        array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, "device_put")
         where = default_mesh() if device is None else device
         target = as_sharding(where, array.ndim, "device_put")
         return put(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
@@ -242,7 +242,7 @@ def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> S
     wanted = None if dtype is None else sharded_dtype(dtype)
     if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
         raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
-    x = obj if isinstance(obj, ShardedTensor) else _host_array(obj, "asarray", wanted)
+    x = obj if isinstance(obj, ShardedTensor) else host_array(obj, "asarray", wanted)
     if wanted is not None and x.dtype != wanted:
         if copy is False:
             raise ShapeError(f"asarray: copy=False, and dtype {wanted} of an array of {x.dtype} needs a copy")
@@ -262,9 +262,14 @@ def _asarray_on_device(xp: Any, place: None, *, obj: Any, dtype: Any, copy: bool
     return xp.asarray(obj, dtype=dtype, copy=copy)
 
 
-def _host_array(obj: Any, who: str, dtype: np.dtype[Any] | None = None) -> Any:
-    """A host array, or a tensor on the device where a backend's array lives. Python's numbers, in lists or not, become
-    elements of ``dtype`` directly: a dtype in between would round or wrap around what does not fit into it.
+def host_array(obj: Any, who: str, dtype: np.dtype[Any] | None = None) -> Any:
+    """What is given as a host array, or as a tensor where it is one, or a backend's array; nested lists of scalars are
+    one array. Python's numbers, in lists or not, become elements of ``dtype`` directly: a dtype in between would round
+    or wrap around what does not fit into it.
+
+    Raises:
+        ArgumentTypeError: it is no array, or a list of tensors.
+        ShapeError: nested lists of different lengths.
     """
     if isinstance(obj, (list, tuple)):
         if dtype is None:
