@@ -284,6 +284,12 @@ class AdoptHidesCopies:
         return self.xp.asarray(result, copy=True), False  # type: ignore[attr-defined]
 
 
+@mutant("test_maps_in_maps_stay", says="an array in a mapped function is on the function's device")
+class DeviceOfIsTheFirst:
+    def device_of(self, array: Any) -> Device:
+        return next(iter(self.queues))  # type: ignore[attr-defined, no-any-return]
+
+
 @mutant("test_released_arrays_can_be_written", "a part of it", says="Backend.release: an array that its only holder")
 class ReleaseNeverCopies:
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:

@@ -21,10 +21,8 @@ class CollectiveTests(Kit):
 
     def test_the_device_is_current_again_after_a_collective(self) -> None:
         """Whoever had the thread meanwhile, a program goes on where it was; and so does the caller."""
-        seen, before = {}, self.current()
-        for device in self.devices:
-            with self.it.on(device):
-                seen[device] = self.current()
+        seen, before = dict[Any, Any](), self.current()
+        st.pmap(lambda x: seen.update({st.current_device(): self.current()}), self._blocks(8), devices=self.devices)
 
         def program(x: Any) -> Any:
             device = st.current_device()

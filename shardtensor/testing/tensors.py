@@ -22,6 +22,7 @@ OPERATORS = "every operator gives NumPy's answer under every sharding"
 HOLDS = "a tensor has NumPy's elements, and each device the part of them that the sharding says"
 UNCLAIMED = "an operator in `unclaimed` raises a ShardTensorError, and never gives a wrong answer"
 WRITES = "writes to a tensor are seen in its views and in nothing else, as in NumPy"
+HOME = "Backend.device_of: an array in a mapped function is on the function's device, and stays there"
 MAPPED = "mapped functions get the backend's arrays with their device current, and results stay on it"
 
 
@@ -187,6 +188,17 @@ class TensorTests(Kit):
         self.same(
             np.asarray(st.unshard(found)), self.numbers(9) + 1, MAPPED, "results, after the function's own were written"
         )
+
+    def test_maps_in_maps_stay(self) -> None:
+        """What a mapped function maps, splits and places in turn stays on its device."""
+
+        def body(a: Any) -> Any:
+            parts = [*st.pmap(lambda v: v, [a, a]), *st.shard(a), st.device_put(a)]
+            return [*parts, st.pmap(lambda v: v, st.reshape(a, (1, -1))), st.smap(lambda v: v, a, axes=[0])]
+
+        found = st.pmap(body, st.shard(self.numbers(9), devices=list(self.devices)))
+        there = [[x.device for x in one] for one in found]
+        self.must(there == [[device] * 6 for device in self.devices], HOME, f"tensors on {there}")
 
     def test_pmap_donates(self) -> None:
         """What is given away may be written, and is nobody else's."""
