@@ -307,8 +307,8 @@ class _Pmap:
             return grid, _rows(grid)
         wanted = math.prod(levels.sizes)
         row = default_mesh().flat
-        arrays = [cut.array for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
-        homes = [a.sharding.mesh.flat for a in arrays if isinstance(a, ShardedTensor) and a.committed]
+        cuts = [cut for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
+        homes = [cut.home() for cut in cuts if isinstance(cut.array, ShardedTensor) and cut.array.committed]
         placed = next((home for home in homes if len(home) == wanted), None)  # computation follows data
         if placed is None and wanted > len(row):
             raise ShardingError(_too_many(levels.sizes, row))

@@ -92,6 +92,15 @@ class Cut:
         counted = [axis if axis is None or outer is None or axis < outer else axis + 1 for axis in inner]
         return replace(self, axes=(outer, *counted))
 
+    def home(self) -> tuple[Device, ...]:
+        """The devices of a tensor, in the order in which the levels cut what these hold, where they hold that."""
+        sharding = self.array.sharding
+        mesh, chains = sharding.mesh, sharding.spec.chains_of(self.array.ndim)
+        order = [mesh.axis_names.index(name) for axis in self.axes if axis is not None for name in chains[axis]]
+        if sorted(order) != list(range(len(mesh.axis_names))):
+            return tuple(mesh.flat)
+        return tuple(mesh.devices.transpose(order).ravel().tolist())
+
     def spec(self, names: Sequence[str]) -> PartitionSpec:
         """The layout over a grid with these axes: each splits what its level cuts; those that no level maps split the
         first dimension that no level cuts.

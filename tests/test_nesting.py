@@ -210,6 +210,20 @@ def test_maps_of_maps_move_nothing_that_lies_so(devices: Any, axes: tuple[int, i
 
 
 @everywhere
+def test_devices_come_in_the_order_in_which_the_data_lie(devices: Any) -> None:
+    value = array((2, 4), "float64", 1)
+    mesh = st.make_mesh((4, 2), ("x", "y"), devices=devices)
+    x = st.device_put(value, st.NamedSharding(mesh, st.P("y", "x")))
+    flat = st.device_put(value.ravel(), st.NamedSharding(mesh, st.P(("y", "x"))))
+    with st.transfers() as log:
+        made, one = st.pmap(st.pmap(double))(x), st.pmap(double)(flat)
+    assert log.bytes == 0
+    assert places(made) == places(one) == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert_same(made, value * 2)
+    assert_same(one, value.ravel() * 2)
+
+
+@everywhere
 @direct_or_not
 def test_three_levels(devices: Any, direct: bool) -> None:
     value = array((2, 2, 2, 3), "float64", 1)

@@ -31,7 +31,8 @@ def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | Non
     Args:
         x: a tensor or a host array of at least one dimension.
         axis: the dimension that is split; negative ones count from the end.
-        devices: where the parts go, in order; without it, all of the default mesh's devices, wherever x lives.
+        devices: where the parts go, in order; without it, all of the default mesh's devices, wherever x lives (in a
+            mapped function: those that the call owns, see `pmap`).
 
     Raises:
         AxisError: x has no such axis.
