@@ -308,11 +308,11 @@ class _Pmap:
         wanted = math.prod(levels.sizes)
         row = default_mesh().flat
         cuts = [cut for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
-        homes = [cut.home() for cut in cuts if isinstance(cut.array, ShardedTensor) and cut.array.committed]
-        placed = next((home for home in homes if len(home) == wanted), None)  # computation follows data
+        there = (cut for cut in cuts if isinstance(cut.array, ShardedTensor) and cut.array.committed)
+        placed = next((cut.home() for cut in there if cut.array.sharding.mesh.size == wanted), None)
         if placed is None and wanted > len(row):
             raise ShardingError(_too_many(levels.sizes, row))
-        grid = grid_of((placed or row)[:wanted], levels.sizes, levels.names)
+        grid = grid_of(placed or row[:wanted], levels.sizes, levels.names)  # computation follows data
         shared = placed is None and len(levels.sizes) == 1
         return grid, shares(row, count) if shared else _rows(grid)
 
