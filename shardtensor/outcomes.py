@@ -128,7 +128,7 @@ def _block(leaf: Any, place: Mesh, what: str) -> ShardedTensor:
         names = dict(zip(there.axis_names, place.axis_names, strict=True))
         chains = [tuple([names[a] for a in chain]) for chain in leaf.sharding.spec.chains_of(leaf.ndim)]
         value = aval(leaf.shape, leaf.dtype, NamedSharding(place, P(*chains)), True)
-        return tensor(value, leaf._storage)
+        return tensor(value, leaf.copy()._storage)
     if leaf is None:
         raise ArgumentTypeError(f"{what} is a NoneType on {place.flat[0]}; wanted an array on every device")
     check_array(leaf, what)

@@ -20,7 +20,7 @@ from shardtensor.log import note_copy
 from shardtensor.mesh import Mesh
 from shardtensor.protocols import Operators, is_scalar
 from shardtensor.sharding import NamedSharding, Shape
-from shardtensor.value import Aval, Donated, Ledger, Storage, Writing, aval, join
+from shardtensor.value import Aval, Donated, Exported, Ledger, Storage, Writing, aval, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +336,8 @@ class ShardedTensor(Operators):
         scalar of NumPy's, such as a sum of all elements, stays one, which cannot be written.
         """
         storage = self._storage
+        if type(storage) is Exported:
+            storage = storage.stored()
         if type(storage) is Storage:
             made = tensor(self._aval, Storage(storage.array, storage.arrays))
         else:

@@ -6,15 +6,16 @@ import abc
 import functools
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from shardtensor import pool
-from shardtensor.backend import Backend, HostArray
+from shardtensor.backend import Backend, HostArray, references
 from shardtensor.errors import ArgumentTypeError, DonatedError, ShardTensorError
-from shardtensor.passes import copy_into
+from shardtensor.log import note_copy
+from shardtensor.passes import copied, copy_into
 from shardtensor.phantom import Ghost
 from shardtensor.plugins import backend_of_group
 from shardtensor.sharding import Grid, NamedSharding, Shape
@@ -158,6 +159,76 @@ class Donated(StandIn):
         raise DonatedError(
             f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate"
         )
+
+
+class Exported(StandIn):
+    """In place of the storage of a tensor on one device whose memory another library holds and may write (see
+    `shardtensor.exports`): every read gets a copy, so that the consumer's writes show in this tensor only. The storage
+    itself returns when the last consumer has released the memory.
+    """
+
+    __slots__ = ("_lock", "_released", "_storage", "_value")
+
+    def __init__(self, value: Aval, storage: Storage) -> None:
+        self._value = value
+        self._storage = storage
+        self._released = False
+        self._lock = threading.Lock()
+
+    def stored(self) -> Storage:
+        """The storage once no consumer holds its memory; until then a copy."""
+        with self._lock:
+            if self._is_released():
+                return self._storage
+            array = only_array(self._storage)
+        backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
+        if backend.one_memory:
+            array = copied(array)
+        else:
+            with backend.on(device):
+                backend.enter(device)  # after what the consumer has queued
+                array = backend.xp.asarray(array, copy=True)
+        note_copy("to_dlpack", self._value.nbytes, device)
+        return Storage(array) if backend.one_memory else Storage(arrays=(array,))
+
+    @property
+    def array(self) -> Any:
+        """See `Storage`."""
+        return self.stored().array if self._value.backend.one_memory else None
+
+    @property
+    def arrays(self) -> Any:
+        """See `Storage`."""
+        return None if self._value.backend.one_memory else self.stored().arrays
+
+    def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
+        """Whether a consumer still holds the memory, and if so what ``make`` gives of it for one more."""
+        with self._lock:
+            return (False, None) if self._is_released() else (True, make(only_array(self._storage)))
+
+    def _is_released(self) -> bool:
+        """Whether the last consumer has released the memory. Readers share it from then on, so it is final."""
+        if not self._released and is_exclusive(self._storage, self._value):
+            self._released = True
+            self._value.backend.enter(self._value.sharding.mesh.flat[0])  # after what the consumer has queued
+        return self._released
+
+
+def is_exclusive(storage: Storage, value: Aval) -> bool:
+    """Whether nothing else reaches the memory of a value on one device than its storage, which only the caller holds.
+    False is always right.
+    """
+    arrays = storage.arrays
+    if arrays is not None and references(arrays) > 2:
+        return False
+    array = storage.array if arrays is None else arrays[0]
+    with value.backend.on(value.sharding.mesh.flat[0]):
+        return value.backend.sole(array, 2)
+
+
+def only_array(storage: Storage) -> Any:
+    """The array of a storage on one device."""
+    return storage.array if storage.arrays is None else storage.arrays[0]
 
 
 def whole_of(array: Any, value: Aval) -> HostArray:

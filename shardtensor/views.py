@@ -28,7 +28,7 @@ from shardtensor.running import value_of
 from shardtensor.sharding import Chain, Grid, NamedSharding, P, Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor, whole_array
 from shardtensor.transfer import Movement, gather, send
-from shardtensor.value import Aval, Donated, StandIn, Storage, aval, on_devices
+from shardtensor.value import Aval, Donated, Exported, StandIn, Storage, aval, on_devices
 from shardtensor.windows import Aligned, Box, Window, aligned, box_of, located, whole_window
 
 
@@ -78,9 +78,12 @@ class View:
         version = ledger.version  # before the value: it may be older than what is read, never newer
         cache = self._cache
         if cache is None or cache[0] != version:
-            value = evaluate(tensor(on_devices(self.base._aval), settled(self.base)), self.window)
+            storage = settled(self.base)
+            value = evaluate(tensor(on_devices(self.base._aval), storage), self.window)
             shared = self.base._aval.backend.one_memory
             cache = (version, None if shared else shard_arrays(value))
+            if type(storage) is Exported:  # a consumer's writes do not count as versions
+                return cache[1]
             key, caches = id(self), ledger.caches
             caches[key] = weakref.ref(self, lambda _: caches.pop(key, None))
             self._cache = cache

@@ -136,7 +136,9 @@ def test_every_array_comes_in(producer: str, target: str | None, data: Any) -> N
     if isinstance(where, st.NamedSharding):
         assert x.sharding == where
     else:
-        assert x.device == (where if isinstance(where, st.Device) or where is None else x.device) or where is None
+        assert x.sharding.mesh.flat == (
+            where.flat if isinstance(where, st.Mesh) else (where or st.devices("numpy")[0],)
+        )
     if x.size and (x.ndim or target != "torch"):
         before = value.copy()
         x[...] = np.zeros((1,) * x.ndim, x.dtype)
@@ -363,8 +365,9 @@ def test_memory_that_nobody_drives() -> None:
 
 def test_a_tensor_is_an_array_like_any_other() -> None:
     x = st.arange(6, device=st.devices()[2])
+    here = address(only(x))
     y = st.from_dlpack(x)
-    assert address(only(y)) == address(only(x))
+    assert address(only(y)) == here
     x[0] = 9
     y[1] = 8
     assert (x.tolist(), y.tolist()) == ([9, 1, 2, 3, 4, 5], [0, 8, 2, 3, 4, 5])
@@ -496,19 +499,22 @@ def test_every_tensor_goes_out(consumer: str, source: str, data: Any) -> None:
         index = {"element": 0, "gaps": slice(None, None, 2), "backwards": slice(None, None, -1)}[how]
         if how != "element" or len(value):
             x, value = x[index], value[index]
+    here = address(only(x)) if how == "whole" and source != "checked" else 0
     theirs = CONSUMERS[consumer](x)
     np.testing.assert_array_equal(np.asarray(theirs), value)
     assert np.asarray(theirs).dtype == value.dtype
     again = CONSUMERS[consumer](x)  # as often as you like
     assert again.shape == theirs.shape
-    if value.size and how == "whole" and consumer != "jax" and source != "checked":
-        assert address(theirs) == address(only(x)) == address(again)
+    if value.size and here and consumer != "jax":
+        assert address(theirs) == here == address(again)
 
 
 @pytest.mark.parametrize("source", ["numpy", "torch"])
 def test_jax_takes_what_is_aligned_without_a_copy(source: str) -> None:
-    x = st.from_dlpack(aligned(16), device=usable(source)[0])
-    assert address(CONSUMERS["jax"](x)) == address(only(x))
+    x = st.device_put(np.arange(1 << 19, dtype="float32"), usable(source)[0])  # large arrays are aligned
+    here = address(only(x))
+    assert here % 64 == 0
+    assert address(CONSUMERS["jax"](x)) == here
 
 
 @pytest.mark.parametrize("source", ["numpy", "torch", "checked"])
@@ -541,33 +547,6 @@ def test_a_capsule_holds_it_too_and_lets_go(source: str) -> None:
         here = there
 
 
-@pytest.mark.parametrize("source", ["numpy", "torch", "checked"])
-def test_it_says_that_it_is_read_only_where_it_can(source: str) -> None:
-    x = st.device_put(np.arange(3), usable(source)[0])
-    assert not np.from_dlpack(x).flags.writeable
-    copy = np.from_dlpack(x, copy=True)
-    copy[0] = 9
-    assert x.tolist() == [0, 1, 2]
-    with st.transfers() as log:
-        np.from_dlpack(x, copy=True)
-    assert [(r.bytes, r.copied, r.operator, r.explicit) for r in log] == [(0, 24, "to_dlpack", True)]
-    assert np.from_dlpack(Lender(x), copy=False).tolist() == [0, 1, 2]
-
-    assert '"dltensor"' in repr(x.__dlpack__())  # a word for it is not in that version
-    assert '"dltensor_versioned"' in repr(x.__dlpack__(max_version=(1, 0)))
-
-
-def test_memory_that_is_read_only_goes_to_all() -> None:
-    a = aligned(8)
-    a.flags.writeable = False
-    for x in (st.device_put(a, st.devices()[0], may_alias=True), st.from_dlpack(a)):
-        for consumer in CONSUMERS.values():
-            theirs = consumer(x)
-            assert address(theirs) == address(a)
-    frozen = np.frombuffer(bytes(a), "float32")
-    assert np.asarray(CONSUMERS["torch"](st.from_dlpack(frozen))).tolist() == a.tolist()
-
-
 def test_shards_go_out_by_themselves() -> None:
     x = st.arange(10, dtype="float32", device=st.make_mesh((4,), ("x",)))
     shard = x.addressable_shards[1].data
@@ -579,7 +558,7 @@ def test_shards_go_out_by_themselves() -> None:
     parts = st.shard(x, devices=x.device)
     for consumer in CONSUMERS.values():
         assert consumer(parts[1]).tolist() == [3, 4, 5]
-    assert address(CONSUMERS["torch"](parts[1])) == address(shard)
+    assert address(np.from_dlpack(parts[1], copy=False)) == address(shard)  # read-only: it is x's memory, too
     y = st.device_put(np.arange(10), mesh_of((4,), "torch") if usable("torch") else None)
     for consumer in CONSUMERS.values():
         assert consumer(y.addressable_shards[1].data).tolist() == [3, 4, 5]
@@ -610,10 +589,11 @@ def test_what_was_donated(source: str) -> None:
 
 def test_views_and_elements() -> None:
     x = st.device_put(np.arange(12.0).reshape(3, 4), st.devices()[0])
+    here = address(only(x))
     for view in (x[1], x[:, 1], x.T, x[::2, 1:3]):
         theirs = np.from_dlpack(view)
         np.testing.assert_array_equal(theirs, np.asarray(view))
-        assert np.shares_memory(theirs, only(x))
+        assert here <= address(theirs) < here + x.nbytes
         assert view.__dlpack_device__() == HOST_MEMORY
     assert np.from_dlpack(x.sum()) == 66
     assert np.from_dlpack(x[2, 3]) == 11
@@ -797,9 +777,10 @@ def test_gpu_out(gpus: tuple[Any, list[st.Device]]) -> None:
     x = st.device_put(np.arange(6.0), devices[2])
     x += 1
     assert x.__dlpack_device__() == (2, 1)
+    here = x.addressable_shards[0].data.data.ptr
     with cupy.cuda.Device(1):
         theirs = cupy.from_dlpack(x)
-        assert theirs.data.ptr == x.addressable_shards[0].data.data.ptr
+        assert theirs.data.ptr == here
         assert theirs.get().tolist() == [1, 2, 3, 4, 5, 6]
         x[...] = 0
         assert theirs.get().tolist() == [1, 2, 3, 4, 5, 6]
@@ -849,7 +830,7 @@ def test_gpu_pinned(gpus: tuple[Any, list[st.Device]]) -> None:
     y = st.from_dlpack(pieces[0], device=alone)
     assert y.__dlpack_device__() == HOST_MEMORY
     with st.transfers() as log:
-        theirs = np.from_dlpack(y)
+        theirs = np.from_dlpack(y, copy=False)
     assert len(log) == 0
     assert address(theirs) == address(only(y))
     assert not theirs.flags.writeable

@@ -19,7 +19,7 @@ FLOORS = {
     "backend": 1, "plugins": 2, "traffic": 2, "log": 3, "mesh": 3, "memories": 4, "sharding": 4,
     "rules": 5, "monoids": 5, "planner": 5, "collectives": 5, "value": 5,
     "protocols": 5, "indices": 6, "windows": 7, "tensor": 7, "operands": 8, "transfer": 9,
-    "parking": 10, "phantom": 4, "schedules": 6, "imagined": 10, "simulation": 23,
+    "parking": 10, "exports": 8, "phantom": 4, "schedules": 6, "imagined": 10, "simulation": 23,
     "functions": 11, "picking": 11,
     "blocks": 12, "work": 12, "folds": 6, "plans": 13, "running": 14, "views": 15, "selection": 16, "edits": 17, "writes": 18,
     "named_axes": 5, "nesting": 6, "exchange": 10, "meetings": 11, "parallel": 12,

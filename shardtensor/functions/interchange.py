@@ -1,9 +1,7 @@
 """Interchange: memory shared with other array libraries by DLPack, both ways, without a copy where that can be.
 
-What is shared is not to be written. Here nothing does: a tensor that is written takes memory of its own first while
-another library holds what it had. The others are told so where the protocol can say it (from version 1.0 on; NumPy
-heeds it). Those that ask for an older version get the same memory, as there is no word for it, and must not write to
-it either.
+Tensors do not write to memory that another library holds: a tensor that is written takes memory of its own first. What
+other libraries write shows in the one tensor that was exported to them only (see `shardtensor.exports`).
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST_MEMORY, Backend, Device, HostArray, current_device
+from shardtensor.backend import HOST_MEMORY, Backend, Device, HostArray, current_device, read_only
 from shardtensor.core import implements, operator
 from shardtensor.errors import (
     ArgumentError,
@@ -23,6 +21,7 @@ from shardtensor.errors import (
     ShardingError,
     ShardTensorError,
 )
+from shardtensor.exports import array_of, export
 from shardtensor.functions.placement import Where, put
 from shardtensor.log import note_copy
 from shardtensor.memories import Memory, as_memory, deal, described, devices_for, memory_of, row_for
@@ -129,7 +128,7 @@ def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArr
             "`shardtensor info` says why"
         )
     try:
-        return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(x)
+        return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(_Lent(x, copy))
     except Exception as error:  # the other library's, whatever it raises
         where = f" in {described(memory)}, which no usable backend drives (`shardtensor info` says why),"
         raise _refused(what, x, error, where if elsewhere else "") from error
@@ -143,7 +142,7 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
         if backwards:  # PyTorch does not say no, it ends the process
             raise BufferError("strides are negative")
         with backend.on(device):
-            array = backend.export(backend.from_dlpack(_Lent(x), device))
+            array = backend.export(backend.from_dlpack(_Lent(x, copy), device))
         dtype = x.dtype if isinstance(x, np.ndarray) else backend.dtype_of(array)
     except ShardTensorError:
         raise
@@ -158,13 +157,21 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
 
 
 class _Lent:
-    """An array as those who take it see it: what it is besides does not matter to them."""
+    """An array with nothing but the methods of DLPack. Its library is told if it must not copy, which older ones do not
+    understand, but do not do either.
+    """
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: Any, copy: bool | None) -> None:
         self._x = x
+        self._wishes = {"copy": False} if copy is False else {}
 
     def __dlpack__(self, **wishes: Any) -> Any:
-        return self._x.__dlpack__(**wishes)
+        try:
+            return self._x.__dlpack__(**wishes | self._wishes)
+        except TypeError:
+            if not self._wishes:
+                raise
+            return self._x.__dlpack__(**wishes)
 
     def __dlpack_device__(self) -> Any:
         return self._x.__dlpack_device__()
@@ -277,20 +284,23 @@ def to_dlpack(
     dl_device: tuple[int, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    """x for another library, in a capsule, without a copy: ``x.__dlpack__()``. Such as ``torch.from_dlpack(x)`` call
-    it.
+    """x for another library, in a capsule: ``x.__dlpack__()``, which ``torch.from_dlpack(x)`` and its like call.
 
-    What is exported keeps the value that x has now: writing to x takes other memory while somebody holds it. It is not
-    to be written. Who asks for ``max_version`` 1.0 or above gets it marked as read-only if it is in host memory; others
-    cannot be told. Copies may be written.
+    The consumer may write to what it gets. If nothing but x holds x's memory, it gets that memory, and its writes show
+    in x and in views of x, and nowhere else: as long as it holds the memory, everything that reads x gets a copy. If
+    something else holds the memory (``x.copy()``, another sharding of it, ``np.asarray(x)``, the array that x was made
+    of without a copy), it gets a copy: versions of DLPack before 1.0 have no flag for read-only memory, and PyTorch
+    ignores the flag. Writing to x never changes what was exported: x takes memory of its own first.
 
     Args:
         x: a tensor on one device, of a dtype other than times.
-        stream: where the reader's work is queued, as the backend's library takes it; None in host memory.
-        max_version: the newest version of DLPack that the reader knows.
+        stream: where the consumer's work is queued, as the backend's library takes it; None in host memory.
+        max_version: the newest version of DLPack that the consumer knows.
         dl_device: where it is to be: where it is, or host memory, to which it is copied (and counted).
-        copy: True copies, False never does. None does where it must: for another device, and what runs backwards in
-            host memory (``x[::-1]``), which not every library takes.
+        copy: True copies, None does where it must: if something else holds the memory, for another device, for
+            scalars, and for what runs backwards in host memory (``x[::-1]``), which not every library takes. False
+            never copies: host memory that something else holds is then marked as read-only if ``max_version`` is 1.0 or
+            above, and is not to be written.
 
     Raises:
         InterchangeError: x lives on several devices, DLPack has no such dtype, ``copy=False`` and it takes a copy, or
@@ -298,8 +308,12 @@ def to_dlpack(
         ArgumentError: a stream for host memory.
         DonatedError: its memory was given away.
 
-    >>> np.from_dlpack(st.arange(3, device=st.devices()[0]))
-    array([0, 1, 2])
+    >>> x = st.arange(3, device=st.devices()[0])
+    >>> a = np.from_dlpack(x)
+    >>> b = x.copy()
+    >>> a[0] = 9
+    >>> x.tolist(), b.tolist()
+    ([9, 1, 2], [0, 1, 2])
     """
 
 
@@ -319,56 +333,62 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     if there != here:
         if copy is False:
             raise InterchangeError(f"__dlpack__: copy=False, and to host memory from {described(here)} it takes a copy")
-        return _host_capsule(_alias(np.asarray(x)), max_version)
-    (array,) = x._storage.shards() if isinstance(x._storage, Parked) else shard_arrays(x)
-    if here != HOST_MEMORY:
-        return _device_capsule(array, backend, device, stream, max_version, copy)
-    if stream not in (None, -1):
+        array = np.asarray(x)
+        array.flags.writeable = True  # it is the consumer's: what `__array__` brought from the device is a copy
+        return _host_capsule(array, max_version, marked=False)
+    host = here == HOST_MEMORY
+    if host and stream not in (None, -1):
         raise ArgumentError(f"__dlpack__: stream is {stream!r:.60}, and {device} is in host memory; wanted None")
-    return _from_host(array, backend, device, max_version, copy)
+
+    def capsule(array: Any, read_only: bool = False) -> Any:
+        if host:
+            return _host_capsule(_on_host(array, backend, device), max_version, read_only)
+        return _device_capsule(array, backend, device, stream, max_version)
+
+    def shared(array: Any) -> Any:
+        return None if host and _is_reversed(array) else capsule(array)
+
+    made = None if copy else export(x, shared)
+    if made is not None:
+        return made
+    array = x._storage.shards()[0] if isinstance(x._storage, Parked) else array_of(x)
+    if copy is False:
+        _check_marked(array, host, max_version)
+        return capsule(array, read_only=True)
+    return capsule(_noted_copy(array, device, "to_dlpack"))
 
 
-def _from_host(array: Any, backend: Backend, device: Device, max_version: Any, copy: bool | None) -> Any:
-    """A capsule of an array in host memory, by NumPy, whichever library's it is: it can say that it is read-only."""
-    if not isinstance(array, np.ndarray):
-        backend.synchronize(device)
-        with backend.on(device):
-            array = np.from_dlpack(backend.lend(array))
-    array = _alias(array)
-    if copy or any(n < 0 for n in array.strides):
-        if copy is False:
-            raise InterchangeError(
-                "__dlpack__: copy=False, and the tensor is a view that runs backwards, which not every library takes"
-            )
-        array = np.array(array)
-        note_copy("to_dlpack", array.nbytes, device)
-    elif max_version is not None and max_version[0] >= 1:
-        array.flags.writeable = False
-    return _host_capsule(array, max_version)
+def _is_reversed(array: Any) -> bool:
+    """Whether an array in host memory runs backwards, which not every library takes."""
+    return isinstance(array, np.ndarray) and any(n < 0 for n in array.strides)
 
 
-def _host_capsule(array: HostArray, max_version: Any) -> Any:
-    wishes = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 knows of none
-    try:
-        return array.__dlpack__(**wishes)
-    except BufferError as error:
-        raise InterchangeError(f"__dlpack__: {error} Convert the tensor, of {array.dtype}, with astype") from None
+def _check_marked(array: Any, host: bool, max_version: Any) -> None:
+    """That an array can be exported as read-only, without a copy.
+
+    Raises:
+        InterchangeError: it cannot.
+    """
+    if _is_reversed(array):
+        raise InterchangeError(
+            "__dlpack__: copy=False, and the tensor is a view that runs backwards, which not every library takes"
+        )
+    if not host or max_version is None or max_version[0] < 1:
+        raise InterchangeError(
+            "__dlpack__: copy=False, and others hold the tensor's memory (copies of it, host arrays, the array that it "
+            "was made of), so that it must not be written; no consumer can be told so on a GPU, nor one that does not "
+            "ask for max_version 1.0 or above. Use copy=None or copy=True"
+        )
 
 
-def _device_capsule(
-    array: Any, backend: Backend, device: Device, stream: Any, max_version: Any, copy: bool | None
-) -> Any:
-    """A capsule by the backend's own library, which orders ``stream`` after the device."""
-    wishes = {} if stream is None else {"stream": stream}
-    if copy:
-        array = _noted_copy(array, device, "to_dlpack")
-    backend.leave(device)
+def _on_host(array: Any, backend: Backend, device: Device) -> HostArray:
+    """An array of any library in host memory as NumPy's, in the same memory."""
+    if type(array) is np.ndarray:
+        return array
+    backend.synchronize(device)
     with backend.on(device):
-        lent = backend.lend(array)
-        try:
-            return lent.__dlpack__(**wishes, max_version=max_version)
-        except TypeError:  # a library that knows one version alone
-            return lent.__dlpack__(**wishes)
+        host = np.from_dlpack(backend.lend(array))
+    return np.asarray(_Writable(host))  # NumPy takes what libraries before DLPack 1.0 give for read-only
 
 
 class _Writable:
@@ -380,11 +400,25 @@ class _Writable:
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
-def _alias(array: HostArray) -> HostArray:
-    """A host array of the same memory that counts as writable, whatever is said of ``array``: older versions of DLPack
-    take no others.
-    """
-    return np.asarray(_Writable(array))
+def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> Any:
+    """A capsule by NumPy, ``marked`` as read-only."""
+    wishes = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 knows of none
+    try:
+        return (read_only(array) if marked else array).__dlpack__(**wishes)
+    except BufferError as error:
+        raise InterchangeError(f"__dlpack__: {error} Convert the tensor, of {array.dtype}, with astype") from None
+
+
+def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, max_version: Any) -> Any:
+    """A capsule by the backend's own library, which orders ``stream`` after the device."""
+    wishes = {} if stream is None else {"stream": stream}
+    backend.leave(device)
+    with backend.on(device):
+        lent = backend.lend(array)
+        try:
+            return lent.__dlpack__(**wishes, max_version=max_version)
+        except TypeError:  # a library that knows one version alone
+            return lent.__dlpack__(**wishes)
 
 
 def _only_device(x: Any, who: str) -> Device:
@@ -408,6 +442,6 @@ def _only_device(x: Any, who: str) -> Device:
 
 
 def _noted_copy(array: Any, device: Device, who: str) -> Any:
-    array = copied(array, device)
+    array = np.array(array) if type(array) is np.ndarray else copied(array, device)
     note_copy(who, int(array.nbytes), device)
     return array
