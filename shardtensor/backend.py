@@ -31,7 +31,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,13 +54,15 @@ HostArray: TypeAlias = npt.NDArray[Any]
 class Device:
     """One place that holds arrays and computes: a GPU, or a logical share of the host.
 
-    A value, not a handle: it can be hashed, compared, pickled and sent to another process.
+    A value, not a handle: it can be hashed, compared, pickled and sent to another process. Devices are equal if
+    ``backend``, ``id`` and ``process_index`` are; one pickled on a machine with other GPUs equals the one of that
+    number here.
 
     Attributes:
         backend: name of the backend that drives it.
         id: number among that backend's devices, over all processes.
         process_index: the process that owns it.
-        kind: what it is, for people ("cpu", a GPU's model, ...).
+        kind: a description of it ("cpu", a GPU's model, ...), which is not compared.
 
     >>> st.devices("numpy")[0]
     Device('numpy:0')
@@ -69,7 +71,7 @@ class Device:
     backend: str
     id: int
     process_index: int = 0
-    kind: str = "cpu"
+    kind: str = field(default="cpu", compare=False)
 
     def __str__(self) -> str:
         return "host" if self == HOST else f"{self.backend}:{self.id}"

@@ -34,7 +34,7 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
 
 
 def array_of(x: ShardedTensor) -> Any:
-    """The array of a tensor on one device; of a view, the part of its base's array where it can be had without a copy."""
+    """The array of a tensor on one device; of a view, the part of its base's array if that takes no copy."""
     base, window = _base_of(x)
     part = _part_of(shard_arrays(base)[0], base, window)
     return shard_arrays(x)[0] if part is None else part

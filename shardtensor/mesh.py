@@ -109,12 +109,22 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def on_known_devices(self) -> Mesh:
+        """The same mesh of this process's own device objects, where it is one that was pickled elsewhere."""
+        grid = np.empty(self.size, object)
+        grid[:] = plugins.known(self.flat)
+        return Mesh(grid.reshape(self._grid), self.axis_names)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mesh, (self.devices.tolist() if self._grid else self.flat[0], self.axis_names)
+        return _unpickle, (self.devices.tolist() if self._grid else self.flat[0], self.axis_names)
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self._shape.items())
         return f"Mesh({axes}; {_span(self.flat)})"
+
+
+def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
+    return Mesh(devices, axis_names).on_known_devices()
 
 
 def _names(axis_names: Any, who: str) -> tuple[str, ...]:

@@ -164,9 +164,17 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
     if not backend.simulated and (absent := set(devices) - set(backend.devices())):
         there = len(backend.devices())
         raise BackendError(
-            f"there is no device {min(absent)}; backend {backend.name!r} has {there}, from 0 to {there - 1}"
+            f"there is no device {min(absent)}; backend {backend.name!r} has {there}, from 0 to {there - 1}; take "
+            f"other devices, or set SHARDTENSOR_NUM_DEVICES={max(absent).id + 1} before the first use to have logical ones"
         )
     return backend
+
+
+def known(devices: Sequence[Device]) -> list[Device]:
+    """For each device the equal one of a backend in use, whose kind is that of this machine; else the device itself."""
+    names = {device.backend for device in devices} & set(_loaded)
+    ours = {device: device for name in names if not _loaded[name].simulated for device in _loaded[name].devices()}
+    return [ours.get(device, device) for device in devices]
 
 
 def owner_of(x: object) -> Backend | None:

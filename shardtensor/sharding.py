@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend import HOST, MEMORY_KINDS, Device
-from shardtensor.errors import ArgumentTypeError, ShapeError, ShardingError
-from shardtensor.mesh import Mesh, mesh_of
+from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
+from shardtensor.log import logger
+from shardtensor.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.plugins import backend_of_group
 
 Shape: TypeAlias = tuple[int, ...]
 Chain: TypeAlias = tuple[str, ...]
@@ -316,6 +318,35 @@ def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, who: str) -> Na
             raise ShardingError(f"{who}: no tensor lives on the host; np.asarray(x) gives it as a host array")
         return _single(where)
     raise ArgumentTypeError(f"{who}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding")
+
+
+def on_existing_devices(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    """A sharding that was pickled, for an array of ``ndim`` dimensions in this process: itself if its devices exist
+    here, else one over the default mesh.
+    """
+    mesh = sharding.mesh
+    try:
+        backend_of_group(mesh.flat)
+    except (ArgumentError, BackendError) as error:  # the backend is not installed, cannot be used, or has fewer devices
+        return _substitute(sharding, ndim, default_mesh(), str(error))
+    return NamedSharding(mesh.on_known_devices(), sharding.spec, memory_kind=sharding.memory_kind)
+
+
+@functools.lru_cache(1024)
+def _substitute(sharding: NamedSharding, ndim: int, default: Mesh, reason: str) -> NamedSharding:
+    """The sharding over ``default`` that takes the place of one whose devices do not exist: with the same spec if
+    ``default`` has the axes that it names, else as ``device=default``. A single device becomes a single one. It is
+    logged once.
+    """
+    mesh, spec = sharding.mesh, sharding.spec
+    where: Mesh | NamedSharding | Device = default
+    if mesh.size == 1:  # the tensors of a list stay apart
+        where = default.flat[mesh.flat[0].id % default.size]
+    elif all(axis in default.shape for chain in spec.chains for axis in chain):
+        where = NamedSharding(default, spec)
+    target = as_sharding(where, ndim, "unpickle").with_memory_kind(sharding.memory_kind)
+    logger.warning("unpickle: tensors of %r are loaded on %r: %s", mesh, target.mesh, reason)
+    return target
 
 
 @functools.lru_cache(1024)

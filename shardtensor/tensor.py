@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from shardtensor.backend import Device, HostArray
 from shardtensor.core import OPS, bind_into, call
-from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, ShardTensorError
 from shardtensor.host import in_children
 from shardtensor.log import note_copy
 from shardtensor.mesh import Mesh
 from shardtensor.protocols import Operators, is_scalar
-from shardtensor.sharding import NamedSharding, Shape
+from shardtensor.sharding import NamedSharding, Shape, on_existing_devices
 from shardtensor.value import Aval, Donated, Exported, Ledger, Storage, Writing, aval, join
 
 
@@ -47,6 +47,11 @@ class ShardedTensor(Operators):
     Operators give new tensors, whose sharding follows from their operands'. Indexing, ``T``, ``reshape`` and whatever
     else is a view in NumPy are views: they write through, and see what is written later. Writing (``x[i] = v``,
     ``x += y``, ``out=x``) keeps sharding and dtype, and shows in views of the tensor and nowhere else.
+
+    Tensors, meshes, shardings and devices can be pickled. A tensor is loaded onto the devices that it had: those of the
+    same backend and number. If one of them does not exist in the loading process, it is loaded onto the default mesh
+    (see `st.use_mesh`) instead, and a warning is logged: with its spec if the mesh has the axes that it names, else
+    split along its first dimension. A tensor of one device goes to one device.
 
     >>> x = st.arange(6, device=st.make_mesh((3,), ("x",)))
     >>> x + 1
@@ -464,9 +469,18 @@ def settled(x: ShardedTensor) -> Any:
 def _unpickle(
     data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool, scalar: bool = False
 ) -> ShardedTensor:
-    """What `__reduce__` describes; without ``scalar``, what earlier versions did."""
-    x = call("reshard", data.reshape(shape), sharding=sharding)
-    made = tensor(aval(x.shape, x.dtype, sharding, committed), x._storage)
+    """What `__reduce__` describes; without ``scalar``, what earlier versions did. On other devices than it had the
+    tensor is not committed: nothing asked for its place.
+    """
+    target = on_existing_devices(sharding, len(shape))
+    try:
+        x = call("reshard", data.reshape(shape), sharding=target)
+    except ShardTensorError as error:
+        raise type(error)(
+            f"unpickle: a tensor that was pickled on {sharding.mesh!r} does not load on {target.mesh!r}: {error}. "
+            "Load it within `with st.use_mesh(mesh):`, with a mesh of another backend"
+        ) from None
+    made = tensor(aval(x.shape, x.dtype, target, committed and target == sharding), x._storage)
     return made if scalar else own(made)
 
 

@@ -35,9 +35,9 @@ def test_device_is_a_frozen_value() -> None:
     assert (device.backend, device.id, device.process_index, device.kind) == ("numpy", 3, 0, "cpu")
     assert device == Device("numpy", 3, 0, "cpu")
     assert hash(device) == hash(Device("numpy", 3))
-    others = [Device("numpy", 2), Device("checked", 3), Device("numpy", 3, 1), Device("numpy", 3, 0, "A100")]
+    others = [Device("numpy", 2), Device("checked", 3), Device("numpy", 3, 1)]
     assert device not in others
-    assert len({device, Device("numpy", 3), *others}) == 5
+    assert len({device, Device("numpy", 3), Device("numpy", 3, 0, "A100"), *others}) == 4
     with pytest.raises(dataclasses.FrozenInstanceError):
         device.id = 4  # type: ignore[misc]
     with pytest.raises((AttributeError, TypeError)):

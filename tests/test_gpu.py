@@ -512,12 +512,21 @@ def test_integers_are_summed_by_nccl() -> None:
 
 
 def shared_with(theirs: Any, address: Callable[[Any], int], back: Callable[[Any], Any], right: np.ndarray) -> None:
-    """That a library's array comes in and goes out in the same memory, and that no write shows in it."""
+    """That a library's array comes in, in the same memory, and is not passed on; that what nothing else holds goes out
+    in the same memory; and that no write shows in either.
+    """
     x = st.from_dlpack(theirs)
     assert x.device.backend == "cupy"
     assert x.addressable_shards[0].data.data.ptr == address(theirs)
-    again = back(x)
-    assert address(again) == address(theirs)
+    assert address(back(x)) != address(theirs)
+    y = x + 1
+    here = y.addressable_shards[0].data.data.ptr
+    out = back(y)
+    assert address(out) == here
+    copy = y.copy()
+    y[:5] = 0
+    np.testing.assert_array_equal(np.asarray(copy), right + 1)
+    np.testing.assert_array_equal(np.asarray(st.from_dlpack(out)), right + 1)
     np.testing.assert_array_equal(np.asarray(x + 1), right + 1)
     x[:5] = 0
     np.testing.assert_array_equal(np.asarray(st.from_dlpack(theirs)), right)
