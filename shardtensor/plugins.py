@@ -165,7 +165,7 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
         there = len(backend.devices())
         raise BackendError(
             f"there is no device {min(absent)}; backend {backend.name!r} has {there}, from 0 to {there - 1}; take "
-            f"other devices, or set SHARDTENSOR_NUM_DEVICES={max(absent).id + 1} before the first use to have logical ones"
+            f"other devices, or set SHARDTENSOR_NUM_DEVICES={max(absent).id + 1} before the first use (logical ones)"
         )
     return backend
 
