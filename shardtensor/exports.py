@@ -14,7 +14,7 @@ from typing import Any
 from shardtensor.backend import references
 from shardtensor.protocols import is_scalar
 from shardtensor.tensor import ShardedTensor, ledger_of, settled, shard_arrays, whole_array
-from shardtensor.value import Exported, Storage, Writing, is_exclusive, only_array
+from shardtensor.value import Exported, StandIn, Storage, Writing, is_exclusive, only_array
 from shardtensor.windows import Window
 
 
@@ -22,9 +22,9 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
     """What ``make`` gives of the array of a tensor on one device, for a consumer that may write to it: of the part of
     its base's array that x sees, if x is a view. None if something else holds the memory, which is then to be copied.
     """
-    if is_scalar(x):  # which never changes
-        return None
     base, window = _base_of(x)
+    if is_scalar(x) or base._aval.parked:  # neither is ever written: a scalar does not change, other tensors share this
+        return None
 
     def of_window(array: Any) -> Any:
         part = _part_of(array, base, window)
@@ -68,9 +68,8 @@ def _export(base: ShardedTensor, make: Callable[[Any], Any]) -> Any:
             held, made = storage.export(make)
             if held:
                 return made
+        if isinstance(storage, StandIn):
             storage = storage.stored()
-        if type(storage) is not Storage:
-            return None
         writing = Writing(ledger)
         try:
             base._storage = writing

@@ -165,13 +165,16 @@ class Exported(StandIn):
     """In place of the storage of a tensor on one device whose memory another library holds and may write (see
     `shardtensor.exports`): every read gets a copy, so that the consumer's writes show in this tensor only. The storage
     itself returns when the last consumer has released the memory.
+
+    Attributes:
+        lent: the storage itself, for writes, which copy it while a consumer holds its memory.
     """
 
-    __slots__ = ("_lock", "_released", "_storage", "_value")
+    __slots__ = ("_lock", "_released", "_value", "lent")
 
     def __init__(self, value: Aval, storage: Storage) -> None:
         self._value = value
-        self._storage = storage
+        self.lent = storage
         self._released = False
         self._lock = threading.Lock()
 
@@ -179,8 +182,8 @@ class Exported(StandIn):
         """The storage once no consumer holds its memory; until then a copy."""
         with self._lock:
             if self._is_released():
-                return self._storage
-            array = only_array(self._storage)
+                return self.lent
+            array = only_array(self.lent)
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
         if backend.one_memory:
             array = copied(array)
@@ -201,14 +204,17 @@ class Exported(StandIn):
         """See `Storage`."""
         return None if self._value.backend.one_memory else self.stored().arrays
 
+    def settle(self) -> None:
+        """Nothing is to be waited for."""
+
     def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
         """Whether a consumer still holds the memory, and if so what ``make`` gives of it for one more."""
         with self._lock:
-            return (False, None) if self._is_released() else (True, make(only_array(self._storage)))
+            return (False, None) if self._is_released() else (True, make(only_array(self.lent)))
 
     def _is_released(self) -> bool:
         """Whether the last consumer has released the memory. Readers share it from then on, so it is final."""
-        if not self._released and is_exclusive(self._storage, self._value):
+        if not self._released and is_exclusive(self.lent, self._value):
             self._released = True
             self._value.backend.enter(self._value.sharding.mesh.flat[0])  # after what the consumer has queued
         return self._released

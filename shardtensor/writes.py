@@ -30,7 +30,7 @@ from shardtensor.protocols import is_scalar
 from shardtensor.selection import Selection
 from shardtensor.sharding import Shape
 from shardtensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
-from shardtensor.value import Aval, StandIn, Storage, Writing, join
+from shardtensor.value import Aval, Exported, StandIn, Storage, Writing, join
 from shardtensor.views import local_view, seen, spot
 from shardtensor.windows import Aligned, Window, whole_window
 
@@ -185,7 +185,10 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
     with ledger.lock:
         storage = settled(base)
         parked = storage if base._aval.parked else None  # and no other reference to what may be alone
-        if isinstance(storage, StandIn):  # what waits somewhere; what was donated refuses
+        exported = type(storage) is Exported
+        if exported:  # its memory is written in place if the consumer has released it, and copied otherwise
+            storage = storage.lent
+        elif isinstance(storage, StandIn):  # what waits somewhere; what was donated refuses
             storage = storage.stored()
         new: Any = None
         writing = Writing(ledger)
@@ -200,7 +203,7 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
             if parked is not None:
                 new = apart(base._aval, new.arrays)
         finally:
-            writing.storage = new or parked or storage
+            writing.storage = new or parked or (Exported(base._aval, storage) if exported else storage)
             ledger.version += 1
             base._storage = writing.storage
         if error is not None:

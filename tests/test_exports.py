@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor import writes
 from shardtensor.plugins import load
 from tests.layouts import everywhere, place_of, values_of
 
@@ -372,13 +373,53 @@ def test_what_is_given_away_stays_with_the_consumer(backend: str) -> None:
 
 
 @everywhere
-def test_a_write_that_fails_changes_nothing(backend: str) -> None:
+@each_writer
+def test_writes_copy_what_they_leave(consumer: str, backend: str) -> None:
+    x = source(backend)
+    theirs = consume(consumer, x)
+    with st.transfers() as log:
+        x[:2] = 7
+    assert log.copied == 24
+    with st.transfers() as log:
+        x[1:] = 8
+    assert log.copied == 0
+    theirs = [theirs, consume(consumer, x)]
+    with st.transfers() as log:
+        x[...] = 9  # nothing is left that would have to be copied
+    assert log.copied == 0
+    assert [seen(x), seen(theirs)] == [[9] * 6, [OLD, [7] + [8] * 5]]
+
+
+@everywhere
+def test_what_comes_back_from_host_memory_is_exported(backend: str) -> None:
+    away = st.device_put(source(backend), st.SingleDeviceSharding(st.devices(backend)[1], memory_kind="pinned_host"))
+    x = st.device_put(away, st.devices(backend)[1])
+    theirs = consume("numpy", x)
+    scribble(theirs)
+    assert [seen(x), seen(away)] == [WRITTEN if load(backend).pinned_host else OLD, OLD]
+    part = consume("numpy", away[:3])
+    scribble(part)
+    assert [seen(away), seen(away[:3])] == [OLD, OLD[:3]]
+
+
+@everywhere
+def test_a_write_that_fails_changes_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = source(backend)
     theirs = consume("numpy", x)
     with pytest.raises(st.ShapeError):
         x[:2] = np.arange(3)
+
+    def fails(*args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writes._Taken, "shared", fails)
+        patch.setattr(writes._Taken, "apart", fails)
+        with pytest.raises(st.DeviceMemoryError):
+            x += 1
+    b = x.copy()
     scribble(theirs)
-    assert seen(x) == WRITTEN
+    assert [seen(x), seen(b)] == [WRITTEN, OLD]
 
 
 def test_tensors_by_dlpack_of_tensors() -> None:
