@@ -183,16 +183,23 @@ class Exported(StandIn):
         with self._lock:
             if self._is_released():
                 return self.lent
-            array = only_array(self.lent)
+        array = self.read(lambda array: array)
+        return Storage(array) if self._value.backend.one_memory else Storage(arrays=(array,))
+
+    def read(self, take: Callable[[Any], Any]) -> Any:
+        """The view that ``take`` gives of the array, or a copy of that view while a consumer holds the memory."""
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
-        if backend.one_memory:
-            array = copied(array)
-        else:
-            with backend.on(device):
-                backend.enter(device)  # after what the consumer has queued
-                array = backend.xp.asarray(array, copy=True)
-        note_copy("to_dlpack", self._value.nbytes, device)
-        return Storage(array) if backend.one_memory else Storage(arrays=(array,))
+        with self._lock:
+            held = not self._is_released()
+            array = only_array(self.lent)
+        with backend.on(device):
+            if not held:
+                return take(array)
+            backend.enter(device)  # after what the consumer has queued
+            part = take(array)
+            part = copied(part) if backend.one_memory else backend.xp.asarray(part, copy=True)
+        note_copy("to_dlpack", int(part.nbytes), device)
+        return part
 
     @property
     def array(self) -> Any:

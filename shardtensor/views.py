@@ -61,7 +61,10 @@ class View:
 
     def now(self) -> HostArray:
         """Where memory is shared: the view of the base's buffer, and nothing counted."""
-        return self.window.of(self.base._aval.backend, row_major(self.base, self.window))  # type: ignore[no-any-return]
+        backend, storage = self.base._aval.backend, settled(self.base)
+        if type(storage) is Exported:
+            return storage.read(lambda array: self.window.of(backend, array))  # type: ignore[no-any-return]
+        return self.window.of(backend, row_major(self.base, self.window))  # type: ignore[no-any-return]
 
     @property
     def arrays(self) -> Any:
@@ -235,11 +238,15 @@ def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
     """One element, copied on the devices that hold it."""
     source = base._aval
     index = window.place
+    storage = settled(base)
+    if type(storage) is Exported:  # its memory can be read, since the element is copied
+        source.backend.enter(source.sharding.mesh.flat[0])
+        storage = storage.lent
+        base = tensor(source, storage)
     if source.backend.one_memory:
         array = _part(whole_array(base, "getitem")[index], window)
         return tensor(value, Element(value, source, index, (array if source.backend.simulated else np.array(array),)))
     holders, backend = _element_of(source, index), source.backend
-    storage = settled(base)
     if source.parked and hasattr(storage, "to_host"):  # in host memory: that one element is brought, and not the tensor
         host, devices = _part(storage.to_host(index), window), holders.grid.devices
         account(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -187,7 +186,6 @@ def test_it_ends_with_the_consumer(consumer: str, backend: str) -> None:
     assert place_of(x.addressable_shards[0].data) != here  # a copy: it must not show what the consumer writes
     scribble(theirs)
     del theirs
-    gc.collect()
     assert place_of(x.addressable_shards[0].data) == here
     x += 1
     assert (place_of(x.addressable_shards[0].data), seen(x)) == (here, [43, 2, 3, 4, 5, 6])
@@ -388,6 +386,33 @@ def test_writes_copy_what_they_leave(consumer: str, backend: str) -> None:
         x[...] = 9  # nothing is left that would have to be copied
     assert log.copied == 0
     assert [seen(x), seen(theirs)] == [[9] * 6, [OLD, [7] + [8] * 5]]
+
+
+def test_a_part_is_read_without_a_copy_of_the_whole() -> None:
+    x = st.device_put(np.arange(1000.0), st.devices("numpy")[1])
+    theirs = consume("numpy", x)
+    scribble(theirs)
+    for read, size in {
+        lambda: float(x[0]): 0,
+        lambda: x[0] + 1: 0,
+        lambda: np.asarray(x[:3]): 3,
+        lambda: x[:3].sum(): 3,
+        lambda: x[:3].copy(): 3,
+        lambda: x.block_until_ready(): 0,
+        lambda: x.sum(): 1000,
+    }.items():
+        with st.transfers() as log:
+            read()
+        assert sum(r.copied for r in log if r.operator == "to_dlpack") in (8 * size, 16 * size)
+
+
+@everywhere
+def test_elements_are_read_as_they_are(backend: str) -> None:
+    x = source(backend)
+    theirs = consume("numpy", x)
+    first = x[0]
+    scribble(theirs)
+    assert [float(first), float(x[0])] == [0, 42]
 
 
 @everywhere

@@ -19,10 +19,20 @@ from shardtensor.parking import Parked, apart, pinned, way
 from shardtensor.phantom import no_elements
 from shardtensor.protocols import check_leaves, from_lists
 from shardtensor.sharding import NamedSharding, as_sharding
-from shardtensor.tensor import SCALARS, ArrayLike, ShardedTensor, give_away, own, shard_arrays, tensor, whole_array
+from shardtensor.tensor import (
+    SCALARS,
+    ArrayLike,
+    ShardedTensor,
+    give_away,
+    own,
+    settled,
+    shard_arrays,
+    tensor,
+    whole_array,
+)
 from shardtensor.transfer import Arrival, arrival, copied, gather, to_host_movement
 from shardtensor.trees import map_leaves
-from shardtensor.value import Aval, StandIn, Storage, aval, whole_of
+from shardtensor.value import Aval, Exported, StandIn, Storage, aval, whole_of
 
 Where = Device | Mesh | NamedSharding
 
@@ -205,6 +215,9 @@ def _to_host(x: Any, index: Any) -> HostArray:
     if watched():
         account("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
     if shared:
+        storage = settled(x)
+        if type(storage) is Exported:
+            return read_only(storage.read(lambda array: array if at is None else array[to_numpy(at)]))
         whole = whole_array(x, "to_host")
         array = whole if at is None else np.asarray(whole[to_numpy(at)])
     else:
