@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from shardtensor import nesting
 from shardtensor.backend import Device
 from shardtensor.collectives import places_along
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
 from shardtensor.functions.lists import device_row, split_over
 from shardtensor.functions.placement import laid_out
 from shardtensor.mesh import Mesh, default_mesh, mesh_of, shares
@@ -171,7 +172,7 @@ class _Pmap:
     def _places(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Where each item runs, and the devices that each call owns."""
         homes = [None if self._devices is not None else _home_of(items) for items in zip(*call.lists, strict=True)]
-        rows = [] if all(homes) else _rows(_grid_of(self._devices))
+        rows = [] if homes and all(homes) else _rows(_grid_of(self._devices))
         if self._devices is None and not any(homes):
             row = tuple([place.flat[0] for place in rows])
             if self._inner is not None:
@@ -189,7 +190,8 @@ class _Pmap:
         count, inner = _length(call.lists), self._inner
         if inner is None:
             return [1] * count
-        return [inner._demand(call.item(i, inner._static)) for i in range(count)]
+        with _noted():
+            return [inner._demand(call.item(i, inner._static)) for i in range(count)]
 
     def _demand(self, call: Call) -> int:
         """How many devices a call of this map asks for."""
@@ -255,10 +257,11 @@ class _Pmap:
         inner = self._inner
         if inner is None:
             return Levels((count,), (self._name,), cuts)
-        sliced = call.sliced(cuts, inner._static)
-        if sliced.lists:
-            return Levels((count, inner._demand(sliced)), (self._name, None), cuts)
-        within: Levels = inner._levels(sliced)
+        with _noted():
+            sliced = call.sliced(cuts, inner._static)
+            if sliced.lists:
+                return Levels((count, inner._demand(sliced)), (self._name, None), cuts)
+            within: Levels = inner._levels(sliced)
         return within.around(count, self._name, cuts)
 
     def _cuts(self, call: Call) -> list[list[Cut]]:
@@ -391,6 +394,16 @@ def _with_axis(leaf: Any, at: int) -> Any:
 
 def _with_keywords(fn: Callable[..., Any], positional: int, keys: tuple[str, ...]) -> Callable[..., Any]:
     return lambda *parts: fn(*parts[:positional], **dict(zip(keys, parts[positional:], strict=True)))
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[None]:
+    """Notes at errors that they are those of a map inside: its arguments are slices or items of the map around it."""
+    try:
+        yield
+    except ShardTensorError as error:
+        error.add_note("pmap: raised for a map of a map, whose arguments are what the map around it gives each call")
+        raise
 
 
 def _length(lists: Sequence[list[Any]]) -> int:

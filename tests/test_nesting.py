@@ -359,6 +359,19 @@ def test_more_slices_than_devices(devices: Any, backend: str) -> None:
         st.pmap(lambda x: st.pmap(double, x, in_axes=1), parts)
 
 
+def test_errors_of_a_map_of_a_map_say_so(devices: Any) -> None:
+    with pytest.raises(st.AxisError, match="axis 0 is out of range for 0 dimensions") as caught:
+        st.pmap(st.pmap(double), np.ones(4))
+    assert "raised for a map of a map" in caught.value.__notes__[0]
+    with pytest.raises(st.ShapeError, match="lists of 2 and of 1 shards") as caught:
+        st.pmap(st.pmap(np.add), [[1, 2], [3, 4]], [[1, 2], [3]])
+    assert "raised for a map of a map" in caught.value.__notes__[0]
+    with pytest.raises(st.ShapeError, match=r"of shape \(0,\) along axis 0 has no elements"):
+        st.pmap(st.pmap(double), np.ones((4, 0)))
+    assert st.pmap(st.pmap(double), []) == []
+    assert st.pmap(st.pmap(double), [[], []]) == [[], []]
+
+
 @everywhere
 def test_one_device(devices: Any) -> None:
     with default(devices[5:6]):
