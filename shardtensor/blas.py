@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -41,7 +42,8 @@ class _Shares:
                 self._set(least)
 
     def abandon(self) -> None:
-        """Nobody wants anything any more."""
+        """Puts the numbers back in the child of a fork, where the lock may be held by a thread that is not there."""
+        self._lock = threading.Lock()
         if self._wanted:
             self._set(None)
 
@@ -51,7 +53,11 @@ class _Shares:
 
 
 def _libraries() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
-    """What asks for and what sets the number of threads of each BLAS that is loaded: found once, in milliseconds."""
+    """What asks for and what sets the number of threads of each BLAS that is loaded: found once, in milliseconds. At
+    the interpreter's end, when nothing can be imported any more, and no thread is beside this one, none.
+    """
+    if sys.is_finalizing():
+        return []
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,24 @@ def in_children(function: Callable[[], None]) -> Callable[[], None]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
     return function
+
+
+_native_id: Callable[[], int] = getattr(threading, "get_native_id", threading.get_ident)
+"""The thread's number in the operating system: gevent replaces ``threading.get_ident`` by the number of a greenlet."""
+
+_main_thread = getattr(threading.main_thread(), "native_id", threading.main_thread().ident)
+
+
+def in_main_thread() -> bool:
+    """Whether this is the thread that runs the handlers of signals."""
+    return _native_id() == _main_thread
+
+
+@in_children
+def _become_main() -> None:
+    """In the child of a fork: the thread that forked is the main thread, and has another number than in the parent."""
+    global _main_thread
+    _main_thread = _native_id()
 
 
 def usable_cores() -> int:

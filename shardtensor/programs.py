@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtensor.errors import CollectiveError, ShardTensorError
+from shardtensor.host import in_children
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -49,10 +50,10 @@ class Server:
         ready: its programs that can go on.
         inside: whether a program's own code is running, and not the machinery.
         running: the program that has the thread.
-        ident: the thread.
+        root: the context in which the thread began.
     """
 
-    __slots__ = ("current", "hub", "ident", "inside", "ready", "running")
+    __slots__ = ("current", "hub", "inside", "ready", "root", "running")
 
     def __init__(self, current: Callable[[], greenlet]) -> None:
         self.current = current
@@ -60,7 +61,20 @@ class Server:
         self.ready: deque[Program] = deque()
         self.inside = False
         self.running: Program | None = None
-        self.ident = threading.get_ident()
+        self.root = _root(self.hub)
+
+    def is_here(self) -> bool:
+        """Whether this is its thread. It is known by its greenlets: a thread's number changes in the child of a fork,
+        and where gevent has replaced ``threading.get_ident``, it is the number of a greenlet.
+        """
+        return _root(self.current()) is self.root
+
+
+def _root(context: greenlet) -> greenlet:
+    """The greenlet in which the thread of this one began."""
+    while context.parent is not None:
+        context = context.parent
+    return context
 
 
 class Scheduler(Protocol):
@@ -83,6 +97,9 @@ class Scheduler(Protocol):
 
     def withdraw(self, program: Program, why: str) -> None:
         """A program does not wait any more."""
+
+    def abandon(self) -> bool:
+        """In the child of a fork: gives up if programs ran in several threads, and answers whether they did."""
 
 
 def told(message: str) -> CollectiveError:
@@ -112,6 +129,17 @@ def current() -> Program | None:
 def enter(program: Program) -> None:
     """From now on in this context, it is the one around."""
     _current.set(program)
+
+
+@in_children
+def _leave_maps() -> None:
+    """In the child of a fork: a program whose map runs in several threads is outside of all maps, since the others are
+    not there. The child can run operators and maps of its own, and gets an error if it goes on with the parent's map.
+    """
+    global _current
+    program = _current.get()
+    if program is not None and program.group.world.abandon():
+        _current = contextvars.ContextVar(_current.name, default=None)
 
 
 class Group:
@@ -269,7 +297,21 @@ class Program:
         """Its position along ``group.axes``."""
         return self.group.place(self.number)
 
+    def is_running(self) -> bool:
+        """Whether this call is the program's own, and not one beside it: in another thread that has a copy of its
+        context, or after its end.
+        """
+        return self.server.running is self and self.server.is_here()
+
     # -- what it does ------------------------------------------------------------------------------
+
+    def call(self, fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Calls the program's own code: only there, handlers of signals may run, and raise, at any moment."""
+        self.server.inside = True
+        try:
+            return fn(*arguments)
+        finally:
+            self.server.inside = False
 
     def meet(self, key: Hashable, call: Call, size: int, seat: int, offer: Any, work: Work) -> Any:
         """What ``work`` makes for this program of the offers of all ``size`` programs that meet under ``key``.
@@ -280,7 +322,7 @@ class Program:
             CollectiveError: one of them called something else, or cannot come any more.
             ShardTensorError: the work failed; every one of them gets the error.
         """
-        if self.server.running is not self or self.server.ident != threading.get_ident():
+        if not self.is_running():
             raise CollectiveError(
                 f"{call.said}: called beside {self}, in a copy of its context: in another thread, or after its end; "
                 "only a program itself can meet others"

@@ -318,7 +318,7 @@ def _call_over(
     settle_on(owned)
     interpret_by(None if place.size > 1 else OnPhantom(place.flat[0]))
     with footing:
-        return fn(*arguments)
+        return program.call(fn, arguments)
 
 
 def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[Any]]:
@@ -381,7 +381,7 @@ def _call_on(
     settle_on(owned)  # the context is the program's own
     interpret_by(here)
     with footing:
-        result = fn(*arguments)
+        result = program.call(fn, arguments)
         arguments.clear()
         if backend.is_array(result) and is_data(result):  # the common case
             result, copied = backend.adopt(backend.asarray(result), _kept(backend, result, shards))

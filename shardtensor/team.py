@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -92,21 +93,29 @@ _FAREWELL = 1.0
 
 
 class _Team:
-    """Threads that wait for work, as many as were ever wanted at once. They end with the interpreter."""
+    """Threads that wait for work, as many as were ever wanted at once. They end with the interpreter.
+
+    Attributes:
+        is_closed: whether no thread takes work any more, since the interpreter ends.
+        is_parents: whether this is the child of a fork, and the threads are the parent's.
+    """
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Helpers | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self.is_closed = self.is_parents = False
 
     def hand(self, work: Helpers, count: int) -> None:
-        """Has that many threads look at the work, as soon as they have nothing else to do."""
+        """Has that many threads look at the work, as soon as they have nothing else to do; none at the interpreter's
+        end, where a thread that is started never runs, and its start never returns.
+        """
+        if self.is_closed or sys.is_finalizing():
+            return
         if len(self._threads) < count:
             with self._lock:
-                for number in range(len(self._threads), count):
-                    thread = threading.Thread(
-                        target=_serve, args=(self._inbox,), name=f"shardtensor_{number}", daemon=True
-                    )
+                for number in range(len(self._threads), 0 if self.is_closed else count):
+                    thread = threading.Thread(target=_serve, args=(self,), name=f"shardtensor_{number}", daemon=True)
                     try:
                         thread.start()
                     except RuntimeError:  # the system has no more: the caller works with fewer, or alone
@@ -125,11 +134,22 @@ class _Team:
                 thread.join(max(end - time.monotonic(), 0.0))
             self._threads.clear()
 
+    def close(self) -> None:
+        """Ends the threads for good. What runs later, such as a ``__del__`` at the interpreter's end, runs without."""
+        self.is_closed = True
+        self.dissolve()
 
-def _serve(inbox: queue.SimpleQueue[Helpers | None]) -> None:
-    while (work := inbox.get()) is not None:
+    def next_work(self) -> Helpers | None:
+        """What one of the threads shall do next; None: it shall end."""
+        return None if self.is_closed or self.is_parents else self._inbox.get()
+
+
+def _serve(team: _Team) -> None:
+    while (work := team.next_work()) is not None:
         work.take_part()
         del work  # it holds arrays, and the next one may be long in coming
+    if team.is_parents:  # this thread has forked: in the child it is the main thread, and has nowhere to return to
+        os._exit(1)
 
 
 class Helpers:
@@ -167,7 +187,10 @@ class Helpers:
             context.run(work)
         except BaseException as raised:  # carried to the caller, who raises it
             error = raised
+        is_abandoned = self._work is not work
         del work, context
+        if is_abandoned:
+            return
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -195,9 +218,14 @@ class Helpers:
             finally:
                 del error  # else it and this frame would keep each other, and the arrays, alive
 
+    def abandon(self) -> None:
+        """Forgets the threads in the child of a fork, where those are not that had the locks."""
+        self._lock, self._gone = threading.Lock(), threading.Lock()
+        self._work = None
+
 
 _team = _Team()
-atexit.register(lambda: _team.dissolve())
+atexit.register(lambda: _team.close())
 
 
 def each(work: Callable[[int], None], count: int, *, threads: int | None = None, breaks: bool = True) -> None:
@@ -247,4 +275,5 @@ def each(work: Callable[[int], None], count: int, *, threads: int | None = None,
 def _forget() -> None:
     """In the child of a fork: the parent's threads are not here."""
     global _team
+    _team.is_parents = True
     _team = _Team()

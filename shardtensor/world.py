@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Hashable, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 from shardtensor import interrupts, team
 from shardtensor.blas import Limit
-from shardtensor.errors import CollectiveError
+from shardtensor.errors import BackendError, CollectiveError
 from shardtensor.programs import Group, Meeting, Program, Server, Task, current, enter, listed
 
 _LOOK = 0.05
@@ -48,9 +49,16 @@ def run(
         Failed: a program failed; of several, the first in order that was not merely told of another's failure.
     """
     parent = current()
+    if parent is not None and not parent.is_running():  # in a thread that a program has started
+        parent = None
     group = Group(tasks, labels, names, sizes or (len(tasks),), parent)
     if not tasks:
         return []
+    if sys.is_finalizing():
+        raise BackendError(
+            "a map was called while the interpreter ends, such as by a __del__, when it can switch between programs no "
+            "more; call it earlier, in a function registered with atexit.register at the latest"
+        )
     if parent is not None:
         parent.await_group(group)
         return group.outcome()
@@ -98,15 +106,16 @@ class World:
         self._busy = 0  # threads that do not wait
         self._ready = 0  # programs that can go on, once their threads see it
         self._patience = patience
-        self._helpers: team.Helpers | None = None
-        self._share: Limit
+        self._helpers: _Helpers | None = None
+        self._is_over = False  # whether no thread shall go on, since the engine failed in one of them, or a fork did
         root.world = self
 
     def run(self) -> None:
         """Serves until the outermost map is done."""
         self.started = time.perf_counter()
         server = Server(_greenlets().getcurrent)
-        with interrupts.prompts() as self._prompts_before, _Interrupts(server) as self._interrupts:
+        with _Interrupts(server) as self._interrupts, interrupts.prompts() as self._prompts:
+            self._prompts_before = self._prompts.count
             try:
                 if not self._patience:
                     self._call_for_help()
@@ -114,7 +123,6 @@ class World:
             finally:
                 if self._helpers:
                     self._helpers.dismiss()
-                    self._share.__exit__()
 
     def _help(self) -> None:
         self._serve(Server(_greenlets().getcurrent))
@@ -122,7 +130,7 @@ class World:
     @property
     def was_looked_at(self) -> bool:
         """Whether somebody looked at a program in a debugger."""
-        return interrupts.prompts().count > self._prompts_before
+        return self._prompts.count > self._prompts_before
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -130,25 +138,44 @@ class World:
         """What every thread does: goes on with a program of its own that can, else starts one, else waits."""
         with self.lock:
             self._busy += 1
-        while True:
-            try:
+        try:
+            while True:
                 with self.lock:
                     step = self._next(server)
                 if step is None:
                     break
                 step()
                 self._call_for_help()
-            except (KeyboardInterrupt, SystemExit) as error:  # while it waits: the programs end first
-                with self.lock:
-                    self.root.errors.append((False, -1, error))
-                    self.fail(self.root, f"the caller was interrupted: {error!r}")
+        except BaseException:  # of the engine itself: the other threads must not wait for this one
+            self._is_over = True
+            raise
         with self.lock:
             self._busy -= 1
+
+    def _hear(self, server: Server) -> None:
+        """Runs the handlers of signals that were held back, in the thread that gets them. What one raises is the map's
+        error, and all programs end before it is raised. The lock is held, but not while a handler runs.
+        """
+        if not self._interrupts.are_due(server):
+            return
+        self.lock.release()
+        error: BaseException | None = None
+        try:
+            self._interrupts.deliver_to_caller()
+        except BaseException as raised:  # carried to the caller, who raises it
+            error = raised
+        self.lock.acquire()
+        if error is not None:
+            self.root.errors.append((False, -1, error))
+            self.fail(self.root, f"the caller was interrupted: {error!r}")
+            del error  # else it and this frame would keep each other alive
 
     def _next(self, server: Server) -> Any:
         """What the thread shall do, a function; None when everything is done. The lock is held."""
         while True:
-            self._interrupts.deliver_to(server)
+            self._hear(server)
+            if self._is_over:
+                return None
             if server.ready:
                 self._ready -= 1
                 return server.ready.popleft().thread.switch
@@ -176,17 +203,15 @@ class World:
                 if program is not None:
                     self._end(program, error)
                 program = error = server.running = None
+                server.inside = False
                 number = group.take()
                 if number is None:
                     return
                 program = group.live[number] = server.running = Program(group, number, server)
             enter(program)
             try:
-                server.inside = True
                 group.results[number] = group.tasks[number](program)
-                server.inside = False
             except BaseException as raised:  # carried to the caller, who raises it
-                server.inside = False
                 error = raised
             if self._helpers is None:
                 self._call_for_help()
@@ -200,11 +225,24 @@ class World:
             if count < 2 or self._helpers is not None or self.was_looked_at:
                 return
             self._changed = threading.Condition(self.lock)
-            self._helpers = team.Helpers()
-        # BLAS has its share of the cores in each thread: else every call would start as many as there are cores.
-        self._share = Limit(max(team.num_threads() // min(team.num_threads(), count), 1))
-        self._share.__enter__()
+            self._helpers = _Helpers(count)
         self._helpers.call(self._help, count - 1, self.root.context)
+
+    def abandon(self) -> bool:
+        """In the child of a fork: gives up if programs ran in several threads, and answers whether they did. Of these,
+        and of those who had the locks, only the thread is there that forked.
+        """
+        if self._helpers is None:
+            return False
+        self.lock, self._changed = threading.Lock(), None
+        self._helpers.abandon()
+        self._is_over = True
+        self.meetings.clear()
+        for group in self.groups:
+            group.drop()
+        self.groups.clear()
+        self.root.errors = [(False, -1, CollectiveError(_FORKED))]
+        return True
 
     # -- programs (all but `withdraw`: the lock is held) ---------------------------------------------------------------
 
@@ -317,23 +355,55 @@ def _absent(meeting: Meeting) -> list[str]:
     return [group.labels[seat] for seat in missing if seat not in group.live]
 
 
+_FORKED = (
+    "the process was forked inside of a mapped function that runs in several threads, and the others are not in the "
+    "child; end the child with os._exit, or fork outside of maps"
+)
+
+
+class _Helpers(team.Helpers):
+    """Helper threads of a map. BLAS has its share of the cores in each thread: else every call would start as many
+    threads as there are cores.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._share = Limit(max(team.num_threads() // min(team.num_threads(), count), 1))
+        self._share.__enter__()
+
+    def dismiss(self) -> None:
+        """See `shardtensor.team.Helpers`."""
+        try:
+            super().dismiss()
+        finally:
+            self._share.__exit__()
+
+
 class _Interrupts(interrupts.Interrupts):
-    """Ctrl-C reaches the caller's programs' own code, or waits for it."""
+    """Handlers of signals run in the own code of the caller's programs, or where the caller has none to go on with."""
 
     __slots__ = ("_server",)
 
     def __init__(self, server: Server) -> None:
-        super().__init__()
         self._server = server
 
     def passes(self) -> bool:
         """Whether a program's own code is running."""
         return self._server.inside
 
-    def deliver_to(self, server: Server) -> None:
-        """Does what a signal does that came in between, in the thread that gets them."""
-        if server is self._server:
+    permits = passes
+
+    def are_due(self, server: Server) -> bool:
+        """Whether there are any to run in this thread."""
+        return server is self._server and self.are_missed()
+
+    def deliver_to_caller(self) -> None:
+        """Runs them while no program's own code is running."""
+        self._server.inside = True
+        try:
             self.deliver()
+        finally:
+            self._server.inside = False
 
 
 class _Worker:

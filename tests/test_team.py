@@ -609,13 +609,15 @@ ENDS = {
     "a daemon works": "threading.Thread(target=forever, args=(lambda: st.ones(1 << 20) + 1,), daemon=True).start()\ntime.sleep(0.2)",
     "a daemon has short work": "threading.Thread(target=forever, args=(lambda: team.each(lambda k: None, 8),), daemon=True).start()\ntime.sleep(0.2)",
     "an operator at exit": "import atexit\natexit.register(lambda: (st.ones((500, 500)) + 1) @ st.ones((500, 500)))",
+    "an operator after the last": "y = st.ones((500, 500))\nclass Last:\n    def __del__(self):\n        assert sys.is_finalizing()\n        st.sum(y @ y + 1)\n        print('done')\nst.sum(y @ y + 1)\nlast = Last()",
+    "the first one after the last": "y = st.ones((500, 500))\nclass Last:\n    def __del__(self):\n        st.matmul(y, y)\n        print('done')\nlast = Last()",
     "a daemon sleeps": "threading.Thread(target=lambda: team.each(lambda k: time.sleep(30), 8), daemon=True).start()\ntime.sleep(0.2)",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(ENDS))
 def test_the_end_of_the_interpreter(name: str) -> None:
-    head = "import time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor import team\n"
+    head = "import sys, time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor import team\n"
     head += "def forever(call):\n    while True: call()\nst.set_num_threads(5)\n"
     began = time.perf_counter()
     done = subprocess.run(
@@ -624,7 +626,50 @@ def test_the_end_of_the_interpreter(name: str) -> None:
     )  # fmt: skip
     wall = time.perf_counter() - began
     assert (done.returncode, done.stderr) == (0, "")
-    assert wall - float(done.stdout) < 2.5
+    seconds, *rest = done.stdout.split()
+    assert wall - float(seconds) < 2.5
+    assert rest == ["done"] * ("last" in name and "after" in name)
+
+
+AT_EXIT = """
+import atexit, concurrent.futures, sys, threading, time
+
+def works(when):
+    total = st.pmap(lambda a: (time.sleep(1e-3), st.psum(a, "i"))[1], [1, 2, 3], axis_name="i")
+    print(when, total, float(st.sum(x + 1)), flush=True)
+
+atexit.register(works, "before the import,")
+import shardtensor as st
+st.set_num_threads(3)
+x = st.ones(1 << 20)
+atexit.register(works, "before the first map,")
+works("now,")
+atexit.register(works, "after it,")
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(lambda: (time.sleep(0.05), works("in a pool,")))
+"""
+
+
+def test_operators_and_maps_at_exit() -> None:
+    """Whatever was registered when: functions at exit run after the team is closed, too."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", AT_EXIT],
+        env=environment(SHARDTENSOR_NUM_DEVICES="3"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    order = ["now", "in a pool", "after it", "before the first map", "before the import"]
+    assert done.stdout.splitlines() == [f"{when}, [6, 6, 6] 2097152.0" for when in order]
+
+
+def test_a_map_while_the_interpreter_ends() -> None:
+    script = "class Last:\n    def __del__(self):\n        try: st.pmap(lambda a: a, [1, 2])\n        except st.BackendError as error: print(error)\n"
+    script += "import shardtensor as st\nst.pmap(lambda a: a, [1, 2])\nlast = Last()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a map was called while the interpreter ends" in done.stdout
 
 
 def test_helpers_end_before_the_interpreter() -> None:

@@ -756,6 +756,125 @@ def test_a_fork_can_go_on() -> None:
     assert said == "parent True\nchild True\n0 True\n"
 
 
+FORKED = """
+import faulthandler, signal, sys, threading, time, warnings
+import shardtensor_numpy
+warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: what is tested here
+main, parent = threading.main_thread(), os.getpid()
+sys.breakpointhook = hook = lambda: None
+todo = []
+st.set_num_threads(3)
+
+def summed(x):
+    time.sleep(1e-3)
+    return st.psum(x, "inner")
+
+def works():
+    x, m = st.ones(1 << 20), st.ones((200, 200))
+    assert float(st.sum(x + 1)) == 2 << 20
+    assert np.asarray(m @ m)[1, 2] == 200
+    for _ in range(2):
+        assert st.pmap(summed, [1, 2, 3, 4, 5], axis_name="inner") == [15] * 5
+    nested = lambda x: sum(st.pmap(lambda y: st.psum(x * y, "j"), [1, 2], axis_name="j"))
+    assert st.pmap(nested, [1, 2, 3]) == [6, 12, 18]
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("Ctrl-C is lost")
+
+def forked(leaves):
+    if not (child := os.fork()):
+        works()
+        breakpoint()
+        works()
+        if not leaves:
+            return "child"
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def fn(x, forks_in, depth, leaves):
+    time.sleep(2e-3)
+    st.psum(x, "i")
+    code = None
+    if (threading.current_thread() is main) == (forks_in == "caller") and todo:
+        todo.clear()
+        code = max(st.pmap(lambda y: y and forked(leaves), [0, 1])) if depth else forked(leaves)
+    return st.psum(x, "i") and code
+
+def run(forks_in, patience, depth=0, leaves=True):
+    shardtensor_numpy.NumPyBackend.patience = patience
+    todo[:] = [1]
+    try:
+        codes = st.pmap(lambda x: fn(x, forks_in, depth, leaves), [1, 2, 3, 4], axis_name="i")
+        assert sys.breakpointhook is hook
+    except st.CollectiveError as error:
+        assert os.getpid() != parent and "forked inside of a mapped function" in str(error)
+        works()
+        os._exit(3)
+    if os.getpid() != parent:
+        os._exit(4)
+    return set(codes) - {None}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("forks_in", ["caller", "helper"])
+def test_forks_in_programs(forks_in: str) -> None:
+    """The child of a program can run operators and maps, whatever threads its parent had."""
+    said = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        print(run({forks_in!r}, 0.0), run({forks_in!r}, 0.0, depth=1))
+        print(run({forks_in!r}, 0.0, leaves=False))
+    """)
+    assert said == f"{{0}} {{0}}\n{{{3 if forks_in == 'caller' else 1}}}\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forks_in_programs_of_one_thread() -> None:
+    """There, the child has all programs, and goes on with the map."""
+    said = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        print(run("caller", 9.0), run("caller", 9.0, depth=1))
+
+        def fn(x):
+            child = os.fork() if x == 2 else None
+            total = st.psum(x, "i")
+            if child:
+                assert os.waitpid(child, 0)[1] == 0
+            return total
+
+        print(st.pmap(fn, [1, 2, 3], axis_name="i"), flush=True)
+        if os.getpid() != parent:
+            os._exit(0)
+        print(st.pmap(fn, [1, 2, 3], axis_name="i") if os.getpid() == parent else "", flush=True)
+        os._exit(0)
+    """)
+    assert said == "{0} {0}\n" + "[6, 6, 6]\n" * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_in_another_thread_during_a_map() -> None:
+    """In its child, nothing is left of the map: neither what held signals back, nor the debugger's counter."""
+    said = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        inside, codes = threading.Event(), []
+
+        def fork():
+            inside.wait(5)
+            if not (child := os.fork()):
+                clean = sys.breakpointhook is hook and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                works()
+                os._exit(0 if clean else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        print(st.pmap(lambda x: (inside.set(), thread.join(), st.psum(x, "i"))[2], [1, 2, 3], axis_name="i"), codes)
+    """)
+    assert said == "[6, 6, 6] [0]\n"
+
+
 def many_collectives(count: int) -> None:
     """That many in one map; memory is measured after the first ones, and at the end."""
     memory: list[int] = []
