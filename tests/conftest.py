@@ -11,6 +11,7 @@ os.environ.pop("SHARDTENSOR_BACKEND", None)
 os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices on busy machines: a hundred times faster so
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,3 +87,19 @@ def no_races(request: pytest.FixtureRequest) -> Iterator[Any]:
         found = list(fakecupy.races)
         fakecupy.races.clear()
         assert not found, found
+
+
+class Late(Exception):
+    """What the handler of an alarm raises."""
+
+
+@pytest.fixture
+def late() -> Iterator[None]:
+    """SIGALRM raises `Late`, as the timeouts of tests and services do."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield
+    signal.signal(signal.SIGALRM, before)

@@ -31,7 +31,8 @@ from shardtensor import blas, folds, interrupts, passes, pool, running, team, wo
 from shardtensor.blas import Limit
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.team import each
-from tests.test_world import ROOT, hard_end, in_time, scripted  # noqa: F401 - hard_end works by being here
+from tests.conftest import Late
+from tests.test_world import ROOT, hard_end, in_time, raised_at, scripted  # noqa: F401 - hard_end works by being here
 
 LARGE = 1 << 20
 """Elements of float64 that are worth threads."""
@@ -1113,25 +1114,100 @@ def test_signals_that_nobody_handles(four: None) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_ctrl_c_that_waits_for_the_end(threads: int) -> None:
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Late)])
+def test_signals_that_wait_for_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
     done: list[int] = []
 
     def work(k: int) -> None:
         if k == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         time.sleep(0.002)
         done.append(k)
 
-    with pytest.raises(KeyboardInterrupt), st.set_num_threads(threads):
+    handler = signal.getsignal(number)
+    with pytest.raises(error), st.set_num_threads(threads):
         each(work, 40, breaks=False)
     assert sorted(done) == list(range(40))
     done.clear()
-    with pytest.raises(KeyboardInterrupt), st.set_num_threads(threads):
+    with pytest.raises(error), st.set_num_threads(threads):
         each(work, 40)
     assert 3 in done
     assert len(done) < 15
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(number) is handler
     all_is_well()
+
+
+def test_signals_come_in_order_and_once_each(four: None, late: None) -> None:
+    """What several signals do that came meanwhile; those of one number count once, as in the kernel."""
+    heard: list[Any] = []
+
+    def note(number: int, frame: Any) -> None:
+        heard.append((number, frame.f_code.co_filename))
+
+    with handled(note):
+        signal.signal(signal.SIGUSR1, note)
+        try:
+            with interrupts.Interrupts() as held:
+                for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGUSR1):
+                    signal.raise_signal(number)
+                assert heard == []
+                held.deliver()
+                assert [number for number, _ in heard] == [signal.SIGUSR1, signal.SIGINT]
+                assert {name for _, name in heard} == {__file__}
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGALRM)
+                with pytest.raises(Late):
+                    held.deliver()
+                signal.raise_signal(signal.SIGUSR1)
+            assert [number for number, _ in heard[2:]] == [signal.SIGINT, signal.SIGUSR1]
+        finally:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_handlers_that_handlers_set_are_held_and_stay() -> None:
+    """As where the first Ctrl-C asks for a second one."""
+
+    def first(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, first)
+    done: list[int] = []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.Interrupts() as held:  # noqa: PT012 - it comes at the end
+            signal.raise_signal(signal.SIGINT)
+            held.deliver()
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+        assert done
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_held_handler_that_is_saved_works_later(late: None) -> None:
+    with interrupts.Interrupts():
+        saved = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
+    signal.signal(signal.SIGALRM, saved)
+    with pytest.raises(Late):
+        signal.raise_signal(signal.SIGALRM)
+    with interrupts.Interrupts() as held:
+        signal.raise_signal(signal.SIGALRM)
+        with pytest.raises(Late):
+            held.deliver()
+
+
+def test_pieces_of_work_end_in_any_order(late: None) -> None:
+    """Those of greenlets do."""
+    first, second = interrupts.Interrupts(), interrupts.Interrupts()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    signal.raise_signal(signal.SIGALRM)
+    with pytest.raises(Late):
+        second.__exit__()
+    with pytest.raises(Late):
+        signal.raise_signal(signal.SIGALRM)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -1221,64 +1297,38 @@ def test_interrupts_that_are_not_ours() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-ENGINE = [module.__file__ for module in (blas, folds, interrupts, passes, team)]
-
-
-def pressed_at(line: int, call: Callable[[], Any]) -> str:
-    """Presses Ctrl-C before the line of that number that the engine comes to. Gives which it was; "" where there are
-    fewer.
-    """
-    count, place = 0, ""
-
-    def in_line(frame: Any, event: str, _: Any) -> Any:
-        nonlocal count, place
-        if event == "line":
-            count += 1
-            if count == line:
-                place = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
-                signal.raise_signal(signal.SIGINT)
-        return in_line
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        return in_line if frame.f_code.co_filename in ENGINE else None
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return place
+ENGINE = [str(module.__file__) for module in (blas, folds, interrupts, passes, team)]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("name", ["add", "update", "product", "sum"])
-def test_ctrl_c_at_every_line(name: str, threads: int, blocks: None, four: None) -> None:
+@pytest.mark.parametrize(
+    ("name", "number"), [("add", 2), ("update", 2), ("product", 2), ("sum", 2), ("update", 14), ("product", 14)]
+)
+def test_signals_at_every_line(name: str, number: int, threads: int, blocks: None, late: None, four: None) -> None:
     x, y, m = st.ones(SIZE) + 0, st.ones(SIZE), st.ones((70, 70))
     calls = {
         "add": lambda: x + y, "update": lambda: ADD(x, y, out=x), "product": lambda: m @ m, "sum": lambda: st.sum(y),
     }  # fmt: skip
     calls[name]()  # plans are made
-    handler, wrong = signal.getsignal(signal.SIGINT), []
+    handler, wrong = signal.getsignal(number), []
     gc.disable()
     try:
         for line in itertools.count(1):
             with st.set_num_threads(threads):
-                place = pressed_at(line, calls[name])
+                place = raised_at(line, ENGINE, calls[name], number)
             if not place:
                 break
             found = {
                 "errstate": np.geterr() != MODES,
                 "limits": bool(blas._shares._wanted),
                 "lock": blas._shares._lock.locked(),
-                "handler": signal.getsignal(signal.SIGINT) is not handler,
+                "handler": signal.getsignal(number) is not handler,
+                "held": bool(interrupts._active or interrupts._held or interrupts._missed),
                 "half": len(np.unique(np.asarray(x))) > 1,
             }
             wrong += [(what, place) for what, is_so in found.items() if is_so]
             np.seterr(**MODES)
-            signal.signal(signal.SIGINT, handler)
+            signal.signal(number, handler)
             if found["limits"] or found["lock"]:
                 blas._shares._set(None)
                 blas._shares = blas._Shares()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextvars
 import faulthandler
 import gc
+import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,7 +17,7 @@ import time
 import traceback
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,13 @@ import greenlet
 import hypothesis
 import numpy as np
 import pytest
+import shardtensor_numpy
 from hypothesis import strategies as some
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardtensor as st
-from shardtensor import exchange, programs, team, world
+from shardtensor import blas, exchange, interrupts, programs, spmd, team, world
+from tests.conftest import Late
 from tests.layouts import array
 
 ROOT = Path(__file__).parent.parent
@@ -484,11 +488,90 @@ def test_random_schedules_with_one_fault_end(backend: str, helped: None, data: A
 # -- what surrounds programs -----------------------------------------------------------------------
 
 
-def test_interrupts_while_programs_run() -> None:
-    """Ctrl-C in the middle of the caller's own work, and while it waits for helpers: all ends, and works again."""
-    said = scripted("""
+def raised_at(line: int, engine: Collection[str], call: Callable[[], Any], number: int = signal.SIGINT) -> str:
+    """Raises a signal before the line of that number that the caller's thread comes to in the engine's files. Gives
+    which it was; "" where there are fewer.
+    """
+    count, place, caller = 0, "", threading.current_thread()
+
+    def in_line(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count, place
+        if event == "line" and threading.current_thread() is caller:
+            count += 1
+            if count == line:
+                place = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                signal.raise_signal(number)
+        return in_line
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        return in_line if frame.f_code.co_filename in engine else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except (KeyboardInterrupt, Late):
+        pass
+    finally:
+        sys.settrace(before)
+    return place
+
+
+ENGINE = [str(module.__file__) for module in (blas, interrupts, programs, spmd, team, world)]
+
+
+@pytest.mark.parametrize("helpers", [0, 1])
+@pytest.mark.parametrize("nested", [False, True])
+def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the handler of an alarm raises comes out of the map, and leaves nothing behind."""
+    monkeypatch.setattr(shardtensor_numpy.NumPyBackend, "patience", 0.0 if helpers else 9.0)
+
+    def inner(x: Any) -> Any:
+        return st.psum(x, ("i", "j"))
+
+    def fn(x: Any) -> Any:
+        if helpers:
+            time.sleep(1e-4)
+        total = st.psum(x, "i")
+        return st.pmap(inner, [1, 2], axis_name="j")[0] if nested else total
+
+    def call() -> Any:
+        return st.pmap(fn, [1, 2], axis_name="i", devices=st.devices("numpy")[:2])
+
+    wanted = [6, 6] if nested else [3, 3]
+    assert call() == wanted
+    handler, hook, places, wrong = signal.getsignal(signal.SIGALRM), sys.breakpointhook, set(), []
+    for line in itertools.count(1, 7 if nested else 1):
+        with st.set_num_threads(1 + helpers):
+            place = raised_at(line, ENGINE, call, signal.SIGALRM)
+        if not place:
+            break
+        places.add(place.split(",")[0])
+        found = {
+            "handler": signal.getsignal(signal.SIGALRM) is not handler,
+            "held": bool(interrupts._active or interrupts._held or interrupts._missed),
+            "limits": bool(blas._shares._wanted),
+            "hook": sys.breakpointhook is not hook or interrupts.prompts()._users,
+            "device": st.current_device() is not None,
+        }
+        wrong += [(what, place) for what, is_so in found.items() if is_so]
+        assert call() == wanted, place
+    assert nested or places >= {"Program._pause", "World._next", "World.start", "Interrupts._leave", "_call_on"}
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "TimeoutError"])
+def test_interrupts_while_programs_run(raised: str) -> None:
+    """In the middle of the caller's own work, and while it waits for helpers: all ends, and works again."""
+    said = scripted(
+        """
         import signal, threading, time
         from shardtensor import team
+
+        def stop(number, frame):
+            raise RAISED
+
+        signal.signal(signal.SIGUSR1, stop)
         team.usable_cores = lambda: 4
         main = threading.main_thread()
         running = []
@@ -511,12 +594,12 @@ def test_interrupts_while_programs_run() -> None:
                 running.pop()
 
         def interrupted(fn, after):
-            timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT))
+            timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGUSR1))
             timer.start()
             began = time.perf_counter()
             try:
                 st.pmap(fn, [1.0] * 8, axis_name="i")
-            except KeyboardInterrupt:
+            except RAISED:
                 print("interrupted", len(running), time.perf_counter() - began < 2)
             timer.join()
             assert st.current_device() is None
@@ -528,42 +611,59 @@ def test_interrupts_while_programs_run() -> None:
         interrupted(busy, 0.05)
         interrupted(lambda x: [busy(st.psum(x, "i")) for _ in range(9)], 0.05)
         print(threading.active_count() <= 4)
-    """)
+    """.replace("RAISED", raised)
+    )
     assert said.split("\n")[:-1] == ["interrupted 0 True"] * 4 + ["True"]
 
 
-@pytest.mark.parametrize("cores", [1, 3])
-def test_interrupts_at_any_moment(cores: int) -> None:
+@pytest.mark.parametrize(
+    ("cores", "patience", "raised"), [(1, 9.0, "Ctrl-C"), (3, 1e-4, "Ctrl-C"), (1, 9.0, "Late"), (2, 0.0, "Late")]
+)
+def test_interrupts_at_any_moment(cores: int, patience: float, raised: str) -> None:
     """Also between the engine's own steps, where programs are neither here nor there."""
     said = scripted(f"""
         import faulthandler, random, signal, sys
-        from shardtensor import team
+        import shardtensor_numpy
+        from threadpoolctl import threadpool_info
         sys.unraisablehook = lambda *args: None  # the signal may come in a callback of a weak reference
-        team.usable_cores = lambda: {cores}
+        st.set_num_threads({cores})
+        shardtensor_numpy.NumPyBackend.patience = {patience}
 
-        def interrupt(number, frame):  # as Ctrl-C would
-            signal.raise_signal(signal.SIGINT)
+        class Late(BaseException):
+            pass
+
+        def interrupt(number, frame):
+            if {raised == "Ctrl-C"}:
+                signal.raise_signal(signal.SIGINT)
+            raise Late
 
         def work(x):
-            for _ in range(100):
+            for _ in range(50):
                 x = st.psum(x, "i") / 8
+            st.pmap(lambda y: st.psum(y, ("i", "j")), [x, x], axis_name="j")
             return x
+
+        def blas():
+            return [x["num_threads"] for x in threadpool_info()]
 
         signal.signal(signal.SIGALRM, interrupt)
         random.seed(1)
         items = [np.ones(3)] * 8
         st.pmap(work, items, axis_name="i")
-        hits = 0
+        hits, threads, hook = 0, blas(), sys.breakpointhook
         for _ in range(40):
             faulthandler.dump_traceback_later(10, exit=True)
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 8e-3))
                 st.pmap(work, items, axis_name="i")
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Late):
                 hits += 1
             made = st.pmap(lambda x: st.psum(x, "i"), items, axis_name="i")
             assert [m.tolist() for m in made] == [[8.0] * 3] * 8
+            assert signal.getsignal(signal.SIGALRM) is interrupt
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert (blas(), sys.breakpointhook, st.current_device()) == (threads, hook, None)
         print(hits > 5)
     """)
     assert said == "True\n"
@@ -982,6 +1082,81 @@ def test_in_a_greenlet_of_the_users() -> None:
     assert first.dead
     del first, second
     assert in_time(lambda: [greenlet.greenlet(mapped).switch() for _ in range(5)]) == [[6] * 3] * 5
+    total_works()
+
+
+PATCHES = {
+    "double": """
+        import _thread, greenlet, threading
+        _thread.get_ident = threading.get_ident = lambda: id(greenlet.getcurrent())
+        threading.main_thread()._ident = threading.get_ident()
+    """,
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_threads_whose_numbers_are_those_of_greenlets(patch: str) -> None:
+    """As gevent makes them, for modules that are imported before this library and after."""
+    if patch == "gevent":
+        pytest.importorskip("gevent")
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", f"{textwrap.dedent(PATCHES[patch])}\n{textwrap.dedent(PATCHED)}"],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+        env={**os.environ, "SHARDTENSOR_NUM_DEVICES": "4", "SHARDTENSOR_BACKEND": "numpy"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n") == ["[6, 6, 6]"] * 2 + ["caught True 2097152.0"] * 2 + [""]
+
+
+PATCHED = """
+    import greenlet, signal, time
+    import shardtensor as st
+
+    class Late(Exception):
+        pass
+
+    def late(number, frame):
+        raise Late
+
+    def mapped():
+        return st.pmap(lambda x: (time.sleep(1e-3), st.psum(x, "i"))[1], [1, 2, 3], axis_name="i")
+
+    def interrupted():
+        x = st.ones(1 << 20)
+        try:
+            with interrupts.Interrupts():
+                signal.raise_signal(signal.SIGALRM)
+                held = True
+        except Late:
+            return f"caught {held} {float(st.sum(x + 1))}"
+
+    from shardtensor import interrupts
+    signal.signal(signal.SIGALRM, late)
+    print(mapped())
+    print(greenlet.greenlet(mapped).switch())
+    print(interrupted())
+    print(greenlet.greenlet(interrupted).switch())
+"""
+
+
+def test_threads_of_the_users_in_a_program() -> None:
+    """They stand outside of all maps, also with a copy of the program's context: maps in them are their own."""
+
+    def fn(x: Any) -> Any:
+        made: list[Any] = []
+
+        def beside() -> None:
+            made.append(st.pmap(lambda y: st.psum(y, "j"), [x, x], axis_name="j"))
+            with pytest.raises(st.CollectiveError, match="called beside"):
+                st.psum(x, "i")
+
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(beside,))
+        thread.start()
+        thread.join()
+        return made[0][0] + st.psum(x, "i")
+
+    assert in_time(lambda: st.pmap(fn, [1, 2, 3], axis_name="i")) == [8, 10, 12]
     total_works()
 
 
