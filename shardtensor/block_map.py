@@ -36,7 +36,8 @@ def shard_map(
 
     JAX's, on this array type: blocks keep their rank, and collectives (`st.psum`, …) go along the mesh's axes. Sizes
     need not divide: blocks follow the split rule, so that they may differ by one, or be empty. ``f`` may be any Python
-    function (see `pmap`); it is called, not traced. Without ``f``, a decorator.
+    function; it is called, not traced, and must not hold a lock while it calls a collective or a map (see `pmap` for
+    how calls share threads). Without ``f``, a decorator.
 
     Args:
         f: the function.

@@ -78,6 +78,11 @@ def pmap(
     how many calls at once is not promised. Arrays that it returns become tensors on the device; other leaves stay what
     they are.
 
+    Several calls share a thread, which switches between them in collectives and inner maps. Context variables and
+    `numpy.errstate` belong to a call, thread-local data and the owner of a `threading.RLock` to the thread. A call must
+    not hold a lock while it calls a collective or a map: another call of the same thread that acquires it blocks both,
+    without an error. See docs/programs.md, also for asyncio, signals and forks.
+
     Args:
         fn: the function.
         *args: see above. (The mapped function takes keywords, too; they are cut along axis 0.)

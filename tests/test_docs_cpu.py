@@ -1,4 +1,4 @@
-"""The page on the CPU: its blocks run, one after the other, and print what they say."""
+"""The pages on the CPU and on programs: their blocks run, one after the other, and print what they say."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = (Path(__file__).parent.parent / "docs" / "cpu.md").read_text()
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_the_page_runs() -> None:
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+@pytest.mark.parametrize("name", ["cpu", "programs"])
+def test_the_page_runs(name: str) -> None:
+    page = (DOCS / f"{name}.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
     said = re.findall(r"print\(.*# -> (.*)", code)
-    assert len(said) >= 6
+    assert len(said) >= 5
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
     assert out.splitlines() == said
