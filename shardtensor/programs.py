@@ -8,6 +8,7 @@ middle: where it needs something of others, it waits there, and its thread goes 
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -17,6 +18,8 @@ from shardtensor.errors import CollectiveError, ShardTensorError
 from shardtensor.host import in_children
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from greenlet import greenlet
 
     from shardtensor.backend import Device
@@ -47,17 +50,21 @@ class Server:
     Attributes:
         current: what gives the context in which it is called.
         hub: the context to which programs give the thread back.
+        idle: contexts in which programs have ended, for the next ones; None was in the middle of a program.
+        job: the map whose programs the context that is switched to next starts; None ends an idle one.
         ready: its programs that can go on.
         inside: whether a program's own code is running, and not the machinery.
         running: the program that has the thread.
         root: the context in which the thread began.
     """
 
-    __slots__ = ("current", "hub", "inside", "ready", "root", "running")
+    __slots__ = ("current", "hub", "idle", "inside", "job", "ready", "root", "running")
 
     def __init__(self, current: Callable[[], greenlet]) -> None:
         self.current = current
         self.hub = current()
+        self.idle: list[greenlet] = []
+        self.job: Group | None = None
         self.ready: deque[Program] = deque()
         self.inside = False
         self.running: Program | None = None
@@ -142,11 +149,34 @@ def _leave_maps() -> None:
         _current = contextvars.ContextVar(_current.name, default=None)
 
 
+_ROOM = 20
+"""More frames than the scheduler has on top of one another, apart from those of the tasks and of the collectives."""
+
+
+def check_room(left: int = _ROOM) -> None:
+    """Raises RecursionError where the interpreter would raise it in the middle of the scheduler's work, in which a map
+    could not be left. A call for each frame is the only measure that holds for all interpreters: before 3.12, calls of
+    C functions count, too.
+    """
+    if left:
+        check_room(left - 1)
+
+
+def _depth(frame: FrameType | None) -> int:
+    """How many frames are on top of one another."""
+    count = 0
+    while frame is not None:
+        frame = frame.f_back
+        count += 1
+    return count
+
+
 class Group:
     """The programs of one map.
 
     Attributes:
         parent: the program that called it.
+        depth: how many frames were on top of one another where it was called, if a program called it.
         axes: the names by which a program's place is given, from the outermost map to this one.
         extents: their sizes.
         failed: why its programs must not wait for anybody any more.
@@ -154,7 +184,7 @@ class Group:
     """
 
     __slots__ = (
-        "_next", "axes", "context", "errors", "extents", "failed", "known", "labels", "left", "live", "parent",
+        "_next", "axes", "context", "depth", "errors", "extents", "failed", "known", "labels", "left", "live", "parent",
         "results", "sizes", "tasks", "world",
     )  # fmt: skip
 
@@ -172,6 +202,7 @@ class Group:
         self.labels = labels
         self.sizes = tuple(sizes)
         self.parent = parent
+        self.depth = 0
         self.axes: tuple[str, ...] = (*outer, *(names or [f"#{len(outer)}"]))
         self.context = contextvars.copy_context()
         self.results: list[Any] = [None] * len(tasks)
@@ -322,6 +353,7 @@ class Program:
             CollectiveError: one of them called something else, or cannot come any more.
             ShardTensorError: the work failed; every one of them gets the error.
         """
+        check_room()
         if not self.is_running():
             raise CollectiveError(
                 f"{call.said}: called beside {self}, in a copy of its context: in another thread, or after its end; "
@@ -368,7 +400,19 @@ class Program:
         return results[seat]
 
     def await_group(self, group: Group) -> None:
-        """Waits until the programs of a map that this one called are done."""
+        """Waits until the programs of a map that this one called are done.
+
+        Raises:
+            RecursionError: the maps around this one, with the frames between them, are too deep. Each program begins
+                near the bottom of a stack, so that the interpreter does not see it.
+        """
+        check_room()
+        group.depth = _depth(sys._getframe()) + (self.group.depth or _depth(self.server.hub.gr_frame))
+        if group.depth > sys.getrecursionlimit():
+            raise RecursionError(
+                f"maximum recursion depth exceeded: a map inside of maps, called by {self}, is {group.depth} frames "
+                f"deep, and sys.getrecursionlimit() is {sys.getrecursionlimit()}"
+            )
         world = group.world = self.group.world
         self.server.inside = False
         with world.lock:

@@ -215,7 +215,9 @@ def run_mapped(
         for backend, device in queues:
             backend.leave(device)
     if number >= 0:
-        error.add_note(f"{who}: raised for shard {number} on {_said(places[number])}")
+        note = f"{who}: raised for shard {number} on {_said(places[number])}"
+        if note not in getattr(error, "__notes__", ()):  # endless recursion comes through many maps
+            error.add_note(note)
     try:
         raise error
     finally:

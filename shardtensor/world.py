@@ -16,13 +16,18 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from shardtensor import interrupts, team
 from shardtensor.blas import Limit
 from shardtensor.errors import BackendError, CollectiveError
-from shardtensor.programs import Group, Meeting, Program, Server, Task, current, enter, listed
+from shardtensor.programs import Group, Meeting, Program, Server, Task, check_room, current, enter, listed
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
 
 _LOOK = 0.05
 """Seconds after which a thread that waits looks whether somebody has pressed Ctrl-C meanwhile."""
@@ -62,6 +67,7 @@ def run(
     if parent is not None:
         parent.await_group(group)
         return group.outcome()
+    check_room()
     world = World(group, 0.0 if text in _long and math.isfinite(patience) else patience)
     try:
         world.run()
@@ -139,18 +145,24 @@ class World:
         with self.lock:
             self._busy += 1
         try:
-            while True:
-                with self.lock:
-                    step = self._next(server)
-                if step is None:
-                    break
-                step()
-                self._call_for_help()
+            # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
+            # the same whenever it runs. A call from Python code lies deeper while a tracer is installed.
+            deque(map(_greenlets().greenlet.switch, self._steps(server)), maxlen=0)
         except BaseException:  # of the engine itself: the other threads must not wait for this one
             self._is_over = True
             raise
         with self.lock:
             self._busy -= 1
+
+    def _steps(self, server: Server) -> Iterator[greenlet]:
+        """The workers to which the thread switches, until everything is done."""
+        while True:
+            with self.lock:
+                worker = self._next(server)
+            if worker is None:
+                return
+            yield worker
+            self._call_for_help()
 
     def _hear(self, server: Server) -> None:
         """Runs the handlers of signals that were held back, in the thread that gets them. What one raises is the map's
@@ -170,21 +182,21 @@ class World:
             self.fail(self.root, f"the caller was interrupted: {error!r}")
             del error  # else it and this frame would keep each other alive
 
-    def _next(self, server: Server) -> Any:
-        """What the thread shall do, a function; None when everything is done. The lock is held."""
+    def _next(self, server: Server) -> greenlet | None:
+        """The worker to which the thread switches next; None when everything is done. The lock is held."""
         while True:
             self._hear(server)
             if self._is_over:
                 return None
             if server.ready:
                 self._ready -= 1
-                return server.ready.popleft().thread.switch
+                return server.ready.popleft().thread
             if not self.root.left:
                 self._notify()
-                return None
+                return server.idle.pop() if server.idle else None
             for group in reversed(self.groups):  # inner maps first: their callers wait for them
                 if group.unstarted:
-                    return _Worker.idle(server).job(self, group, server)
+                    return self._worker(group, server)
             self._busy -= 1
             try:
                 if not self._busy and not self._ready:
@@ -193,6 +205,31 @@ class World:
                     self._changed.wait(_LOOK)
             finally:
                 self._busy += 1
+
+    def _worker(self, group: Group, server: Server) -> greenlet:
+        """A greenlet that starts programs of a map, in the context of the map's caller.
+
+        Workers end with the map that the thread serves, although a new greenlet costs more than a switch to one: its
+        first frame returns to a frame of the hub that has started it. Stack traces that C code takes (torch does for
+        its errors, profilers and debuggers do) follow that address, and would read garbage once the hub has gone.
+        """
+        worker: greenlet = server.idle.pop() if server.idle else _greenlets().greenlet(partial(self._work, server))
+        worker.gr_context = group.context.copy()
+        server.job = group
+        return worker
+
+    def _work(self, server: Server) -> None:
+        """What a worker does: starts programs of one map after the other."""
+        worker = server.current()
+        while (group := server.job) is not None:
+            server.job = None
+            self.start(group, server)
+            worker.gr_context = None  # it holds the program, which holds the worker and the results of the map
+            if group is self.root:  # what starts after its programs are only those of a few inner maps
+                return
+            del group
+            server.idle.append(worker)
+            server.hub.switch()
 
     def start(self, group: Group, server: Server) -> None:
         """Runs programs of a map that are not started yet, one after the other, in the context around this call."""
@@ -404,39 +441,3 @@ class _Interrupts(interrupts.Interrupts):
             self.deliver()
         finally:
             self._server.inside = False
-
-
-class _Worker:
-    """A context in which programs run, kept for the next ones: making one costs ten times a switch to it."""
-
-    _idle = threading.local()
-
-    __slots__ = ("_greenlet", "_job", "_mine")
-
-    def __init__(self, mine: list[_Worker]) -> None:
-        self._greenlet = _greenlets().greenlet(self._live)
-        self._mine = mine
-        self._job: tuple[World, Group, Server]
-
-    @classmethod
-    def idle(cls, server: Server) -> _Worker:
-        """One of this thread's that has nothing to do."""
-        mine: list[_Worker] = cls._idle.__dict__.setdefault("workers", [])
-        return mine.pop() if mine else _Worker(mine)
-
-    def job(self, world: World, group: Group, server: Server) -> Any:
-        """What makes it start programs of a map, in the context of the map's caller."""
-        self._job = world, group, server
-        self._greenlet.gr_context = group.context.copy()
-        return self._greenlet.switch
-
-    def _live(self) -> None:
-        while True:
-            world, group, server = self._job
-            world.start(group, server)
-            del self._job
-            self._greenlet.gr_context = None
-            hub = server.hub
-            del world, group, server
-            self._mine.append(self)
-            hub.switch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import faulthandler
 import gc
 import itertools
@@ -1182,6 +1183,242 @@ def test_generators_of_the_users_in_a_program() -> None:
     made = st.pmap(parts, [1, 2, 3], axis_name="i")
     with pytest.raises(st.ShardingError, match="no mapped function around this call"):
         next(made[0])
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or not hasattr(ctypes.CDLL(None), "backtrace"), reason="this C library has no backtrace()"
+)
+def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
+    """Torch's errors, profilers and debuggers read them. What an earlier map has left there ends the process."""
+    scripted("""
+    import ctypes, functools, random, sys, threading, time
+
+    unwind = ctypes.CDLL(None).backtrace
+    unwind.argtypes = ctypes.c_void_p, ctypes.c_int
+    main = threading.main_thread()
+
+    def trace():
+        "Return addresses on the C stack, the outermost first."
+        addresses = (ctypes.c_void_p * 1024)()  # of this call only: other threads run while C code does
+        return addresses[: unwind(addresses, len(addresses))][::-1]
+
+    INNER = 10  # more than the frames of ctypes, and of the interpreter's loop that calls it
+
+    def check():
+        here, outer = trace(), around[:-INNER] if threading.current_thread() is main else bottom
+        assert here[: len(outer)] == outer, (len(here), len(outer))
+        helped.append(outer is bottom)
+
+    class Operand:
+        def __init__(self, then):
+            self.then = then
+
+        def __lt__(self, other):
+            return bool(self.then())
+
+        def __add__(self, other):
+            return self.then()
+
+    ways = [
+        lambda then: list(map(lambda _: then(), [0])),
+        lambda then: sorted([Operand(then), Operand(lambda: None)], reverse=True),
+        lambda then: functools.reduce(lambda x, y: then(), [0, 0]),
+        lambda then: Operand(then) + 1,
+        lambda then: eval("then()", {"then": then}),
+        lambda then: np.vectorize(lambda _: bool(then()), otypes=[bool])([0]),
+    ]
+
+    def deep(then, seed):
+        "Calls it from Python functions that C functions call, a number of times on top of one another."
+        chosen = random.Random(seed)
+
+        def called(depth):
+            global around
+            if depth:
+                return chosen.choice(ways)(lambda: called(depth - 1))
+            around = trace()
+            then()
+
+        called(chosen.randrange(20))
+
+    def collective(x):
+        for _ in range(3):
+            check()
+            list(map(lambda _: st.psum(x, "i"), [0]))  # not always from the same depth
+            check()
+            st.psum(x, "i")
+
+    def inner(x):
+        check()
+        st.psum(x, ("i", "j"))
+        check()
+
+    def nested(x):
+        for count in (1, 3):
+            ways[0](lambda: st.pmap(inner, [x] * count, axis_name="j"))
+            check()
+
+    def failing(x):
+        check()
+        if x == 6:
+            raise LookupError
+        st.psum(x, "i")
+
+    def profiled(x):
+        if x == 3:
+            sys.setprofile(lambda *event: None)  # calls in the interpreter take another way on the C stack now
+        check()
+        st.psum(x, "i")
+        check()
+        if x == 5:
+            sys.setprofile(None)
+
+    def slow(x):
+        check()
+        time.sleep(0.002)  # until helper threads have their share
+        st.psum(x, "i")
+        check()
+
+    def mapped(fn):
+        try:
+            st.pmap(fn, list(range(8)), axis_name="i")
+        except LookupError:
+            assert fn is failing
+        check()
+
+    helped = []
+    bottoms = []
+    thread = threading.Thread(target=lambda: bottoms.append(trace()))
+    thread.start()
+    thread.join()
+    bottom = bottoms[0][:3]
+    with st.set_num_threads(1):
+        for fn in (lambda x: check(), collective, nested, failing, profiled):
+            for seed in range(40):
+                deep(lambda: mapped(fn), seed)
+    assert len(helped) > 6000 and not any(helped)
+    with st.set_num_threads(4):
+        for seed in range(10):
+            deep(lambda: mapped(slow), seed)
+    assert sum(helped) > 40
+    """)
+
+
+def test_threads_that_map_once_leave_nothing() -> None:
+    """Servers start many of them."""
+    scripted("""
+    import gc, threading, tracemalloc
+
+    def nested(x):
+        return st.pmap(lambda y: st.psum(y, ("i", "j")), [x, x], axis_name="j")
+
+    def maps():
+        st.pmap(lambda x: x, [1, 2, 3])
+        assert st.pmap(nested, [1, 2, 3], axis_name="i") == [[12, 12]] * 3
+        try:
+            st.pmap(lambda x: {}[st.psum(x, "i")], [1, 2, 3], axis_name="i")
+        except LookupError:
+            pass
+
+    def kept(threads):
+        "Objects and bytes that there are after that many threads."
+        for _ in range(threads):
+            thread = threading.Thread(target=maps)
+            thread.start()
+            thread.join()
+        maps()
+        gc.collect()
+        return len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+
+    st.set_num_threads(1)  # helper threads stay, and each keeps its greenlet
+    kept(5)
+    tracemalloc.start()
+    objects, size = kept(5)
+    more_objects, more_size = kept(100)
+    assert more_objects - objects < 5, more_objects - objects  # greenlet lets go of the last thread's a bit later
+    assert more_size - size < 100 * 200, more_size - size
+    """)
+
+
+# -- recursion -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shallow() -> Iterator[int]:
+    """A recursion limit that is soon reached."""
+    limit = sys.getrecursionlimit()
+    lower = len(traceback.extract_stack()) + 200
+    sys.setrecursionlimit(lower)
+    yield lower
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_maps_that_never_end_are_a_recursion_error(backend: str, threads: int, shallow: int) -> None:
+    devices = st.devices(backend)[:3]
+    calls = 0
+
+    def fn(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return st.pmap(fn, [x] * 3, devices=devices[:1])
+
+    with st.set_num_threads(threads), pytest.raises(RecursionError, match="a map inside of maps") as caught:
+        in_time(lambda: st.pmap(fn, [1.0, 2.0, 3.0], devices=devices))
+    assert calls > 10
+    assert calls < 100 or threads > 1
+    assert caught.value.__notes__ == list(dict.fromkeys(caught.value.__notes__))
+    total_works(devices)
+
+
+def test_maps_below_the_recursion_limit_are_none(shallow: int) -> None:
+    """Frames between the maps count, those of maps that have ended do not."""
+
+    def fn(depth: int) -> int:
+        return 1 + sum(st.pmap(fn, [depth - 1])) if depth else 0
+
+    assert in_time(lambda: [st.pmap(fn, [10]) for _ in range(10)]) == [[10]] * 10
+
+    def between(depth: int, frames: int) -> Any:
+        return between(depth, frames - 1) if frames else st.pmap(lambda x: between(depth - 1, 80), [0]) if depth else 0
+
+    assert in_time(lambda: between(1, 80)) == [0]
+    with pytest.raises(RecursionError):
+        in_time(lambda: between(4, 80))
+    total_works()
+
+
+@pytest.mark.parametrize("kind", ["psum", "pmap", "after"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_recursion_errors_at_any_depth_leave_no_map_in_the_middle(kind: str, inside: bool, shallow: int) -> None:
+    """Where the interpreter has no frames left for the scheduler, it has not begun."""
+
+    def mapped(x: Any) -> Any:
+        return st.pmap(lambda y: st.psum(y, "j"), [x, x], axis_name="j")
+
+    def meeting(x: Any) -> Any:
+        return st.psum(x, "i")
+
+    act = mapped if kind == "pmap" or not inside else meeting
+
+    def endless(x: Any) -> Any:
+        try:
+            if kind != "after":
+                act(x)
+            return endless(x)
+        finally:
+            if kind == "after":  # at each depth, from the deepest one on
+                act(x)
+
+    def attempt() -> Any:
+        return st.pmap(endless, [1, 2, 3], axis_name="i") if inside else endless(1)
+
+    with pytest.raises(RecursionError):
+        in_time(attempt)
+    total_works()
 
 
 # -- work that threads divide ----------------------------------------------------------------------
