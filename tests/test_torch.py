@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import warnings
@@ -666,3 +667,51 @@ def test_collectives_are_refused_where_programs_cannot_take_turns(inside: str) -
     with pytest.raises(st.BackendError, match=r"a collective inside of torch\."):
         st.pmap(work, parts, axis_name="i")
     assert st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")[0].tolist() == [2.0] * 3
+
+
+@pytest.mark.full
+def test_errors_of_torch_in_mapped_functions_at_any_depth() -> None:
+    """Torch takes a trace of the C stack for each, as `test_c_stacks_of_programs_end_in_those_of_their_callers` does."""
+    code = """if True:
+        import functools, random
+        import numpy as np, shardtensor as st, torch
+
+        class Operand:
+            def __init__(self, then):
+                self.then = then
+
+            def __add__(self, other):
+                return self.then()
+
+        ways = [
+            lambda then: list(map(lambda _: then(), [0])),
+            lambda then: functools.reduce(lambda x, y: then(), [0, 0]),
+            lambda then: Operand(then) + 1,
+            lambda then: eval("then()", {"then": then}),
+            lambda then: np.vectorize(lambda _: bool(then()), otypes=[bool])([0]),
+        ]
+
+        def deep(then, depth):
+            return random.choice(ways)(lambda: deep(then, depth - 1)) if depth else then()
+
+        def fn(x):
+            try:
+                torch.ones(2, 3) @ torch.ones(2, 3)
+            except RuntimeError:
+                x = st.psum(x, "i")
+            return torch.ones(2)[[int(x)]]
+
+        def failing():
+            try:
+                st.pmap(fn, [1, 2, 3], axis_name="i", devices=st.devices("torch")[:3])
+            except IndexError as error:
+                found.append(str(error))
+
+        found = []
+        random.seed(1)
+        for _ in range(100):
+            deep(failing, random.randrange(20))
+        assert len(found) == 100 and all("out of bounds" in error for error in found), found
+    """
+    environment = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "3", "SHARDTENSOR_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], check=True, timeout=60, env=environment)
