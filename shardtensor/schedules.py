@@ -164,6 +164,8 @@ class Move(Schedule):
     def _joined(self) -> Phase:
         """Regions may give a device several pieces from another: they are one message."""
         blocks = [sent(block) for region in self._regions for block in self._blocks(region)]
+        if not blocks:  # no region has elements
+            return
         sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
         width = int(max(destinations.max(initial=0), 0)) + 2
         pairs, inverse = np.unique((sources + 1) * width + destinations + 1, return_inverse=True)

@@ -193,8 +193,6 @@ class Arrival:
             self.announce(operator, explicit, copied=foreign)
         if self.simulated:
             return imagined(x)  # type: ignore[no-any-return]
-        if not isinstance(x, ShardedTensor):
-            return x  # type: ignore[no-any-return]
         return gather(x, operator)
 
     def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:

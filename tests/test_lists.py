@@ -98,6 +98,17 @@ def test_stack_of_what_lives_apart(backend: str) -> None:
     assert_same(st.stack([*swapped, np.zeros(2, "float32")]), np.stack([*values, np.zeros(2, "float32")]))
 
 
+def test_a_host_array_is_flattened_on_the_host(backend: str) -> None:
+    """``concat(axis=None)`` puts it directly into the layout of the result, as ``concat(axis=0)`` does."""
+    value, x = array((3, 3), "float32", 2), st.device_put(array((4, 3), "float32", 1), mesh_of((2,), backend))
+    with st.transfers() as flat:
+        made = st.concat([value, x, np.float32(2), 0.5], axis=None)
+    with st.transfers() as straight:
+        again = st.concat([value.reshape(-1), st.reshape(x, (-1,)), np.array([2], "f4"), np.array([0.5])])
+    assert_same(made, np.concatenate([value.ravel(), np.asarray(x).ravel(), [np.float32(2)], [0.5]]))
+    assert (made.sharding, list(flat)) == (again.sharding, list(straight))
+
+
 def test_concat_of_one_device_stays_there(backend: str) -> None:
     d = st.devices(backend)[3]
     parts = [st.ones((2,), device=d), st.zeros((3,), device=d)]

@@ -21,7 +21,7 @@ from shardtensor.passes import copy_into
 from shardtensor.planner import Line, Region, identity
 from shardtensor.rules import normalize_axis, parse, propagate
 from shardtensor.sharding import NamedSharding, P, PartitionSpec, Shape, offsets
-from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor import SCALARS, ArrayLike, ShardedTensor
 from shardtensor.transfer import Moved
 from shardtensor.value import Aval, memory_kind
 
@@ -51,7 +51,13 @@ def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> ShardedTe
 
 @implements(concat, "composite")
 def _concat_flat(arrays: Sequence[Any], axis: int | None) -> Any:
-    return NotImplemented if axis is not None else concat([reshape(a, (-1,)) for a in arrays])
+    return NotImplemented if axis is not None else concat([_flattened(a) for a in arrays])
+
+
+def _flattened(x: Any) -> Any:
+    """An operand in one dimension. A host array stays one, so that it is put directly into the layout of the result."""
+    on_host = type(x) in SCALARS or isinstance(x, (np.ndarray, np.generic))
+    return np.reshape(x, -1) if on_host else reshape(x, (-1,))
 
 
 @implements(concat, "mover")
