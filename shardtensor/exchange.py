@@ -18,7 +18,7 @@ import numpy as np
 from shardtensor import passes, pool
 from shardtensor.backend import Backend, Device, function_of
 from shardtensor.collectives import SCATTERED_FROM, Message, Ways, all_reduce, messages, tree
-from shardtensor.log import Transfer, account, watched
+from shardtensor.log import TransferBatch, account, watched
 from shardtensor.plugins import backend_of
 from shardtensor.sharding import offsets
 from shardtensor.team import each
@@ -255,13 +255,16 @@ class Exchange:
         if not watched():
             return
 
-        def records() -> list[Transfer]:
-            there = self.devices
-            return [
-                Transfer(n, 0 if self.one_memory else n, there[i], there[k], self.who, True, self.axis)
-                for i, k, n in sent()
-                if there[i] != there[k]
-            ]
+        def records() -> TransferBatch:
+            columns = np.array(sent(), np.int64).reshape(-1, 3).T
+            numbers = {device: k for k, device in enumerate(dict.fromkeys(self.devices))}
+            of = np.array([numbers[device] for device in self.devices])
+            sources, destinations, sizes = of[columns[0]], of[columns[1]], columns[2]
+            away = sources != destinations
+            return TransferBatch(
+                sources[away], destinations[away], sizes[away], list(numbers).__getitem__,
+                operator=self.who, explicit=True, copied=not self.one_memory, axis=self.axis,
+            )  # fmt: skip
 
         account(self.who, 0, True, records)
 

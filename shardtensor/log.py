@@ -11,14 +11,21 @@ import contextlib
 import functools
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from shardtensor.backend import HOST, Device
 from shardtensor.errors import ArgumentError, TransferError
 from shardtensor.host import in_children
+
+if TYPE_CHECKING:
+    from shardtensor.traffic import Moved
 
 logger = logging.getLogger("shardtensor")
 
@@ -48,55 +55,168 @@ class Transfer:
     axis: str = ""
 
 
+class TransferBatch:
+    """Transfers of one operator, as columns: a million of them takes milliseconds. Iterating over it makes a `Transfer`
+    of each.
+
+    Args:
+        sources, destinations: the ends of each transfer, as numbers from 0 on.
+        sizes: the bytes of each.
+        device: the device of such a number.
+        copied: whether the bytes were copied here.
+        operator, explicit, axis: see `Transfer`.
+
+    Attributes:
+        devices: those that occur.
+        columns: the positions in it of sources and destinations, bytes, and copied bytes.
+
+    >>> from shardtensor.log import TransferBatch
+    >>> batch = TransferBatch([0, 0], [1, 2], [24, 16], st.devices("numpy").__getitem__, operator="add")
+    >>> [(r.source, r.destination, r.bytes, r.copied) for r in batch]
+    [(Device('numpy:0'), Device('numpy:1'), 24, 0), (Device('numpy:0'), Device('numpy:2'), 16, 0)]
+    """
+
+    __slots__ = ("axis", "columns", "devices", "explicit", "operator")
+
+    def __init__(
+        self,
+        sources: npt.ArrayLike,
+        destinations: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        device: Callable[[int], Device],
+        *,
+        operator: str,
+        explicit: bool = False,
+        copied: bool = False,
+        axis: str = "",
+    ) -> None:
+        ends = np.array((sources, destinations), np.int64)
+        used = np.flatnonzero(np.bincount(ends.ravel()))
+        positions = np.zeros(int(ends.max(initial=0)) + 1, np.int64)
+        positions[used] = np.arange(len(used))
+        nbytes = np.array(sizes, np.int64)
+        self.devices = [device(number) for number in used.tolist()]
+        self.columns: _Columns = (*positions[ends], nbytes, nbytes if copied else np.zeros_like(nbytes))
+        self.operator = operator
+        self.explicit = explicit
+        self.axis = axis
+
+    def copying(self, nbytes: int) -> TransferBatch:
+        """The same transfers, of which the first ones copied so many bytes here."""
+        sources, destinations, sizes, _ = self.columns
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        self.columns = (sources, destinations, sizes, np.diff(np.minimum(ends, nbytes)))
+        return self
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __iter__(self) -> Iterator[Transfer]:
+        kinds = np.zeros(len(self), np.int64)
+        return _each([(self.operator, self.axis, self.explicit)], self.devices, (kinds, *self.columns))
+
+
+_Columns = tuple[npt.NDArray[np.int64], ...]
+
+_Kind = tuple[str, str, bool]
+"""What the lines of a log's table differ in: operator, axis, and whether it is explicit."""
+
+_AT_A_TIME = 1 << 16
+"""As many rows of columns become Python's numbers at a time."""
+
+
+def _each(kinds: Sequence[_Kind], devices: Sequence[Device], columns: _Columns) -> Iterator[Transfer]:
+    """The transfers of columns: the positions of kind, source and destination, bytes and copied bytes."""
+    for begin in range(0, len(columns[0]), _AT_A_TIME):
+        rows = [column[begin : begin + _AT_A_TIME].tolist() for column in columns]
+        for kind, source, destination, nbytes, copied in zip(*rows, strict=True):
+            operator, axis, explicit = kinds[kind]
+            yield Transfer(nbytes, copied, devices[source], devices[destination], operator, explicit, axis)
+
+
+Recorded = TransferBatch | tuple[Transfer, ...]
+"""The records of one move."""
+
+
 class TransferLog:
     """What `transfers` counted: an iterable of `Transfer` with totals, which prints as a table.
 
     The table has a line for each operator, and for each axis that a collective ran along. Its last column, ``per
-    device``, is the most bytes that any one device sent or received, the host aside.
+    device``, is the most bytes that any one device sent or received, the host aside. A record takes 28 bytes of memory.
     """
 
     def __init__(self) -> None:
-        self._records: list[Transfer] = []
+        self._kinds: dict[_Kind, int] = {}
+        self._devices: dict[Device, int] = {}
+        self._columns = tuple([array(code) for code in "iiiqq"])  # as `_each` takes them
 
-    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], tuple[Transfer, ...]]) -> None:
+    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """See `Book`."""
         new = made()
         with _lock:
-            self._records.extend(new)
+            if isinstance(new, TransferBatch):
+                self._append(new)
+            else:
+                for r in new:
+                    row = (self._kind(r), self._device(r.source), self._device(r.destination), r.bytes, r.copied)
+                    for column, value in zip(self._columns, row, strict=True):
+                        column.append(value)
+
+    def _append(self, batch: TransferBatch) -> None:
+        devices = np.array([self._device(device) for device in batch.devices], np.int64)
+        sources, destinations, nbytes, copied = batch.columns
+        kinds = np.full(len(batch), self._kind(batch))
+        rows = (kinds, devices[sources], devices[destinations], nbytes, copied)
+        for column, values in zip(self._columns, rows, strict=True):
+            column.frombytes(values.astype(column.typecode).tobytes())
+
+    def _kind(self, record: Transfer | TransferBatch) -> int:
+        return self._kinds.setdefault((record.operator, record.axis, record.explicit), len(self._kinds))
+
+    def _device(self, device: Device) -> int:
+        return self._devices.setdefault(device, len(self._devices))
+
+    def _snapshot(self) -> tuple[list[_Kind], list[Device], _Columns]:
+        """What there is now: other threads may go on counting."""
+        with _lock:
+            return (
+                list(self._kinds),
+                list(self._devices),
+                tuple([np.array(column, np.int64) for column in self._columns]),
+            )
 
     def __iter__(self) -> Iterator[Transfer]:
-        return iter(tuple(self._records))
+        return _each(*self._snapshot())
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._columns[-1])
 
     @property
     def bytes(self) -> int:
         """Total of what machines with separate memories would have sent."""
-        return sum(r.bytes for r in self)
+        return _total(self._snapshot()[-1][3])
 
     @property
     def copied(self) -> int:
         """Total of what was really copied."""
-        return sum(r.copied for r in self)
+        return _total(self._snapshot()[-1][4])
 
     def __repr__(self) -> str:
         return f"TransferLog({len(self)} transfers, {self.bytes} bytes, {self.copied} copied)"
 
     def __str__(self) -> str:
-        groups: dict[tuple[str, str, bool], list[Transfer]] = {}
-        for record in self:
-            groups.setdefault((record.operator, record.axis, record.explicit), []).append(record)
-        columns = dict.fromkeys(("operator", "axis", "explicit"), str.ljust)
-        columns |= dict.fromkeys(("transfers", "bytes", "copied", "per device"), str.rjust)
-        rows = [tuple(columns)]
-        for (name, axis, explicit), records in groups.items():
-            rows.append((name, axis, "yes" if explicit else "no", *_sums(records)))
-        rows.append(("total", "", "", *_sums(tuple(self))))
+        groups, devices, columns = self._snapshot()
+        titles = dict.fromkeys(("operator", "axis", "explicit"), str.ljust)
+        titles |= dict.fromkeys(("transfers", "bytes", "copied", "per device"), str.rjust)
+        rows = [tuple(titles)]
+        *figures, total = _figures(len(groups), devices, columns)
+        for (name, axis, explicit), line in zip(groups, figures, strict=True):
+            rows.append((name, axis, "yes" if explicit else "no", *[f"{n:,}" for n in line]))
+        rows.append(("total", "", "", *[f"{n:,}" for n in total]))
         if not any(axis for _, axis, _ in groups):
             rows = [(row[0], *row[2:]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        places = [(columns[title], width) for title, width in zip(rows[0], widths, strict=True)]
+        places = [(titles[title], width) for title, width in zip(rows[0], widths, strict=True)]
         lines = ["  ".join([put(cell, width) for cell, (put, width) in zip(row, places, strict=True)]) for row in rows]
         rule = "─" * len(lines[0])
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
@@ -110,9 +230,7 @@ class TransferLog:
         >>> log.by_device()[st.devices()[1]]
         (8, 8)
         """
-        from shardtensor.traffic import sent_and_received
-
-        return sent_and_received(_moved(self))
+        return self._moved().sent_and_received()
 
     def picture(self, *, text: bool = False) -> Any:
         """Who talked to whom: the bytes from each device to each other one.
@@ -137,32 +255,44 @@ class TransferLog:
         """
         from shardtensor.traffic import picture
 
-        return picture(_moved(self), text=text)
+        return picture(self._moved(), text=text)
+
+    def _moved(self) -> Moved:
+        from shardtensor.traffic import Moved
+
+        _, devices, (_, sources, destinations, nbytes, _) = self._snapshot()
+        away = sources != destinations
+        return Moved(devices, sources[away], destinations[away], nbytes[away])
 
 
-def _moved(records: Iterable[Transfer]) -> dict[tuple[Device, Device], int]:
-    """Bytes by (source, destination)."""
-    moved: dict[tuple[Device, Device], int] = {}
-    for r in records:
-        if r.bytes and r.source != r.destination:
-            moved[r.source, r.destination] = moved.get((r.source, r.destination), 0) + r.bytes
-    return moved
+def _figures(count: int, devices: Sequence[Device], columns: _Columns) -> list[list[int]]:
+    """The numbers in the lines of the table, of the first ``count`` kinds and in all."""
+    kinds, sources, destinations, nbytes, copied = columns
+    away = np.where(sources != destinations, nbytes, 0)
+    ends = np.zeros((count, 2, len(devices)), np.int64)
+    for way, end in enumerate((sources, destinations)):
+        np.add.at(ends.reshape(-1), (2 * kinds + way) * len(devices) + end, away)
+    ends[:, :, [k for k, device in enumerate(devices) if device == HOST]] = 0
+    transfers = np.bincount(kinds, minlength=count).tolist()
+    order = np.argsort(kinds, kind="stable")
+    parts = np.split(order, np.cumsum(transfers)[:-1]) if count else []
+    lines = [
+        [n, _total(nbytes[part]), _total(copied[part]), int(both.max(initial=0))]
+        for n, part, both in zip(transfers, parts, ends, strict=True)
+    ]
+    per_device = int(ends.sum(axis=0).max(initial=0))
+    return [*lines, [len(kinds), _total(nbytes), _total(copied), per_device]]
 
 
-def _sums(records: Sequence[Transfer]) -> list[str]:
-    """The numbers in a line of the table."""
-    from shardtensor.traffic import sent_and_received
-
-    ends = sent_and_received(_moved(records))
-    per_device = max((max(both) for device, both in ends.items() if device != HOST), default=0)
-    sums = (len(records), sum(r.bytes for r in records), sum(r.copied for r in records), per_device)
-    return [f"{n:,}" for n in sums]
+def _total(column: npt.NDArray[np.int64]) -> int:
+    """The sum of a column, exact where it is beyond 64 bits."""
+    return (int((column >> 32).sum()) << 32) + int((column & 0xFFFFFFFF).sum())
 
 
 class Book(Protocol):
     """What is written while it is open."""
 
-    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], tuple[Transfer, ...]]) -> None:
+    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """A move: ``made`` makes its records, once for all books; ``records`` is what makes them."""
 
 
@@ -259,11 +389,15 @@ def account(operator: str, nbytes: int, explicit: bool, records: Callable[[], It
             )
         logger.warning("%s: moves %d bytes implicitly", operator, nbytes)
     if _open:
-        new = functools.cache(lambda: tuple(records()))
+        new = functools.cache(lambda: _recorded(records()))
         with _lock:
             books = tuple(_open)
         for book in books:
             book.take(records, new)
+
+
+def _recorded(records: Iterable[Transfer]) -> Recorded:
+    return records if isinstance(records, TransferBatch) else tuple(records)
 
 
 def note_copy(operator: str, nbytes: int, device: Device) -> None:

@@ -155,15 +155,16 @@ class Copies:
                     index[line.source] = table.slices[n]
             yield Piece(self.region, j, k, _with_new(index, lines), tuple(to), local)
 
-    def records(self, source: Grid, result: Grid) -> Iterator[tuple[Device, Device, int]]:
-        """(source device, destination device, elements) of what leaves its device, one for each pair of devices."""
-        away = ~self.local
-        receivers = len(result.devices)
+    def messages(self) -> tuple[Ints, Ints, Ints]:
+        """What leaves its device, one message for each pair of devices: the positions of sources and of destinations,
+        and the elements.
+        """
+        away = ~self.local & (self.sizes > 0)
+        receivers = int(self.destination.max(initial=0)) + 1
         pairs, inverse = np.unique(self.source[away] * receivers + self.destination[away], return_inverse=True)
-        totals = np.bincount(inverse, self.sizes[away], len(pairs)).astype(np.int64)
-        for pair, total in zip(pairs.tolist(), totals.tolist(), strict=True):
-            if total:
-                yield source.devices[pair // receivers], result.devices[pair % receivers], total
+        totals = np.zeros(len(pairs), np.int64)
+        np.add.at(totals, inverse, self.sizes[away])
+        return pairs // receivers, pairs % receivers, totals
 
 
 def _with_new(index: list[slice | int | None], lines: Sequence[Line]) -> tuple[slice | int | None, ...]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend import HOST, Device
-from shardtensor.log import Transfer, account, guarded, watched
+from shardtensor.log import Transfer, TransferBatch, account, guarded, watched
 from shardtensor.phantom import NAME, phantom
 from shardtensor.planner import Copies, Region, pieces_in
 from shardtensor.sharding import Grid, Ints, offsets
@@ -41,6 +41,8 @@ class Block(NamedTuple):
 
 
 Phase = Iterator[Block]
+
+_NO_MESSAGES = Block(*[np.zeros(0, np.int64)] * 3)
 
 
 def ids_of(devices: Sequence[Device]) -> Ints:
@@ -81,14 +83,14 @@ class Schedule(abc.ABC):
         """All that is sent."""
         return sum(int(b.sizes.sum()) for phase in self.phases() for b in map(sent, phase))
 
-    def __call__(self) -> list[Transfer]:
+    def __call__(self) -> TransferBatch:
         """What the log says of it."""
-        return [
-            Transfer(size, 0, _device(i), _device(k), self.operator, self.explicit, self.axis)
-            for phase in self.phases()
-            for block in map(sent, phase)
-            for i, k, size in zip(*[column.tolist() for column in block], strict=True)
-        ]
+        blocks = [_NO_MESSAGES, *[sent(block) for phase in self.phases() for block in phase]]
+        sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
+        return TransferBatch(
+            sources - HOST_ID, destinations - HOST_ID, sizes, lambda number: _device(number + HOST_ID),
+            operator=self.operator, explicit=self.explicit, axis=self.axis,
+        )  # fmt: skip
 
     def announce(self) -> None:
         """Judges and counts it, if anybody does; see `shardtensor.log.account`."""
@@ -163,9 +165,7 @@ class Move(Schedule):
 
     def _joined(self) -> Phase:
         """Regions may give a device several pieces from another: they are one message."""
-        blocks = [sent(block) for region in self._regions for block in self._blocks(region)]
-        if not blocks:  # no region has elements
-            return
+        blocks = [_NO_MESSAGES, *[sent(block) for region in self._regions for block in self._blocks(region)]]
         sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
         width = int(max(destinations.max(initial=0), 0)) + 2
         pairs, inverse = np.unique((sources + 1) * width + destinations + 1, return_inverse=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
-from shardtensor.log import Transfer, opened
+from shardtensor.log import Recorded, Transfer, opened
 from shardtensor.mesh import Mesh, default_mesh, use_mesh
 from shardtensor.phantom import NAME
 from shardtensor.schedules import HOST_ID, Block, Collective, Listed, Schedule, ids_of
@@ -275,7 +275,7 @@ class _Steps:
         self._meetings: dict[tuple[str, str, int], list[Schedule]] = {}
         self._turns: dict[tuple[str, str], Ints] = {}
 
-    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], tuple[Transfer, ...]]) -> None:
+    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """See `shardtensor.log.Book`."""
         if isinstance(records, Collective) and records.axis:
             self._meet(records)

@@ -11,12 +11,71 @@ from html import escape
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.backend import HOST, Device
 from shardtensor.host import power_of_1024, readable
 
-Moved = Mapping[tuple[Device, Device], int]
-"""Bytes by (source, destination)."""
+Ints = npt.NDArray[np.int64]
+
+
+class Moved:
+    """Bytes that devices sent one another.
+
+    Args:
+        devices: devices, some of which took part.
+        sources, destinations: for each message, the positions of its ends in ``devices``.
+        sizes: the bytes of each message; those of 0 bytes do not count.
+
+    Attributes:
+        devices: those that took part, in order, the host last.
+    """
+
+    def __init__(self, devices: Sequence[Device], sources: Ints, destinations: Ints, sizes: Ints) -> None:
+        real = sizes > 0
+        ends = np.array((sources[real], destinations[real]), np.int64)
+        used = np.flatnonzero(np.bincount(ends.ravel(), minlength=len(devices))).tolist()
+        there = sorted(used, key=lambda k: (devices[k] == HOST, devices[k]))
+        positions = np.zeros(len(devices), np.int64)
+        positions[there] = np.arange(len(there))
+        self.devices = [devices[k] for k in there]
+        self._ends: Ints = positions[ends]
+        self._sizes = sizes[real]
+
+    @classmethod
+    def of(cls, pairs: Mapping[tuple[Device, Device], int]) -> Moved:
+        """The same, given as bytes by (source, destination).
+
+        >>> from shardtensor.traffic import Moved
+        >>> a, b = st.devices("numpy")[:2]
+        >>> Moved.of({(b, a): 8}).sent_and_received()
+        {Device('numpy:0'): (0, 8), Device('numpy:1'): (8, 0)}
+        """
+        devices = list(dict.fromkeys(device for pair in pairs for device in pair))
+        position = {device: k for k, device in enumerate(devices)}
+        sources, destinations = (np.array([position[pair[end]] for pair in pairs], np.int64) for end in (0, 1))
+        return cls(devices, sources, destinations, np.array(list(pairs.values()), np.int64))
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return int(self._sizes.sum())
+
+    def grid(self, groups: Ints) -> Ints:
+        """Bytes from group to group of devices, given the group of each."""
+        count = int(groups.max(initial=-1)) + 1
+        table = np.zeros((count, count), np.int64)
+        sources, destinations = groups[self._ends]
+        np.add.at(table.reshape(-1), sources * count + destinations, self._sizes)
+        return table
+
+    def sent_and_received(self) -> dict[Device, tuple[int, int]]:
+        """How many bytes each of the devices sent and received."""
+        sums = np.zeros((2, len(self.devices)), np.int64)
+        for row, end in zip(sums, self._ends, strict=True):
+            np.add.at(row, end, self._sizes)
+        return dict(zip(self.devices, zip(*sums.tolist(), strict=True), strict=True))
+
 
 _NUMBERS = 12
 """As many devices have their bytes written out; where there are more, text has shades for them, a figure colors."""
@@ -62,61 +121,42 @@ def picture(moved: Moved, *, text: bool = False) -> Any:
     """Who sent how much to whom.
 
     Args:
-        moved: bytes by (source, destination).
+        moved: who sent how much to whom.
         text: whether it shall be text even if matplotlib is installed.
 
     Returns:
         A ``matplotlib.figure.Figure``, which pyplot does not know; or a `TextPicture`.
 
-    >>> from shardtensor.traffic import picture
+    >>> from shardtensor.traffic import Moved, picture
     >>> a, b, c = st.devices("numpy")[:3]
-    >>> picture({(a, b): 4096, (b, c): 1536, (c, b): 7}, text=True)
+    >>> picture(Moved.of({(a, b): 4096, (b, c): 1536, (c, b): 7}), text=True)
     5.51 KiB from rows to columns
                    0        1        2      sent  received
     numpy:0        ·    4 KiB        ·     4 KiB       0 B
     numpy:1        ·        ·  1.5 KiB   1.5 KiB  4.01 KiB
     numpy:2        ·      7 B        ·       7 B   1.5 KiB
     """
-    moved = {pair: n for pair, n in moved.items() if n}
-    devices = sorted({device for pair in moved for device in pair}, key=lambda d: (d == HOST, d))
     figure = None if text else _figure_class()
-    return TextPicture(_text(moved, devices)) if figure is None else _figure(figure, moved, devices)
-
-
-def sent_and_received(moved: Moved) -> dict[Device, tuple[int, int]]:
-    """How many bytes each device sent and received; those that took part, in order, the host last.
-
-    >>> from shardtensor.traffic import sent_and_received
-    >>> a, b = st.devices("numpy")[:2]
-    >>> sent_and_received({(b, a): 8})
-    {Device('numpy:0'): (0, 8), Device('numpy:1'): (8, 0)}
-    """
-    sums: dict[Device, list[int]] = {}
-    for pair, nbytes in moved.items():
-        for way, device in enumerate(pair):
-            sums.setdefault(device, [0, 0])[way] += nbytes
-    return {device: (sums[device][0], sums[device][1]) for device in sorted(sums, key=lambda d: (d == HOST, d))}
+    return TextPicture(_text(moved)) if figure is None else _figure(figure, moved)
 
 
 # -- as text ---------------------------------------------------------------------------------------
 
 
-def _text(moved: Moved, devices: Sequence[Device]) -> str:
-    if not moved:
+def _text(moved: Moved) -> str:
+    if not moved.devices:
         return "no bytes moved"
-    numbers = _numbers(moved, devices) if len(devices) <= _NUMBERS else ()
-    return "\n".join(numbers if numbers and max(map(len, numbers)) <= _WIDTH else _shades(moved, devices))
+    numbers = _numbers(moved) if len(moved.devices) <= _NUMBERS else ()
+    return "\n".join(numbers if numbers and max(map(len, numbers)) <= _WIDTH else _shades(moved))
 
 
-def _numbers(moved: Moved, devices: Sequence[Device]) -> list[str]:
+def _numbers(moved: Moved) -> list[str]:
     """A table of bytes."""
-    head = ["", *_short(devices), "sent", "received"]
-    sums = sent_and_received(moved)
-    rows = [head]
-    for source in devices:
-        cells = [readable(moved[source, d]) if (source, d) in moved else _NONE for d in devices]
-        rows.append([str(source), *cells, *map(readable, sums[source])])
-    return [f"{readable(sum(moved.values()))} from rows to columns", *_aligned(rows)]
+    rows = [["", *_short(moved.devices), "sent", "received"]]
+    grid = moved.grid(np.arange(len(moved.devices)))
+    for (device, ends), row in zip(moved.sent_and_received().items(), grid.tolist(), strict=True):
+        rows.append([str(device), *[readable(n) if n else _NONE for n in row], *map(readable, ends)])
+    return [f"{readable(moved.total)} from rows to columns", *_aligned(rows)]
 
 
 def _short(devices: Sequence[Device]) -> list[str]:
@@ -125,33 +165,31 @@ def _short(devices: Sequence[Device]) -> list[str]:
     return [str(d) if several or d == HOST else str(d.id) for d in devices]
 
 
-def _shades(moved: Moved, devices: Sequence[Device]) -> list[str]:
+def _shades(moved: Moved) -> list[str]:
     """A character for each pair of rows."""
-    names, grid, shared = _rows(moved, devices, _ROWS)
+    names, grid, shared = _rows(moved, _ROWS)
     most = int(grid.max())
     levels = [f"{shade} to {readable(most * (k + 1) / len(_SHADES))}" for k, shade in enumerate(_SHADES)]
     lines = [["", "", "sent", "received"]]
     for k, (name, row) in enumerate(zip(names, grid.tolist(), strict=True)):
         cells = "".join([_SHADES[-(-n * len(_SHADES) // most) - 1] if n else _NONE for n in row])
         lines.append([name, cells, readable(sum(row)), readable(int(grid[:, k].sum()))])
-    total = f"{readable(sum(moved.values()))} from rows to columns{shared}"
+    total = f"{readable(moved.total)} from rows to columns{shared}"
     return [total, f"{_NONE} none  {'  '.join(levels)}", *_aligned(lines)]
 
 
-def _rows(moved: Moved, devices: Sequence[Device], most: int) -> tuple[list[str], Any, str]:
+def _rows(moved: Moved, most: int) -> tuple[list[str], Ints, str]:
     """Names of rows, the bytes from row to row, and how to say that rows are shared.
 
     There is a row for each device, or for as many neighbours as must share one lest there be more than ``most``; and
     one for the host.
     """
+    devices = moved.devices
     others = [device for device in devices if device != HOST]
     share = math.ceil(len(others) / most) or 1
     groups = [others[k : k + share] for k in range(0, len(others), share)]
     groups += [[HOST]] * (HOST in devices)
-    row_of = {device: k for k, group in enumerate(groups) for device in group}
-    grid = np.zeros((len(groups), len(groups)), dtype=np.int64)
-    for (source, destination), nbytes in moved.items():
-        grid[row_of[source], row_of[destination]] += nbytes
+    grid = moved.grid(np.repeat(np.arange(len(groups)), [len(group) for group in groups]))
     short = dict(zip(devices, _short(devices), strict=True))
     names = [f"{group[0]}..{short[group[-1]]}" if len(group) > 1 else str(group[0]) for group in groups]
     return names, grid, f", {share} devices to each" * (share > 1)
@@ -187,17 +225,17 @@ def _png(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def _figure(figure_class: Any, moved: Moved, devices: Sequence[Device]) -> Any:
+def _figure(figure_class: Any, moved: Moved) -> Any:
     ticker = importlib.import_module("matplotlib.ticker")
-    names, grid, shared = _rows(moved, devices, _PIXELS)
+    names, grid, shared = _rows(moved, _PIXELS)
     size = min(max(3.5, 0.55 * len(names)), 8)
     figure = figure_class(figsize=(size + 1.7, size + 0.6), layout="constrained")
     axes = figure.add_subplot()
     axes.set(xlabel="to", ylabel="from")
-    if not moved:
+    if not moved.devices:
         axes.set(title="no bytes moved", xticks=[], yticks=[])
         return figure
-    axes.set_title(f"{readable(sum(moved.values()))} moved{shared}")
+    axes.set_title(f"{readable(moved.total)} moved{shared}")
     most = float(grid.max())
     image = axes.imshow(np.ma.masked_equal(grid, 0), cmap="viridis_r", vmin=0, vmax=most)  # nothing sent: blank
     step = math.ceil(len(names) / _NAMES)

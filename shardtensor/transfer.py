@@ -5,7 +5,7 @@ told.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,17 @@ import numpy as np
 from shardtensor.backend import HOST, HOST_MEMORY, Backend, Device, HostArray
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.indices import Index, region_of
-from shardtensor.log import Transfer, account, watched
+from shardtensor.log import TransferBatch, account, watched
 from shardtensor.operands import HostAval, host_aval
 from shardtensor.phantom import Ghost, no_elements
 from shardtensor.planner import Copies, Piece, Region, host_grid, identity, plan_reshard
 from shardtensor.plugins import backend_of
 from shardtensor.schedules import Move
-from shardtensor.sharding import Grid, NamedSharding, Shape, as_sharding
+from shardtensor.sharding import Grid, Ints, NamedSharding, Shape, as_sharding
 from shardtensor.tensor import ShardedTensor, shard_arrays, whole_array
 from shardtensor.value import Aval
+
+_NO_MESSAGES: tuple[Ints, Ints, Ints] = (np.zeros(0, np.int64),) * 3
 
 
 class Movement:
@@ -43,12 +45,19 @@ class Movement:
         self.copies = copies or tuple(Copies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
         self.size = sum(c.size for c in self.copies)
 
-    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
+    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
         """What the log says of it."""
+        grids = (self.result, *self.sources)
+        devices = [device for grid in grids for device in grid.devices]
+        first = np.cumsum([len(grid.devices) for grid in grids])
+        columns = [_NO_MESSAGES]
         for region, copies in zip(self.regions, self.copies, strict=True):
-            for source, destination, size in copies.records(self.sources[region.operand], self.result):
-                n = size * itemsize
-                yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
+            sources, destinations, sizes = copies.messages()
+            columns.append((sources + first[region.operand], destinations, sizes * itemsize))
+        sources, destinations, sizes = (np.concatenate(column) for column in zip(*columns, strict=True))
+        return TransferBatch(
+            sources, destinations, sizes, devices.__getitem__, operator=operator, explicit=explicit, copied=copied
+        )
 
     def run(self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False) -> tuple[Any, ...]:
         """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak

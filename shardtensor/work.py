@@ -5,8 +5,9 @@ once per shard, with the partial results then combined where any are owed.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from shardtensor.backend import Backend, function_of
 from shardtensor.collectives import SCATTERED_FROM, Ways, all_reduce, groups_along, messages
 from shardtensor.core import Op, Operands
 from shardtensor.folds import Fold, is_long, matmul
-from shardtensor.log import Transfer, account, watched
+from shardtensor.log import TransferBatch, account, watched
 from shardtensor.monoids import MONOIDS, Monoid, Place, element_bytes, state_bytes
 from shardtensor.parking import apart
 from shardtensor.passes import FUNCTIONS, elementwise
@@ -195,13 +196,15 @@ class Work:
             groups.append(_Group(members, speakers, size, scattered))
         return groups
 
-    def _records(self, groups: Sequence[_Group], state: int) -> Iterator[Transfer]:
+    def _records(self, groups: Sequence[_Group], state: int) -> TransferBatch:
         """What they send one another, of states of so many bytes for each element of the result."""
-        devices, itemsize, one_memory = self.devices, self.value.dtype.itemsize, self.backend.one_memory
-        for g in groups:
-            sent = messages(g.members, g.speakers, g.size * state, g.size * itemsize, g.scattered)
-            for source, destination, size in sent:
-                yield Transfer(size, 0 if one_memory else size, devices[source], devices[destination], self.name, True)
+        itemsize = self.value.dtype.itemsize
+        sent = [messages(g.members, g.speakers, g.size * state, g.size * itemsize, g.scattered) for g in groups]
+        sources, destinations, sizes = np.array(list(itertools.chain(*sent)), np.int64).reshape(-1, 3).T
+        return TransferBatch(
+            sources, destinations, sizes, self.devices.__getitem__,
+            operator=self.name, explicit=True, copied=not self.backend.one_memory,
+        )  # fmt: skip
 
     def _ways(self, monoid: Monoid) -> Ways:
         """What devices do with partial results."""

@@ -12,7 +12,7 @@ from shardtensor.backend import Device, HostArray, read_only
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, BackendError, ShapeError
 from shardtensor.indices import Index, canonical, to_numpy
-from shardtensor.log import Transfer, account, watched
+from shardtensor.log import account, watched
 from shardtensor.mesh import Mesh, default_mesh
 from shardtensor.operands import admit, converted, host_aval, located, sharded_dtype
 from shardtensor.parking import Parked, apart, pinned, way
@@ -114,20 +114,10 @@ def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -
         whole.flags.writeable = False
     nbytes = 0 if may_alias and not elsewhere else whole.nbytes
     if watched() and (nbytes or not move.stays):
-        account(who, 0, True, lambda: _shared_out(move, who, nbytes))
+        # The host copies one buffer, whatever separate memories would send: the first transfers count what it copied.
+        itemsize = move.source.dtype.itemsize
+        account(who, 0, True, lambda: move.movement.records(itemsize, False, who, True).copying(nbytes))
     return Storage(whole_of(whole, value))
-
-
-def _shared_out(move: Arrival, who: str, copied: int) -> list[Transfer]:
-    """What separate memories would send; the bytes that were copied all the same go to the first devices that get
-    some.
-    """
-    records = []
-    for r in move.movement.records(move.source.dtype.itemsize, False, who, True):
-        here = min(copied, r.bytes)
-        copied -= here
-        records.append(Transfer(r.bytes, here, r.source, r.destination, who, True))
-    return records
 
 
 def _put_apart(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage | StandIn:
