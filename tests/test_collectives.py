@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import functools
 import itertools
 import math
@@ -17,6 +18,8 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import team
 from shardtensor.collectives import SCATTERED_FROM
+from shardtensor.exchange import Exchange
+from shardtensor.plugins import load
 from shardtensor.trees import leaves, map_leaves
 from tests.layouts import DTYPES, READ_ONLY, SIZES, array, assert_close, everywhere, mesh_of, on_host, values_of
 
@@ -980,3 +983,23 @@ def test_outside_of_a_map_there_is_no_axis(name: str) -> None:
     arguments = ("x",) if name.startswith("axis") else (np.ones(2), "x", *rest.get(name, ()))
     with pytest.raises(st.ShardingError, match=f"{name}: there is no mapped function around this call"):
         getattr(st, name)(*arguments)
+
+
+def test_checking_costs_as_much_as_there_is_sent() -> None:
+    """The events that order n² messages carry the times of n devices each; they are not merged one time after the
+    other.
+    """
+
+    def calls(count: int) -> int:
+        """How many functions are called in an all-gather of so many devices."""
+        backend, devices = load("checked"), [st.Device("checked", k) for k in range(count)]
+        arrays = []
+        for device in devices:
+            with backend.on(device):
+                arrays.append(backend.from_host(np.ones(2), device))
+        profile = cProfile.Profile()
+        gathered = profile.runcall(Exchange("all_gather", "x", devices).gather, arrays, 0, True)
+        assert {array.shape for array in gathered} == {(2 * count,)}
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls(48) < 1.2 * 4 * calls(24)

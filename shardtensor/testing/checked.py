@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
 from shardtensor.errors import ArgumentTypeError, BackendError
@@ -33,7 +34,7 @@ class _Memory:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.written = _tick(device)
+        self.written = _clocks.tick(device)
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -147,7 +148,7 @@ def _wrote(*arrays: CheckedArray) -> None:
     """Notes that the current device has written to arrays."""
     for array in arrays:
         memory = _home(array, "write")
-        memory.written = _tick(memory.device)
+        memory.written = _clocks.tick(memory.device)
 
 
 def _not_read(out: Any, inputs: Sequence[Any], who: str) -> None:
@@ -210,16 +211,56 @@ def _function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     return _called(function, args, kwargs)
 
 
-# What each device has done, and what it knows that the others have: the vector clocks that events carry.
-_clocks: dict[Device, dict[Device, int]] = {}
-_lock = threading.Lock()
+class _Clocks:
+    """What each device has done, and what it knows that the others have: the vector clocks that events carry.
+
+    A row is an array with the time of every device. Rows that have been handed out are never written: a device that
+    goes on takes a copy first, so that the events of one row share it.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, npt.NDArray[np.int64]] = {}
+        self._shared: set[int] = set()
+        self._lock = threading.Lock()
+
+    def tick(self, device: Device) -> int:
+        """The device does something: the time at which it did."""
+        k = device.id
+        with self._lock:
+            row = self._own(k, k + 1)
+            row[k] += 1
+            return int(row[k])
+
+    def known(self, device: Device, other: Device) -> int:
+        """Up to which time ``device`` knows what ``other`` has done."""
+        with self._lock:
+            row = self._rows.get(device.id, _NO_TIME)
+            return int(row[other.id]) if other.id < len(row) else 0
+
+    def token(self, device: Device) -> npt.NDArray[np.int64]:
+        """What a device has done and knows."""
+        with self._lock:
+            self._shared.add(device.id)
+            return self._rows.get(device.id, _NO_TIME)
+
+    def learn(self, device: Device, token: npt.NDArray[np.int64]) -> None:
+        """From now on the device knows what the token knows."""
+        with self._lock:
+            row = self._own(device.id, len(token))
+            np.maximum(row[: len(token)], token, out=row[: len(token)])  # no token is ahead of the device on itself
+
+    def _own(self, k: int, length: int) -> npt.NDArray[np.int64]:
+        """The row of a device, of at least that length, to be written."""
+        row = self._rows.get(k, _NO_TIME)
+        if k in self._shared or len(row) < length:
+            row = np.concatenate([row, np.zeros(max(length - len(row), 0), np.int64)])
+            self._rows[k] = row
+            self._shared.discard(k)
+        return row
 
 
-def _tick(device: Device) -> int:
-    with _lock:
-        clock = _clocks.setdefault(device, {})
-        clock[device] = clock.get(device, 0) + 1
-        return clock[device]
+_NO_TIME = np.zeros(0, np.int64)
+_clocks = _Clocks()
 
 
 class CheckedBackend(Backend):
@@ -277,7 +318,7 @@ class CheckedBackend(Backend):
         self._owned(array, source, "to_device")
         if _here("to_device") != destination:
             raise BackendError(f"to_device: {_here('to_device')} is current and the copy goes to {destination}")
-        if source != destination and _clocks.get(destination, {}).get(source, 0) < _home(array, "to_device").written:
+        if source != destination and _clocks.known(destination, source) < _home(array, "to_device").written:
             raise BackendError(
                 f"to_device: {destination} reads what {source} made, and no event ordered it after; record and wait"
             )
@@ -318,16 +359,11 @@ class CheckedBackend(Backend):
 
     def record(self, device: Device) -> Any:
         """What ``device`` has done and knows."""
-        with _lock:
-            return dict(_clocks.get(device, {}))
+        return _clocks.token(device)
 
     def wait(self, device: Device, token: Any) -> None:
         """From now on ``device`` knows what the token knows."""
-        with _lock:
-            clock = _clocks.setdefault(device, {})
-            for other, time in token.items():
-                if other != device:
-                    clock[other] = max(clock.get(other, 0), time)
+        _clocks.learn(device, token)
 
     def _owned(self, array: Any, device: Device, who: str) -> None:
         home = _home(array, who).device
