@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -40,7 +39,7 @@ import numpy.typing as npt
 from shardtensor import passes, pool
 from shardtensor.core import innermost
 from shardtensor.errors import BackendError
-from shardtensor.host import memory, usable_cores
+from shardtensor.host import count_from_environment, memory, usable_cores
 from shardtensor.pool import owner_of as owner_of
 
 MEMORY_KINDS = ("device", "pinned_host")
@@ -95,7 +94,9 @@ class Backend(abc.ABC):
     """The name under which it is registered."""
 
     priority: int = 0
-    """The default backend is the usable one of highest priority (numpy: 0; checked: negative)."""
+    """The default backend is the usable one of highest priority (numpy: 0). One of negative priority (checked, torch)
+    is used only where it is named.
+    """
 
     simulated: bool = False
     """Its devices do not exist, and its arrays have no elements: see `shardtensor.phantom`."""
@@ -378,13 +379,24 @@ _ASKING, FRAME = _measure()
 """`FRAME`: how many references a function's parameter adds to those that its caller has."""
 
 
+MOST_DEVICES = 1 << 16
+"""As many logical devices a backend has at most: each is an object. An `AbstractMesh` may have more."""
+
+
+def requested_devices() -> int | None:
+    """How many logical devices ``SHARDTENSOR_NUM_DEVICES`` asks for; None where it is not set.
+
+    Raises:
+        BackendError: it is no whole number from 1 to `MOST_DEVICES`.
+    """
+    return count_from_environment("SHARDTENSOR_NUM_DEVICES", MOST_DEVICES)
+
+
 def logical_device_count(default: int | None = None) -> int:
     """How many devices a backend with logical devices offers: ``SHARDTENSOR_NUM_DEVICES``, else ``default``, else the
     usable cores.
+
+    Raises:
+        BackendError: the variable is no whole number from 1 to `MOST_DEVICES`.
     """
-    given = os.environ.get("SHARDTENSOR_NUM_DEVICES")
-    if given is None:
-        return usable_cores() if default is None else default
-    if not given.isascii() or not given.isdigit() or int(given) < 1:
-        raise BackendError(f"SHARDTENSOR_NUM_DEVICES is {given!r}; it must be a whole number of at least 1")
-    return int(given)
+    return requested_devices() or (usable_cores() if default is None else default)

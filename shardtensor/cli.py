@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardtensor.backend import Backend
+from shardtensor.backend import Backend, requested_devices
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.plugins import backend_names, default_backend, load
 
@@ -86,6 +86,7 @@ def _demo(**options: Any) -> int:
 def _info() -> int:
     from rich.console import Console
 
+    requested_devices()  # a wrong number is one error, and not one for each backend
     problem: Exception | None = None
     try:
         default = default_backend().name

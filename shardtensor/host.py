@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from shardtensor.errors import BackendError
+
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -37,6 +39,28 @@ def _become_main() -> None:
     """In the child of a fork: the thread that forked is the main thread, and has another number than in the parent."""
     global _main_thread
     _main_thread = _native_id()
+
+
+def count_from_environment(name: str, most: int) -> int | None:
+    """A whole number from 1 to ``most`` that an environment variable holds; None where it is not set.
+
+    Raises:
+        BackendError: the variable holds something else.
+    """
+    given = os.environ.get(name)
+    if given is None:
+        return None
+    digits = given.lstrip("0") if given.isascii() and given.isdigit() else ""
+    if not digits or len(digits) > len(str(most)) or int(digits) > most:  # Python refuses to read very long numbers
+        shown = repr(given) if len(given) <= _SHOWN else f"{given[:_SHOWN]!r}…"
+        raise BackendError(
+            f"{name} is {shown}; wanted a whole number from 1 to {most:,}: set it before the start, or leave it unset"
+        )
+    return int(digits)
+
+
+_SHOWN = 60
+"""As many characters of a variable's value are in an error."""
 
 
 def usable_cores() -> int:

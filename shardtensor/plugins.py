@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardtensor.backend import HOST, Backend, Device, HostArray
+from shardtensor.backend import HOST, Backend, Device, HostArray, requested_devices
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
 from shardtensor.host import in_children
 
@@ -88,6 +88,7 @@ def load(name: str) -> Backend:
     with _lock:
         if backend := _loaded.get(name):
             return backend
+        requested_devices()  # a wrong number is an error before the plugin imports its library
         plugin = _plugin(name)
         try:
             backend = plugin()
@@ -125,19 +126,28 @@ def _plugin(name: str) -> type[Backend]:
 
 @functools.cache
 def default_backend() -> Backend:
-    """The backend where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority."""
+    """The backend where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority, of 0 or more.
+
+    Raises:
+        ArgumentError: ``SHARDTENSOR_BACKEND`` is no backend that is installed.
+        BackendError: none can be used here, or ``SHARDTENSOR_NUM_DEVICES`` is no number of devices.
+    """
+    requested_devices()  # what is wrong for every backend is one error, and none of them is imported for it
     if name := os.environ.get("SHARDTENSOR_BACKEND"):
         try:
             return load(name)
         except ShardTensorError as error:
-            raise type(error)(f"{error} (it is SHARDTENSOR_BACKEND that says so)") from None
+            raise type(error)(f"{error} (SHARDTENSOR_BACKEND names it)") from None
     candidates, reasons = [], []
     for name in backend_names():
         try:
             candidates.append((-_plugin(name).priority, name))
         except BackendError as error:
             reasons.append(f"{name}: {error}")
-    for _, name in sorted(candidates):  # those of lower priority are not even started: it may cost seconds
+    for rank, name in sorted(candidates):  # those of lower priority are not even started: it may cost seconds
+        if rank > 0:
+            reasons.append(f"{name}: used only where SHARDTENSOR_BACKEND names it")
+            continue
         try:
             return load(name)
         except BackendError as error:  # no candidate; why, is said if nothing else is one, and by `shardtensor info`

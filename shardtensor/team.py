@@ -7,15 +7,14 @@ import contextlib
 import contextvars
 import functools
 import itertools
-import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
 
-from shardtensor.errors import ArgumentError, BackendError
-from shardtensor.host import in_children, usable_cores
+from shardtensor.errors import ArgumentError
+from shardtensor.host import count_from_environment, in_children, usable_cores
 from shardtensor.interrupts import Interrupts
 
 # -- how many --------------------------------------------------------------------------------------
@@ -37,14 +36,13 @@ def num_threads() -> int:
     return _threads_here.get() or (_said[-1].number if _said else None) or _default_threads()
 
 
+MOST_THREADS = 1 << 12
+"""As many threads may be asked for."""
+
+
 @functools.cache
 def _threads_said() -> int | None:
-    said = os.environ.get("SHARDTENSOR_NUM_THREADS")
-    if said is None:
-        return None
-    if not said.isascii() or not said.isdigit() or int(said) < 1:
-        raise BackendError(f"SHARDTENSOR_NUM_THREADS is {said!r}; it must be a whole number of at least 1")
-    return int(said)
+    return count_from_environment("SHARDTENSOR_NUM_THREADS", MOST_THREADS)
 
 
 def _default_threads() -> int:
@@ -59,10 +57,10 @@ class set_num_threads:  # noqa: N801 - used like a function
     maps that it starts. More than there are cores are slower.
 
     Args:
-        number: at least 1; None for the default (see `num_threads`).
+        number: from 1 to 4,096; None for the default (see `num_threads`).
 
     Raises:
-        ArgumentError: number is no whole number of at least 1.
+        ArgumentError: number is no whole number from 1 to 4,096.
 
     >>> with st.set_num_threads(2):
     ...     st.sum(st.ones(10)).item()
@@ -70,8 +68,10 @@ class set_num_threads:  # noqa: N801 - used like a function
     """
 
     def __init__(self, number: int | None) -> None:
-        if number is not None and (type(number) is not int or number < 1):
-            raise ArgumentError(f"set_num_threads: number is {number!r}; wanted a whole number of at least 1, or None")
+        if number is not None and (type(number) is not int or not 1 <= number <= MOST_THREADS):
+            raise ArgumentError(
+                f"set_num_threads: number is {number!r:.60}; wanted a whole number from 1 to {MOST_THREADS:,}, or None"
+            )
         self.number = number
         _said.append(self)
         del _said[:-_KEPT]

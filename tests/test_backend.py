@@ -22,7 +22,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import plugins as backends
-from shardtensor.backend import HOST, Backend, Device
+from shardtensor.backend import HOST, Backend, Device, requested_devices
 from shardtensor.plugins import load
 from shardtensor.testing import CheckedArray
 from tests.conftest import NO_GPU
@@ -122,9 +122,21 @@ def test_number_of_devices() -> None:
     assert printed(COUNTS, SHARDTENSOR_BACKEND="numpy") == [cores] * 3
 
 
-@pytest.mark.parametrize("given", ["0", "abc", "", "-1", "2.5", "²"])
+WRONG_NUMBERS = ["0", "abc", "", " ", "-1", "2.5", "²", " 8", "1e3", "65537", "99999999999", "9" * 5000]
+
+
+@pytest.mark.parametrize("given", WRONG_NUMBERS, ids=lambda given: repr(given)[:14])
+def test_numbers_that_cannot_be(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", given)
+    with pytest.raises(
+        st.BackendError, match=r"^SHARDTENSOR_NUM_DEVICES is .*; wanted a whole number from 1 to 65,536"
+    ):
+        requested_devices()
+
+
+@pytest.mark.parametrize("given", ["0", "abc", "²", "99999999999", "9" * 5000], ids=lambda given: repr(given)[:14])
 def test_numbers_of_devices_that_cannot_be(given: str) -> None:
-    """The message names the variable and what it says, whether a backend is named or not."""
+    """One error, whether a backend is named or not, and before a plugin is imported."""
     code = """
         import json, sys, shardtensor as st
         def error(call):
@@ -132,12 +144,33 @@ def test_numbers_of_devices_that_cannot_be(given: str) -> None:
                 call()
             except st.BackendError as e:
                 return str(e)
-        print(json.dumps([error(lambda: st.devices("numpy")), error(st.devices), error(lambda: st.zeros(3))]))
+        calls = [lambda: st.devices("numpy"), lambda: st.devices("torch"), st.devices, lambda: st.zeros(3)]
+        print(json.dumps([[error(call) for call in calls], [m for m in sys.modules if m.startswith("shardtensor_")]]))
     """
-    for message in printed(code, SHARDTENSOR_NUM_DEVICES=given, PYTHONUTF8="1"):
-        assert message is not None
-        assert "SHARDTENSOR_NUM_DEVICES" in message
-        assert repr(given) in message
+    messages, plugins = printed(code, SHARDTENSOR_NUM_DEVICES=given, PYTHONUTF8="1")
+    shown = repr(given) if len(given) < 60 else "'999"
+    for message in messages:
+        assert message.removeprefix("zeros: ").startswith(f"SHARDTENSOR_NUM_DEVICES is {shown}")
+        assert "; wanted a whole number from 1 to 65,536" in message
+        assert len(message) < 200
+    assert plugins == []
+
+
+def test_the_most_devices_that_can_be() -> None:
+    assert printed(COUNTS, SHARDTENSOR_NUM_DEVICES="0065536") == [1 << 16] * 3
+
+
+def test_a_wrong_number_is_not_put_down_to_the_backend() -> None:
+    code = """
+        import json, shardtensor as st
+        try:
+            st.devices()
+        except st.BackendError as e:
+            print(json.dumps(str(e)))
+    """
+    message = printed(code, SHARDTENSOR_NUM_DEVICES="eight", SHARDTENSOR_BACKEND="numpy")
+    assert message.startswith("SHARDTENSOR_NUM_DEVICES is 'eight'")
+    assert "SHARDTENSOR_BACKEND" not in message
 
 
 def test_variable_chooses_the_default_backend() -> None:
@@ -290,6 +323,23 @@ def test_default_is_the_usable_one_of_highest_priority(install: Callable[..., No
     assert default().name == "numpy"  # checked's is lower, and the broken one is no candidate
     install("better", STUB.format(name="better") + "    priority = 7\n")
     assert default().name == "better"
+
+
+def test_backends_of_negative_priority_are_no_default(install: Callable[..., None]) -> None:
+    """They are for tests, or have no sound reason to be chosen: a broken numpy plugin does not bring them in."""
+    for name in list(backends._entry_points()):
+        if name != "checked":
+            del backends._entry_points()[name]
+    install("numpy", "raise OSError('a broken plugin')")
+    loaded = dict(backends._loaded)
+    backends._loaded.pop("numpy")
+    try:
+        with pytest.raises(st.BackendError) as caught:
+            backends.default_backend.__wrapped__()
+    finally:
+        backends._loaded.update(loaded)
+    assert "checked: used only where SHARDTENSOR_BACKEND names it" in str(caught.value)
+    assert "numpy: backend 'numpy' is installed but does not start: OSError('a broken plugin')" in str(caught.value)
 
 
 def test_default_by_variable(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,8 @@ def test_what_argparse_does_not_know_ends_with_2(line, capsys):
     ("variable", "value", "reason"),
     [
         ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
-        ("SHARDTENSOR_NUM_DEVICES", "0", "no backend can be used here"),
+        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted a whole number from 1 to 65,536"),
+        ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
     ],
 )
 def test_an_environment_that_cannot_be_is_one_line_and_1(name, variable, value, reason):
@@ -122,9 +123,17 @@ def test_an_environment_that_cannot_be_is_one_line_and_1(name, variable, value, 
     assert len(finished.stderr.splitlines()) == 1
 
 
-def test_info_says_why_none_can_be_used():
-    table = rows(command("info", SHARDTENSOR_NUM_DEVICES="0").stdout)
-    assert table["numpy"][-1].startswith("SHARDTENSOR_NUM_DEVICES is '0'")
+def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
+    """The backend for tests is not taken for it."""
+    (tmp_path / "shardtensor_numpy.py").write_text("raise OSError('a broken plugin')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    finished = command("info", PYTHONPATH=path, CUDA_VISIBLE_DEVICES="", COLUMNS="200")
+    assert finished.returncode == 1
+    table = rows(finished.stdout)
+    assert [name for name, cells in table.items() if cells[0] == "yes"] == []
+    assert "a broken plugin" in table["numpy"][-1]
+    assert table["checked"][1].isdigit()
+    assert finished.stderr.startswith("shardtensor: no backend can be used here: ")
 
 
 @pytest.mark.parametrize(

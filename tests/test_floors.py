@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "shardtensor"
 
 FLOORS = {
-    "errors": -2, "host": -3, "interrupts": -2, "blas": -2, "pool": -1, "core": 0, "passes": 0, "trees": 0, "team": -1, "programs": 2, "world": 3,
+    "errors": -4, "host": -3, "interrupts": -2, "blas": -2, "pool": -1, "core": 0, "passes": 0, "trees": 0, "team": -1, "programs": 2, "world": 3,
     "backend": 1, "plugins": 2, "traffic": 2, "log": 3, "mesh": 3, "memories": 4, "sharding": 4,
     "rules": 5, "monoids": 5, "planner": 5, "collectives": 5, "value": 5,
     "protocols": 5, "indices": 6, "windows": 7, "tensor": 7, "operands": 8, "transfer": 9,
