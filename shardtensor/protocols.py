@@ -4,6 +4,8 @@ of the operator of that name.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,8 +84,12 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _method(name: str) -> Callable[..., Any]:
+    function = getattr(np, name)
+
     def method(self: Any, *args: Any, **params: Any) -> Any:
-        return _with_out(OPS[name], (self, *args), params)
+        if not args:  # the names are those of the operator
+            return _with_out(OPS[name], (self,), params)
+        return _as_numpy(function, OPS[name], (self, *args), params)
 
     method.__name__ = name
     method.__doc__ = f"``st.{name}`` of this tensor."
@@ -98,16 +104,7 @@ def _unary(name: str) -> Callable[[Any], Any]:
 
 
 def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A call of an operator as NumPy's functions and methods are called: with the first parameter by position, if
-    somebody likes, and with ``out=``, a tensor or a host array.
-    """
-    count = op.positional
-    if len(args) > count == len(op.operands):
-        if len(args) > count + 1 or not op.params or op.params[0] in kwargs:
-            raise ArgumentTypeError(
-                f"{op.name}: {len(args)} arguments by position; it takes {count + bool(op.params)}, and others by name"
-            )
-        args, kwargs = args[:count], {op.params[0]: args[count]} | kwargs
+    """A call of an operator, perhaps with ``out=``, a tensor or a host array."""
     out = kwargs.get("out")
     kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
@@ -121,6 +118,88 @@ def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     else:
         raise ArgumentTypeError(f"{op.name}: out is a {type(out).__name__}; wanted a tensor or a host array")
     return out
+
+
+# -- NumPy's calls ---------------------------------------------------------------------------------
+
+_WRITTEN_IN_C = {
+    "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    "empty_like": lambda prototype, /, dtype=None, order="K", subok=True, shape=None, *, device=None: None,
+    "where": lambda condition, x=None, y=None, /: None,
+}
+"""Functions whose signature not every NumPy can tell."""
+
+_OTHER_NAMES = {"ddof": "correction"}
+"""What NumPy calls parameters that have the standard's name here."""
+
+
+@functools.cache
+def _signature(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of NumPy's parameters that can be given by position, and the defaults of all that have one."""
+    parameters = inspect.signature(_WRITTEN_IN_C.get(function.__name__, function)).parameters.values()
+    by_position = tuple([p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])
+    return by_position, {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+@functools.cache
+def _translation(function: Any, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The operator's names for those of NumPy's parameters that it has, and its own; and which it takes by position
+    only.
+    """
+    ours = (*op.operands, *op.params, "out")
+    names = dict(zip(ours, ours, strict=True)) | dict(zip(_signature(function)[0], op.operands, strict=False))
+    names |= {theirs: known for theirs, known in _OTHER_NAMES.items() if known in ours}
+    parameters = inspect.signature(op.dispatch).parameters.values()
+    return names, tuple([p.name for p in parameters if p.kind is p.POSITIONAL_ONLY])
+
+
+def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of an operator with the arguments of NumPy's function, by position or by NumPy's names.
+
+    Raises:
+        ArgumentTypeError: there are more by position than NumPy takes, or one that the operator lacks is not what NumPy
+            has for it by default.
+    """
+    names, by_position = _translation(function, op)
+    known: dict[str, Any] = {}
+    for name, value in _named(function, args, kwargs).items():
+        if name not in names:
+            raise ArgumentTypeError(
+                f"numpy.{function.__name__}: has no sharded form here with {name}={value!r:.60}; leave {name} out, or "
+                "take the whole array on the host with np.asarray(x)"
+            )
+        if names[name] in known:
+            raise ArgumentTypeError(f"numpy.{function.__name__}: {names[name]} is given twice; wanted it once")
+        known[names[name]] = value
+    if missing := [name for name in by_position if name not in known]:
+        raise ArgumentTypeError(f"numpy.{function.__name__}: has no sharded form here without {' and '.join(missing)}")
+    return _with_out(op, [known.pop(name) for name in by_position], known)
+
+
+def _named(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of NumPy's function by NumPy's names, without those that are what NumPy has by default.
+
+    Raises:
+        ArgumentTypeError: there are more by position than NumPy takes, or one is given twice.
+    """
+    names, defaults = _signature(function)
+    if len(args) > len(names):
+        raise ArgumentTypeError(
+            f"{function.__name__}: {len(args)} arguments by position; it takes {len(names)}: {', '.join(names)}"
+        )
+    given = dict(zip(names, args, strict=False))
+    if twice := sorted(given.keys() & kwargs.keys()):
+        raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
+    return {n: v for n, v in (given | kwargs).items() if n not in defaults or not _is_default(v, defaults[n])}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) in (bool, int, float, str) and value == default)
+
+
+def _size(a: Any, axis: Any = None) -> int:
+    """`numpy.size`, worked out by NumPy on an array of that shape that takes no memory."""
+    return int(np.size(np.broadcast_to(np.empty(()), a.shape), axis))
 
 
 def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
@@ -157,16 +236,18 @@ def _stretch(x: Any) -> tuple[Any, int, int]:
 
 _NUMPY_ALONE: dict[str, Callable[..., Any]] = {
     "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory,
+    "ndim": lambda a: a.ndim, "shape": lambda a: a.shape, "size": _size,
 }  # fmt: skip
 """Functions of NumPy's that are no operators: they compute nothing."""
 
-_METHODS = ("ravel", "swapaxes", "transpose")
-"""Functions of NumPy's that are methods here."""
+_METHODS = {"ravel": set(), "swapaxes": {"axis1", "axis2"}, "transpose": {"axes"}}
+"""Functions of NumPy's that are methods here, and the parameters that these have."""
 
 
 # NumPy's functions whose older names differ from the standard's.
 _FUNCTION_NAMES = {
-    "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
+    "absolute": "abs", "amax": "max", "amin": "min", "around": "round",
+    "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
     "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert",
     "left_shift": "bitwise_left_shift", "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
 }  # fmt: skip
@@ -179,7 +260,7 @@ class Operators:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         op = OPS.get(_FUNCTION_NAMES.get(ufunc.__name__, ufunc.__name__))
-        others = sorted(set(kwargs) - {"out"})
+        others = sorted(set(kwargs) - {"out", *(op.params if op else ())})
         if method != "__call__" or others or op is None or len(op.operands) != len(inputs):
             what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
             asked = f" with {', '.join(others)}" if others else ""
@@ -190,18 +271,18 @@ class Operators:
         return _with_out(op, operands, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in (np.shape, np.ndim, np.size) and not kwargs and len(args) == 1:
-            return getattr(self, func.__name__)
         if function := _NUMPY_ALONE.get(func.__name__):
             return function(*args, **kwargs)
-        if func.__name__ in _METHODS and isinstance(args[0], Operators):
-            return getattr(args[0], func.__name__)(*args[1:], **kwargs)
+        if func.__name__ in _METHODS:
+            (_, x), *others = _named(func, args, kwargs).items()
+            if isinstance(x, Operators) and {name for name, _ in others} <= _METHODS[func.__name__]:
+                return getattr(x, func.__name__)(*[value for _, value in others])
         op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
         if op is None:
             raise ArgumentTypeError(
                 f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
             )
-        return _with_out(op, args, kwargs)
+        return _as_numpy(func, op, args, kwargs)
 
     __hash__ = None  # type: ignore[assignment]  # equality is element by element
 
@@ -238,7 +319,11 @@ class Operators:
     sum, prod, mean = map(_method, ("sum", "prod", "mean"))
     max, min, var, std = map(_method, ("max", "min", "var", "std"))
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
-    clip, squeeze, round, conj = map(_method, ("clip", "squeeze", "round", "conj"))
+    clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
+
+    def conj(self, out: Any = None) -> Any:
+        """``st.conj`` of this tensor."""
+        return _with_out(OPS["conj"], (self,), {"out": out})
 
 
 def is_scalar(x: Any) -> bool:

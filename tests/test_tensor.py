@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import operator
 import pickle
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.core import OPS
 from shardtensor.running import _plans
 from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of, on_host
 
@@ -555,3 +558,110 @@ def test_pieces_are_joined_under_many_threads(backend: str) -> None:
         for thread in threads:
             thread.join()
     assert not failures
+
+
+AS_NUMPY: dict[str, Callable[[Any], Any]] = {
+    "roll": lambda x: np.roll(x, 5, 0),
+    "roll, axes": lambda x: np.roll(x, (1, 2), (0, 1)),
+    "sum, dtype": lambda x: np.sum(x, 0, "f4"),
+    "sum, keepdims": lambda x: np.sum(x, 0, None, None, True),
+    "sum, names": lambda x: np.sum(a=x, axis=0, keepdims=True),
+    "sum, defaults": lambda x: np.sum(x, None, None, None, False),
+    "prod": lambda x: np.prod(x, 1, "f8", None, True),
+    "mean": lambda x: np.mean(x, (0, 1), None, None, True),
+    "std": lambda x: np.std(x, 0, None, None, 1),
+    "var": lambda x: np.var(a=x, ddof=1, axis=1),
+    "max": lambda x: np.max(x, 1, None, True),
+    "amax": lambda x: np.amax(x, 1),
+    "amin": lambda x: np.amin(x, axis=0),
+    "any": lambda x: np.any(x, 0, None, True),
+    "all": lambda x: np.all(a=x, axis=0),
+    "argmax": lambda x: np.argmax(x, 1, keepdims=True),
+    "around": lambda x: np.around(x),
+    "round": lambda x: np.round(x, 0),
+    "clip": lambda x: np.clip(x, 2, 5),
+    "clip, names": lambda x: np.clip(x, a_min=2, a_max=None),
+    "clip, one": lambda x: np.clip(x, None, 5),
+    "reshape": lambda x: np.reshape(x, (4, 3), "C"),
+    "concatenate": lambda x: np.concatenate([x, x], 1),
+    "stack": lambda x: np.stack([x, x], 1),
+    "zeros_like": lambda x: np.zeros_like(x, "i4"),
+    "ones_like": lambda x: np.ones_like(x, None, "K", True, None),
+    "full_like": lambda x: np.full_like(x, 3, "i4"),
+    "expand_dims": lambda x: np.expand_dims(x, 1),
+    "flip": lambda x: np.flip(x, 1),
+    "squeeze": lambda x: np.squeeze(x[:1], 0),
+    "tensordot": lambda x: np.tensordot(a=x, b=x, axes=2),
+    "tensordot, position": lambda x: np.tensordot(x, x, 2),
+    "vecdot": lambda x: np.vecdot(x, x, axis=0),
+    "moveaxis": lambda x: np.moveaxis(x, source=0, destination=1),
+    "broadcast_to": lambda x: np.broadcast_to(array=x, shape=(2, 3, 4)),
+    "where": lambda x: np.where(x > 3, x, 0),
+    "transpose": lambda x: np.transpose(a=x),
+    "transpose, axes": lambda x: np.transpose(x, axes=(1, 0)),
+    "swapaxes": lambda x: np.swapaxes(a=x, axis1=0, axis2=1),
+    "ravel": lambda x: np.ravel(x, "C"),
+    "copy": lambda x: np.copy(a=x),
+    "imag": lambda x: np.imag(val=x),
+    "size": lambda x: np.full(2, np.size(x, 1)),
+    "shape": lambda x: np.array(np.shape(a=x)),
+    "x.sum": lambda x: x.sum(0, None, None, True),
+    "x.std": lambda x: x.std(0, None, None, 1),
+    "x.clip": lambda x: x.clip(2, 5),
+    "x.argmax": lambda x: x.argmax(1, keepdims=True),
+    "x.round": lambda x: x.round(0),
+    "out": lambda x: np.sum(x, 0, None, np.zeros(4)),
+}
+
+
+@pytest.mark.parametrize("name", AS_NUMPY)
+def test_arguments_are_given_as_numpy_takes_them(name: str, backend: str) -> None:
+    value = array((3, 4), "float64", 1)
+    found, wanted = (np.asarray(AS_NUMPY[name](x)) for x in (st.device_put(value, mesh_of((2,), backend)), value))
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+MORE_ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "astype": lambda x: ("f4",), "broadcast_to": lambda x: ((4, 4),), "clip": lambda x: (0, 1),
+    "expand_dims": lambda x: (0,), "full_like": lambda x: (1,), "moveaxis": lambda x: (0, 1),
+    "reshape": lambda x: ((2, 8),), "roll": lambda x: (1,), "tensordot": lambda x: (x,),
+}  # fmt: skip
+FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapped__")} - {"unstack", "where"}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_every_position_of_numpys_functions_is_known(name: str) -> None:
+    """What NumPy has by default can be given by position for every parameter that can be."""
+    function = getattr(np, name)
+    parameters = inspect.signature(function).parameters.values()
+    defaults = [p.default for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
+
+    def called(x: Any) -> Any:
+        first = ([x, x] if name in ("concat", "stack") else x, *MORE_ARGUMENTS.get(name, lambda x: ())(x))
+        return function(*first, *defaults[len(first) :])
+
+    assert_same(called(st.ones((4, 4))), called(np.ones((4, 4))))
+
+
+WRONG_AS_NUMPY = [
+    (
+        lambda x: np.sum(x, 0, None, None, False, 3),
+        r"numpy.sum: has no sharded form here with initial=3; leave initial",
+    ),
+    (lambda x: np.reshape(x, (4, 3), "F"), "numpy.reshape: has no sharded form here with order='F'"),
+    (lambda x: np.zeros_like(x, None, "F"), "order='F'"),
+    (lambda x: np.round(x, 2), "decimals=2"),
+    (lambda x: np.ravel(x, "F"), "numpy.ravel: has no sharded form here"),
+    (lambda x: np.copy(x, subok=True), "numpy.copy: has no sharded form here"),
+    (lambda x: np.where(x), "numpy.where: has no sharded form here without x1 and x2"),
+    (lambda x: np.clip(x, 1, 2, min=3), "min is given twice"),
+    (lambda x: x.sum(0, axis=1), "axis is given by position and by name"),
+    (lambda x: x.sum(0, 1, 2, 3, 4, 5, 6, 7), "9 arguments by position; it takes 7: a, axis, dtype, out"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG_AS_NUMPY)
+def test_what_numpy_takes_and_an_operator_lacks_is_named(call: Any, words: str) -> None:
+    with pytest.raises(st.ArgumentTypeError, match=words):
+        call(st.ones((3, 4)))
