@@ -222,6 +222,21 @@ def _color(number: int) -> str:
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
+_NAMED = ("bright_green", "bright_magenta", "bright_yellow", "bright_cyan", "bright_red", "bright_white", "bright_blue")
+"""Backgrounds for dark text where a terminal has 16 colors, in which near shades of `_color` would be the same."""
+
+
+def _style(console: Console, number: int, columns: int) -> str:
+    """The colors of a part in a table of so many columns.
+
+    Of 16 colors, as many are used in turn as do not divide the number of columns: neighbors differ in rows and columns.
+    """
+    if console.color_system not in ("standard", "windows"):
+        return f"#000000 on {_color(number)}"
+    count = next((n for n in (7, 6, 5) if columns % n), 7)
+    return f"black on {_NAMED[number % count]}"
+
+
 # -- as text ---------------------------------------------------------------------------------------
 
 _LINES = 10
@@ -244,6 +259,7 @@ def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
     grid = sharding.grid(shape)
     if parts := _parts(grid):
         cells, bands = _layout(parts, len(shape), console.width)
+        columns = sum(map(len, bands))
         for block, members in itertools.groupby(parts, lambda part: part.block):
             block_parts = list(members)
             for band in bands:
@@ -251,7 +267,7 @@ def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
                     rows = [(0, size) for size in shape[-2:-1]]
                     title = _slices([*block, *rows, (band[0][0], band[-1][1])], shape)
                     console.print(_text(console, title), soft_wrap=True)
-                _print_table(console, [part for part in block_parts if part.place[1] in band], cells)
+                _print_table(console, [part for part in block_parts if part.place[1] in band], cells, columns)
     if line := _empty(grid, console.width):
         console.print(_text(console, line), soft_wrap=True)
 
@@ -320,13 +336,13 @@ def _centered(caption: str, width: int, height: int) -> str:
     return "\n".join([" " * width] * above + lines + [" " * width] * below)
 
 
-def _print_table(console: Console, parts: Sequence[_Part], cells: Sequence[str]) -> None:
+def _print_table(console: Console, parts: Sequence[_Part], cells: Sequence[str], columns: int) -> None:
     from rich.box import SQUARE
     from rich.table import Table
 
     table = Table(box=SQUARE, show_header=False, show_lines=True, padding=0, pad_edge=False)
     for _, row in itertools.groupby(parts, lambda part: part.place[0]):
-        table.add_row(*[_text(console, cells[part.number], f"#000000 on {_color(part.number)}") for part in row])
+        table.add_row(*[_text(console, cells[part.number], _style(console, part.number, columns)) for part in row])
     console.print(table)
 
 

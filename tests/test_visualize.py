@@ -296,6 +296,22 @@ def test_colors_tell_the_parts_apart(file, use_color):
     assert sum(len(piece) for _, piece in backgrounds(colored)) == inside  # the whole cell, not its caption only
 
 
+@pytest.mark.parametrize("grid", [(1, 8), (8, 1), (4, 2), (3, 5), (2, 6), (2, 7), (5, 6), (3, 12), (2, 30)])
+def test_neighbors_differ_where_a_terminal_has_16_colors(grid, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-16color")
+    monkeypatch.setenv("COLUMNS", "120")
+    mesh = st.AbstractMesh(grid, ("x", "y"))
+    colored = printed(Terminal(), (2 * grid[0], 2 * grid[1]), st.NamedSharding(mesh, P("x", "y")))
+    assert "48;" not in colored
+    cells = re.findall(r"\x1b\[30;(10[1-7])m([^\x1b]*)", colored)
+    colors = {int(found[1]): color for color, caption in cells if (found := re.search(r"SIMULATED (\d+)", caption))}
+    assert sorted(colors) == list(range(grid[0] * grid[1]))
+    for k, color in colors.items():
+        row, column = divmod(k, grid[1])
+        assert column + 1 == grid[1] or colors[k + 1] != color
+        assert row + 1 == grid[0] or colors[k + grid[1]] != color
+
+
 def test_replicas_share_a_color_and_blocks_do_not():
     colored = printed(Terminal(), (4, 2, 6), st.NamedSharding(mesh_of(2, 2, 2), P("x", None, "y")))
     named = {caption.strip(): color for color, caption in backgrounds(colored) if "NUMPY" in caption}
