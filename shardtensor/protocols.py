@@ -213,8 +213,10 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
     dst[...] = src if where is True else call("where", where, src, dst)
 
 
-def _copy(a: Any) -> Any:
+def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
     """`numpy.copy`, which gives arrays of scalars, too."""
+    if order not in ("K", "A", "C"):
+        raise ArgumentTypeError(f"numpy.copy: order is {order!r}; tensors have row-major order only: wanted 'K' or 'C'")
     return call("asarray", a, copy=True)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
+import os
 import queue
 import sys
 import threading
