@@ -322,11 +322,11 @@ def read_only(array: HostArray) -> HostArray:
     """A view of a host array that cannot be made writable: it sees the memory through a read-only buffer. A view whose
     base is the array itself could get its flag back.
     """
-    array = np.asarray(array)  # one element may have become a scalar
-    if array.dtype.kind not in "mM":
-        return np.asarray(memoryview(array).toreadonly())
-    view: HostArray = np.asarray(memoryview(array.view(np.int64)).toreadonly())  # buffers have no times
-    return view.view(array.dtype)
+    given: Any = np.asarray(array)  # one element may have become a scalar
+    if given.dtype.kind not in "mM":
+        return np.asarray(memoryview(given).toreadonly())
+    numbers: Any = given.view(np.int64)  # buffers have no times
+    return np.asarray(memoryview(numbers).toreadonly()).view(given.dtype)
 
 
 def host_memory() -> tuple[int, int] | None:

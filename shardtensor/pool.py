@@ -229,12 +229,12 @@ def owner_of(array: npt.NDArray[Any]) -> Any:
     """What holds an array's memory: of arrays in one piece of memory the same object. Those that left the library as
     read-only views, and views of them, have a buffer in between (see `shardtensor.backend.read_only`).
     """
-    base = array.base
+    base: Any = array.base
     if base is None or type(base) is Lease:
         return array
-    if type(base) is np.ndarray and type(base.base) is memoryview:
+    if type(base) is np.ndarray and isinstance(base.base, memoryview):
         base = base.base
-    if type(base) is memoryview and isinstance(base.obj, np.ndarray):
+    if isinstance(base, memoryview) and isinstance(base.obj, np.ndarray):
         return owner_of(base.obj)
     return base
 
