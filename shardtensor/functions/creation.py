@@ -112,6 +112,9 @@ def full(
 ) -> ShardedTensor:
     """``fill_value`` (a scalar or an array of no dimensions) everywhere; of its dtype unless ``dtype`` says otherwise.
 
+    Raises:
+        RangeError: a Python integer does not fit into ``dtype``. It is an OverflowError.
+
     >>> st.full((2,), 7).tolist()
     [7, 7]
     """
@@ -127,6 +130,9 @@ def full_like(
     x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
     """``fill_value`` everywhere, with x's shape, dtype and layout.
+
+    Raises:
+        RangeError: a Python integer does not fit into the dtype. It is an OverflowError.
 
     >>> st.full_like(st.asarray([1.0, 2.0]), 3).tolist()
     [3.0, 3.0]
@@ -193,6 +199,10 @@ def arange(
     """The numbers start, start + step, … before stop (0, 1, … before ``start`` where it is the only one).
 
     Integers give NumPy's default integer, floats float64, unless ``dtype`` says otherwise.
+
+    Raises:
+        RangeError: the first or the second of them, an integer, does not fit into ``dtype``. It is an OverflowError.
+        ArgumentTypeError: more than two bools.
 
     >>> st.arange(2, 11, 3).tolist()
     [2, 5, 8]
