@@ -41,7 +41,8 @@ def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = N
     """A tensor of another library's array, in the same memory where a device can use that; of a list of them, one
     tensor over as many devices.
 
-    The owner's later writes may show in the tensor, so make none. Writing to the tensor never shows in his array.
+    The owner's later writes may show in the tensor, so make none. Writing to the tensor never shows in the owner's
+    array, nor do the writes of libraries to which the tensor is exported: they get a copy of the memory.
 
     One array becomes a tensor on one device: the first of the default mesh that uses its memory, else of another
     backend's (NumPy's first). With ``device=`` it goes there as with `device_put`: what lies in the right memory stays.
