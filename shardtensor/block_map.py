@@ -62,6 +62,7 @@ def shard_map(
         ArgumentError: specs that do not have the form of what they speak of.
         ShapeError: blocks that do not fit together; an output that is promised to be equal, and differs.
         CollectiveError: devices that wait for one another in vain.
+        RecursionError: maps that call one another without end: the frames of all of them count.
         Exception: what ``f`` raises, with a note of the shard and the device.
 
     >>> mesh = st.make_mesh((4,), ("x",))

@@ -103,6 +103,7 @@ def pmap(
         ArgumentError: axes that do not have the form of what they speak of; nothing is mapped.
         AxisError: an array or a result has no such axis.
         CollectiveError: devices that wait for one another in vain.
+        RecursionError: maps that call one another without end: the frames of all of them count.
         Exception: what ``fn`` raises, with a note of the shard and the device; of several, the first shard's. Shards
             that were not started then are not run.
 

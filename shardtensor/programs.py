@@ -50,8 +50,8 @@ class Server:
     Attributes:
         current: what gives the context in which it is called.
         hub: the context to which programs give the thread back.
-        idle: contexts in which programs have ended, for the next ones; None was in the middle of a program.
-        job: the map whose programs the context that is switched to next starts; None ends an idle one.
+        idle: workers (greenlets) that have no program and can run those of another inner map.
+        job: the map whose programs the worker that is switched to next starts; None ends an idle worker.
         ready: its programs that can go on.
         inside: whether a program's own code is running, and not the machinery.
         running: the program that has the thread.
@@ -150,20 +150,20 @@ def _leave_maps() -> None:
 
 
 _ROOM = 20
-"""More frames than the scheduler has on top of one another, apart from those of the tasks and of the collectives."""
+"""More frames than the scheduler puts on the stack, not counting those of mapped functions and of collectives."""
 
 
 def check_room(left: int = _ROOM) -> None:
-    """Raises RecursionError where the interpreter would raise it in the middle of the scheduler's work, in which a map
-    could not be left. A call for each frame is the only measure that holds for all interpreters: before 3.12, calls of
-    C functions count, too.
+    """Raises RecursionError if the interpreter would raise it while the scheduler changes its state: a map that is left
+    there never ends. The check makes as many calls as the scheduler does, since frames cannot be counted instead:
+    before Python 3.12, the limit includes calls of C functions.
     """
     if left:
         check_room(left - 1)
 
 
 def _depth(frame: FrameType | None) -> int:
-    """How many frames are on top of one another."""
+    """The number of frames from this one to the outermost one of its stack."""
     count = 0
     while frame is not None:
         frame = frame.f_back
@@ -176,7 +176,7 @@ class Group:
 
     Attributes:
         parent: the program that called it.
-        depth: how many frames were on top of one another where it was called, if a program called it.
+        depth: the number of frames on the stack of its call and of the maps around it; 0 for an outermost map.
         axes: the names by which a program's place is given, from the outermost map to this one.
         extents: their sizes.
         failed: why its programs must not wait for anybody any more.
@@ -403,8 +403,8 @@ class Program:
         """Waits until the programs of a map that this one called are done.
 
         Raises:
-            RecursionError: the maps around this one, with the frames between them, are too deep. Each program begins
-                near the bottom of a stack, so that the interpreter does not see it.
+            RecursionError: the frames of this call and of the maps around it exceed the recursion limit. The
+                interpreter does not add them up, since each program begins near the bottom of a stack.
         """
         check_room()
         group.depth = _depth(sys._getframe()) + (self.group.depth or _depth(self.server.hub.gr_frame))

@@ -216,7 +216,7 @@ def run_mapped(
             backend.leave(device)
     if number >= 0:
         note = f"{who}: raised for shard {number} on {_said(places[number])}"
-        if note not in getattr(error, "__notes__", ()):  # endless recursion comes through many maps
+        if note not in getattr(error, "__notes__", ()):  # a RecursionError passes through a hundred maps
             error.add_note(note)
     try:
         raise error

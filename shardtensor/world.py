@@ -146,7 +146,7 @@ class World:
             self._busy += 1
         try:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
-            # the same whenever it runs. A call from Python code lies deeper while a tracer is installed.
+            # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
             deque(map(_greenlets().greenlet.switch, self._steps(server)), maxlen=0)
         except BaseException:  # of the engine itself: the other threads must not wait for this one
             self._is_over = True
@@ -155,7 +155,7 @@ class World:
             self._busy -= 1
 
     def _steps(self, server: Server) -> Iterator[greenlet]:
-        """The workers to which the thread switches, until everything is done."""
+        """The workers to which the thread switches, in order, until all programs have ended."""
         while True:
             with self.lock:
                 worker = self._next(server)
@@ -183,7 +183,7 @@ class World:
             del error  # else it and this frame would keep each other alive
 
     def _next(self, server: Server) -> greenlet | None:
-        """The worker to which the thread switches next; None when everything is done. The lock is held."""
+        """The worker to which the thread switches next; None when all programs have ended. The lock is held."""
         while True:
             self._hear(server)
             if self._is_over:
@@ -209,9 +209,10 @@ class World:
     def _worker(self, group: Group, server: Server) -> greenlet:
         """A greenlet that starts programs of a map, in the context of the map's caller.
 
-        Workers end with the map that the thread serves, although a new greenlet costs more than a switch to one: its
-        first frame returns to a frame of the hub that has started it. Stack traces that C code takes (torch does for
-        its errors, profilers and debuggers do) follow that address, and would read garbage once the hub has gone.
+        Workers end with the outermost map, although creating a greenlet costs more than a switch to one: the first
+        frame of a worker returns to a frame of the hub that created it. A stack trace taken by C code (torch takes one
+        for each error; profilers and debuggers do) follows this return address, and reads invalid addresses if the hub
+        has returned meanwhile.
         """
         worker: greenlet = server.idle.pop() if server.idle else _greenlets().greenlet(partial(self._work, server))
         worker.gr_context = group.context.copy()
@@ -219,13 +220,13 @@ class World:
         return worker
 
     def _work(self, server: Server) -> None:
-        """What a worker does: starts programs of one map after the other."""
+        """The function of a worker: starts the programs of one map after the other."""
         worker = server.current()
         while (group := server.job) is not None:
             server.job = None
             self.start(group, server)
-            worker.gr_context = None  # it holds the program, which holds the worker and the results of the map
-            if group is self.root:  # what starts after its programs are only those of a few inner maps
+            worker.gr_context = None  # it holds the program, which holds the worker and all results of the map
+            if group is self.root:  # inner maps reuse one another's workers, and need no more
                 return
             del group
             server.idle.append(worker)
