@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
 from shardtensor.errors import ArgumentTypeError, BackendError
+from shardtensor.host import in_children
 
 __all__ = ["CheckedArray", "CheckedBackend"]
 
@@ -223,6 +224,10 @@ class _Clocks:
         self._shared: set[int] = set()
         self._lock = threading.Lock()
 
+    def unlock(self) -> None:
+        """Takes a new lock."""
+        self._lock = threading.Lock()
+
     def tick(self, device: Device) -> int:
         """The device does something: the time at which it did."""
         k = device.id
@@ -261,6 +266,12 @@ class _Clocks:
 
 _NO_TIME = np.zeros(0, np.int64)
 _clocks = _Clocks()
+
+
+@in_children
+def _unlock() -> None:
+    """In the child of a fork: the lock may be held by a thread that is not there."""
+    _clocks.unlock()
 
 
 class CheckedBackend(Backend):
