@@ -88,10 +88,20 @@ class Interrupts:
             BaseException: what a handler raises; the other signals stay noted.
         """
         while self.are_missed() and all(i.permits() for i in _active):
-            number = next(iter(_missed))
-            handler = _missed[number]
-            del _missed[number]
-            handler.run(number, sys._getframe(1))
+            _run_first(sys._getframe(1))
+
+
+def hear() -> None:
+    """Runs the handlers that were held back, if they may run between any two instructions from here on."""
+    while _missed and in_main_thread() and _may_run():
+        _run_first(sys._getframe(1))
+
+
+def _run_first(frame: FrameType) -> None:
+    number = next(iter(_missed))
+    handler = _missed[number]
+    del _missed[number]
+    handler.run(number, frame)
 
 
 class _Held:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtensor.errors import CollectiveError, ShardTensorError
 from shardtensor.host import in_children
+from shardtensor.interrupts import hear
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -361,9 +362,11 @@ class Program:
             )
         self.server.inside = False
         try:
-            return self._meet(key, call, size, seat, offer, work)
+            result = self._meet(key, call, size, seat, offer, work)
         finally:
             self.server.inside = True
+        hear()
+        return result
 
     def _meet(self, key: Hashable, call: Call, size: int, seat: int, offer: Any, work: Work) -> Any:
         world = self.group.world

@@ -561,6 +561,20 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
     assert not wrong, "\n".join(map(str, wrong))
 
 
+def test_signals_in_the_work_of_a_meeting(late: None) -> None:
+    """They are heard as soon as it is done, and not when the program that did it is suspended the next time."""
+    after: list[int] = []
+
+    def task(program: programs.Program) -> None:
+        meets(program, 1, lambda offers: (signal.raise_signal(signal.SIGALRM), offers)[1])
+        after.append(program.number)
+
+    with pytest.raises(programs.Failed) as failed:
+        world.run([task] * 3, labels(3), patience=9.0)
+    assert (failed.value.number, type(failed.value.error)) == (2, Late)
+    assert 2 not in after
+
+
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "Late"])
 def test_interrupts_while_programs_run(raised: str) -> None:
     """In the middle of the caller's own work, and while it waits for helpers: all ends, and works again."""
@@ -604,7 +618,7 @@ def test_interrupts_while_programs_run(raised: str) -> None:
             try:
                 st.pmap(fn, [1.0] * 8, axis_name="i")
             except RAISED:
-                print("interrupted", len(running), time.perf_counter() - began < 2)
+                print("interrupted", len(running), time.perf_counter() - began < 4)
             timer.join()
             assert st.current_device() is None
             assert st.pmap(lambda x: st.psum(x, "i"), [1.0] * 8, axis_name="i") == [8.0] * 8
