@@ -557,7 +557,8 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         }
         wrong += [(what, place) for what, is_so in found.items() if is_so]
         assert call() == wanted, place
-    assert nested or places >= {"Program._pause", "World._next", "World.start", "Interrupts._leave", "_call_on"}
+    if not nested and not helpers:  # with helpers, the caller may come to fewer
+        assert places >= {"Program._pause", "World._next", "World.start", "Interrupts._leave", "_call_on"}
     assert not wrong, "\n".join(map(str, wrong))
 
 
