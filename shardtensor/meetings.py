@@ -46,7 +46,8 @@ def together(
     form = form_of(x)
     mine = [_offered(leaf, devices, who, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
-    call = Call(f"{who} over {at.said}", (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details))
+    compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
+    call = Call(f"{who} over {at.said}", compared, at.key_at)
 
     def work(offers: list[Any]) -> Sequence[Any]:
         given = [arrays for _, _, arrays in offers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ class Seat:
         index: the place, row-major in the order in which the axes were named.
         said: the names, for people.
         axis: the same as the log writes them.
+        key_at: the key of the program at any place along all axes of the map.
     """
 
     key: Any
@@ -32,6 +33,7 @@ class Seat:
     index: int
     said: str
     axis: str
+    key_at: Callable[[tuple[int, ...]], Any]
 
 
 def axis_index(axis_name: AxisName) -> int:
@@ -95,17 +97,15 @@ def seat(
         order = {axis: d for d, axis in enumerate(program.group.axes)}
         name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
     found = program.seats.get(name) or _find(who, program, name)
-    return found if groups is None else _grouped(who, found, groups)
+    return found if groups is None else _grouped(who, program.group.known[name], found, groups)
 
 
 def _find(who: str, program: Program, axis_name: Any) -> Seat:
     group = program.group
     axes = group.known.get(axis_name) or _look_up(who, group, axis_name)
-    place, index = program.place, 0
-    for d in axes.at:
-        index = index * group.extents[d] + place[d]
-    key = (group.axes, axes.sorted, axes.extents, tuple([place[d] for d in axes.others]))
-    found = program.seats[axis_name] = Seat(key, axes.size, index, axes.said, axes.axis)
+    place = program.place
+    found = Seat(axes.key_at(place), axes.size, axes.index_at(place), axes.said, axes.axis, axes.key_at)
+    program.seats[axis_name] = found
     return found
 
 
@@ -120,16 +120,29 @@ class _Axes:
         axis: the same as the log writes them.
     """
 
-    __slots__ = ("at", "axis", "extents", "others", "said", "size", "sorted")
+    __slots__ = ("_common", "_extents", "at", "axis", "others", "said", "size")
 
     def __init__(self, group: Group, names: tuple[str, ...]) -> None:
         self.at = tuple([group.axes.index(name) for name in names])
-        self.sorted = tuple(sorted(self.at))
-        self.extents = tuple([group.extents[d] for d in self.sorted])  # maps inside of others may differ in size
         self.others = tuple([d for d in range(len(group.axes)) if d not in self.at])
         self.size = math.prod(group.extents[d] for d in self.at)
         self.said = repr(names[0]) if len(names) == 1 else repr(names)
         self.axis = ", ".join(names)
+        self._extents = group.extents
+        # Programs that meet have these in common. Maps inside of others may differ in size.
+        order = tuple(sorted(self.at))
+        self._common = (group.axes, order, tuple([group.extents[d] for d in order]))
+
+    def index_at(self, place: tuple[int, ...]) -> int:
+        """The index along these axes, row-major in the order in which they were named."""
+        index = 0
+        for d in self.at:
+            index = index * self._extents[d] + place[d]
+        return index
+
+    def key_at(self, place: tuple[int, ...]) -> Any:
+        """What the program at a place has in common with those that differ from it along these axes only."""
+        return (*self._common, tuple([place[d] for d in self.others]))
 
 
 def _look_up(who: str, group: Group, axis_name: Any) -> _Axes:
@@ -151,7 +164,7 @@ def _look_up(who: str, group: Group, axis_name: Any) -> _Axes:
     return found
 
 
-def _grouped(who: str, found: Seat, groups: Sequence[Sequence[int]]) -> Seat:
+def _grouped(who: str, axes: _Axes, found: Seat, groups: Sequence[Sequence[int]]) -> Seat:
     try:
         lists = [[operator.index(i) for i in group] for group in groups]
     except TypeError:
@@ -160,7 +173,14 @@ def _grouped(who: str, found: Seat, groups: Sequence[Sequence[int]]) -> Seat:
         raise ArgumentError(
             f"{who}: axis_index_groups is {groups!r}; every index from 0 to {found.size - 1} must occur once"
         )
-    number, mine = next((n, group) for n, group in enumerate(lists) if found.index in group)
-    return Seat(
-        (found.key, tuple(map(tuple, lists)), number), len(mine), mine.index(found.index), found.said, found.axis
-    )
+    rows = tuple(map(tuple, lists))
+
+    def number_of(index: int) -> int:
+        return next(n for n, row in enumerate(rows) if index in row)
+
+    def key_at(place: tuple[int, ...]) -> Any:
+        return axes.key_at(place), rows, number_of(axes.index_at(place))
+
+    number = number_of(found.index)
+    mine = rows[number]
+    return Seat((found.key, rows, number), len(mine), mine.index(found.index), found.said, found.axis, key_at)

@@ -369,7 +369,7 @@ class World:
         waiting: dict[str, list[str]] = {}
         for meeting in meetings.values():
             waiting.setdefault(meeting.call.said, []).extend([str(p) for p in meeting.members if p is not None])
-        gone = [label for meeting in meetings.values() for label in _absent(meeting)]
+        gone = [label for meeting in meetings.values() for label in _returned(meeting)]
         said = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
         said += [f"{listed(gone)} returned without such a call"] * bool(gone)
         why = (
@@ -383,14 +383,17 @@ class World:
                     self.release(program, CollectiveError(f"{meeting.call.said}: {why}"))
 
 
-def _absent(meeting: Meeting) -> list[str]:
-    """Who cannot come to a meeting any more; where it is one of several maps, by the index along its axes."""
-    missing = [seat for seat, member in enumerate(meeting.members) if member is None]
-    groups = {member.group for member in meeting.members if member is not None}
-    group = groups.pop()
-    if groups or len(group.tasks) != len(meeting.members):
-        return [f"index {seat}" for seat in missing]
-    return [group.labels[seat] for seat in missing if seat not in group.live]
+def _returned(meeting: Meeting) -> list[str]:
+    """The programs that were to come to a meeting and have returned. Others of those that are missing wait elsewhere,
+    or in maps that have not been called.
+    """
+    key_at = meeting.call.key_at
+    return [
+        group.labels[number]
+        for group in dict.fromkeys([member.group for member in meeting.members if member is not None])
+        for number in range(len(group.tasks))
+        if number not in group.live and (key_at is None or key_at(group.place(number)) == meeting.key)
+    ]
 
 
 _FORKED = (

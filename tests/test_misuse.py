@@ -508,6 +508,47 @@ def one_inner(d: Any) -> Any:
     return st.pmap(outer, grid_of(d), axis_name="i", devices=d[:2])
 
 
+@case(
+    "a deadlock in which each waits",
+    st.CollectiveError,
+    "{b}:0, {b}:1, {b}:3 called pmax over ('x', 'y')",
+    "{b}:2 called psum over 'y': no two",
+)
+def nobody_returned(d: Any) -> Any:
+    def body() -> None:
+        if st.axis_index(("x", "y")) != 3:
+            st.psum(np.ones(2), "y")
+        st.pmax(np.ones(2), ("x", "y"))
+
+    return st.shard_map(body, mesh=st.make_mesh((2, 2), ("x", "y"), devices=d), in_specs=(), out_specs=st.P())()
+
+
+@case(
+    "an early return from one row of several",
+    st.CollectiveError,
+    "{b}:3 called psum over 'y'; {b}:2 returned without such a call",
+)
+def returned_from_a_row(d: Any) -> Any:
+    mesh = st.make_mesh((2, 2), ("x", "y"), devices=d)
+
+    def body() -> None:
+        if st.axis_index(("x", "y")) == 3:
+            st.psum(np.ones(2), "y")
+
+    return st.shard_map(body, mesh=mesh, in_specs=(), out_specs=st.P())()
+
+
+@pytest.mark.parametrize("groups", [[[0, 2], [1, 3]], [[1, 2, 0, 3]]])
+def test_who_returned_early_is_named_in_groups_of_indices(groups: list[list[int]], backend: str) -> None:
+    devices = st.devices(backend)[:4]
+
+    def fn(x: Any) -> Any:
+        return x if st.axis_index("i") == 1 else st.psum(x, "i", axis_index_groups=groups)
+
+    with pytest.raises(st.CollectiveError, match=f"called psum over 'i'; {backend}:1 returned without such a call"):
+        st.pmap(fn, [np.ones(2)] * 4, axis_name="i", devices=devices)
+
+
 @case("inner maps of different sizes", st.CollectiveError, "psum over ('i', 'j')")
 def inner_sizes(d: Any) -> Any:
     inner = [[1.0, 2.0, 3.0], [1.0, 2.0]]
