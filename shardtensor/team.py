@@ -220,7 +220,7 @@ class Helpers:
                 del error  # else it and this frame would keep each other, and the arrays, alive
 
     def abandon(self) -> None:
-        """Forgets the threads in the child of a fork, where those are not that had the locks."""
+        """Forgets the threads in the child of a fork, where threads that do not exist there may hold the locks."""
         self._lock, self._gone = threading.Lock(), threading.Lock()
         self._work = None
 

@@ -61,8 +61,8 @@ def run(
         return []
     if sys.is_finalizing():
         raise BackendError(
-            "a map was called while the interpreter ends, such as by a __del__, when it can switch between programs no "
-            "more; call it earlier, in a function registered with atexit.register at the latest"
+            "a map was called while the interpreter ends, such as by a __del__, when greenlets can no longer switch; "
+            "call it earlier, at the latest in a function registered with atexit.register"
         )
     if parent is not None:
         parent.await_group(group)
@@ -113,7 +113,7 @@ class World:
         self._ready = 0  # programs that can go on, once their threads see it
         self._patience = patience
         self._helpers: _Helpers | None = None
-        self._is_over = False  # whether no thread shall go on, since the engine failed in one of them, or a fork did
+        self._is_over = False  # whether all threads stop, since the scheduler failed in one, or this is a fork's child
         root.world = self
 
     def run(self) -> None:
@@ -148,7 +148,7 @@ class World:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
             # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
             deque(map(_greenlets().greenlet.switch, self._steps(server)), maxlen=0)
-        except BaseException:  # of the engine itself: the other threads must not wait for this one
+        except BaseException:  # of the scheduler itself: the other threads must not wait for this one
             self._is_over = True
             raise
         with self.lock:

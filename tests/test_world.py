@@ -562,6 +562,28 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
     assert not wrong, "\n".join(map(str, wrong))
 
 
+def test_locks_of_programs_in_one_thread() -> None:
+    """An RLock admits all programs of its owner's thread; a lock that is released before each collective works."""
+    again, lock = threading.RLock(), threading.Lock()
+    inside: list[int] = []
+    most: list[int] = []
+
+    def fn(x: Any) -> Any:
+        with lock:
+            x = x + 1
+        with again:
+            inside.append(x)
+            most.append(len(inside))
+            total = st.psum(x, "i")
+            inside.remove(x)
+        with lock:
+            return total
+
+    with st.set_num_threads(1):
+        assert in_time(lambda: st.pmap(fn, [1, 2, 3], axis_name="i")) == [9] * 3
+    assert max(most) == 3
+
+
 def test_signals_in_the_work_of_a_meeting(late: None) -> None:
     """They are heard as soon as it is done, and not when the program that did it is suspended the next time."""
     after: list[int] = []
