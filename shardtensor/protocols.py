@@ -323,6 +323,22 @@ class Operators:
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
     clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
 
+    def __format__(self, spec: str) -> str:
+        """The element of a tensor without dimensions, formatted as a Python scalar: ``f"{loss:.3f}"``.
+
+        Raises:
+            ArgumentTypeError: there is a format, and the tensor has dimensions.
+        """
+        x: Any = self
+        if not spec:
+            return str(x)
+        if x.ndim:
+            raise ArgumentTypeError(
+                f"format: {spec!r} of a tensor of shape {x.shape}; a format is for one element, such as x.item(), or "
+                "for a tensor without dimensions"
+            )
+        return format(x.item(), spec)
+
     def conj(self, out: Any = None) -> Any:
         """``st.conj`` of this tensor."""
         return _with_out(OPS["conj"], (self,), {"out": out})

@@ -461,9 +461,13 @@ def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
 
 
 def settled(x: ShardedTensor) -> Any:
-    """The storage of a tensor, once nobody writes to it."""
+    """The storage of a tensor, after writes that are in progress.
+
+    Raises:
+        DonatedError: the tensor was given away.
+    """
     storage = x._storage
-    return storage.stored() if type(storage) is Writing else storage
+    return storage.stored() if type(storage) in (Writing, Donated) else storage
 
 
 def _unpickle(

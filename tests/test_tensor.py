@@ -665,3 +665,31 @@ WRONG_AS_NUMPY = [
 def test_what_numpy_takes_and_an_operator_lacks_is_named(call: Any, words: str) -> None:
     with pytest.raises(st.ArgumentTypeError, match=words):
         call(st.ones((3, 4)))
+
+
+def test_one_element_takes_a_format(backend: str) -> None:
+    x = st.device_put(np.arange(6.0).reshape(2, 3), mesh_of((2,), backend))
+    assert f"{st.sum(x):.3f}|{x[1, 2]:6.1f}|{st.asarray(7):03d}" == "15.000|   5.0|007"
+    assert f"{x}" == str(x)
+    with pytest.raises(st.ArgumentTypeError, match=r"format: '\.3f' of a tensor of shape \(2, 3\)"):
+        f"{x:.3f}"
+
+
+def test_a_view_of_a_donated_tensor_moves_nothing(backend: str) -> None:
+    x = st.device_put(np.arange(24.0).reshape(4, 6), st.NamedSharding(mesh_of((4,), backend), st.P(None, "x")))
+    view = x.ravel()
+    st.reshard(x, st.NamedSharding(mesh_of((4,), backend), st.P("x")), donate=True)
+    for use in (np.asarray, lambda v: v + 1, lambda v: st.reshard(v, v.sharding)):
+        with st.transfers() as log, st.transfer_guard("disallow"), pytest.raises(st.DonatedError):
+            use(view)
+        assert len(log) == 0
+
+
+def test_a_roll_without_an_axis_is_a_tensor_of_its_own(backend: str) -> None:
+    """Donating it donates its views."""
+    x = st.device_put(np.arange(24.0).reshape(4, 6), st.NamedSharding(mesh_of((4,), backend), st.P("x")))
+    rolled = st.roll(x, 5)
+    view = rolled[:]
+    assert_same(rolled, np.roll(np.arange(24.0).reshape(4, 6), 5), exact=True)
+    st.reshard(rolled, rolled.sharding, donate=True)
+    assert view.is_donated

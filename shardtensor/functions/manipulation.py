@@ -360,7 +360,10 @@ def roll(x: ArrayLike, /, shift: int | tuple[int, ...], *, axis: int | tuple[int
 
 @implements(roll, "composite")
 def _roll_flat(x: Any, shift: Any, axis: Any) -> Any:
-    return NotImplemented if axis is not None else reshape(roll(reshape(x, (-1,)), shift, axis=0), np.shape(x))
+    if axis is not None:
+        return NotImplemented
+    rolled = roll(reshape(x, (-1,)), shift, axis=0)
+    return reshape(rolled, np.shape(x), copy=True)  # a view would keep a base that no name stands for
 
 
 @implements(roll, "mover")
