@@ -37,13 +37,19 @@ Shape = tuple[int, ...]
 BACKENDS = ("numpy", "checked")
 HANDLE = re.compile(r"\bh\d")
 ERRORS = (IndexError, ValueError, TypeError, OverflowError)
-MESHES = [(1,), (2,), (3,), (8,), (2, 2), (4, 2), (2, 3)]
-SIZES = [0, 1, 1, 2, 3, 3, 4, 5, 8]
-DTYPES = ["int64", "float64", "complex128", "int64", "float64", "bool", "int32", "float32"]
-OPERATORS = {"b": "|&^", "i": ["+", "-", "*", "//", "%", "&", "|", "^"], "f": "+-*/", "c": "+-"}
+MESHES = [(1,), (2,), (3,), (7,), (8,), (2, 2), (4, 2), (2, 3), (2, 2, 2)]
+SIZES = {3: [0, 1, 1, 2, 3, 3, 4, 5, 8], 6: [0, 1, 1, 2, 2, 2, 3]}
+"""The sizes of dimensions, up to so many dimensions."""
+NARROW = ["bool", "int8", "int16", "int32", "uint8", "float16", "float32", "complex64"]
+UNSIGNED = ["uint16", "uint32", "uint64"]
+"""Data types that PyTorch hardly computes with."""
+DTYPES = [*["int64", "float64", "complex128"] * 3, *NARROW]
+WHOLE = ["+", "-", "*", "//", "%", "&", "|", "^"]
+OPERATORS = {"b": "|&^", "i": WHOLE, "u": WHOLE, "f": "+-*/", "c": "+-"}
 UFUNCS = {  # not negative: NumPy 2.4 takes wrong elements where both strides are of one vector's length
     "b": ["greater", "logical_and", "not_equal", "isfinite"],
     "i": ["add", "subtract", "multiply", "maximum", "absolute", "square"],
+    "u": ["add", "subtract", "multiply", "minimum", "remainder", "square"],
     "f": ["add", "subtract", "multiply", "divide", "minimum", "absolute", "square"],
     "c": ["add", "subtract", "conjugate", "positive"],
 }
@@ -93,9 +99,18 @@ def plain_names() -> dict[str, Any]:
         "put": lambda x, _: owned(x), "zeros": lambda shape, dtype, _: np.zeros(shape, dtype), "share": owned,
         "reshard": lambda x, _: owned(x), "copied": same, "shallow": same, "pickled": same, "host": owned,
         "shards": lambda x: [], "pieces": lambda x, axis, count: list(map(owned, np.array_split(x, count, axis))),
-        "joined": np.concatenate, "mapped": lambda name, parts: [MAPPED[name](owned(p))[()] for p in parts],
+        "joined": np.concatenate, "spread": lambda x, shape: owned(np.broadcast_to(x, shape)), "mapped": lambda name, parts: [MAPPED[name](owned(p))[()] for p in parts],
         "donated": lambda x, _: give(x), "bumped": lambda parts: [bump(give(p))[()] for p in parts],
     }  # fmt: skip
+
+
+def laid_out(
+    backend: str, shape: Shape, where: int | list[int], spec: st.P, kind: str | None = None
+) -> st.NamedSharding:
+    """A layout over the devices from a number on, or over those that a list has in its order."""
+    devices = st.devices(backend)
+    chosen = devices[where:] if isinstance(where, int) else [devices[k] for k in where]
+    return st.NamedSharding(st.make_mesh(shape, NAMES[: len(shape)], devices=chosen), spec, memory_kind=kind)
 
 
 def tensor_names(backend: str) -> dict[str, Any]:
@@ -103,11 +118,11 @@ def tensor_names(backend: str) -> dict[str, Any]:
     devices = st.devices(backend)
     return {
         "xp": st, "np": np, "array": array, "P": st.P, "put": st.device_put, "reshard": st.reshard, "joined": st.unshard,
-        "layout": lambda shape, start, spec: st.NamedSharding(mesh_of(shape, backend, start), spec),
+        "layout": functools.partial(laid_out, backend), "spread": st.broadcast_to,
         "zeros": lambda shape, dtype, where: st.zeros(shape, dtype=dtype, device=where), "apart": lambda x: x,
         "share": lambda x: st.device_put(x, x.sharding, may_alias=True), "copied": lambda x: x.copy(), "host": np.asarray,
         "shallow": copy.copy, "pickled": lambda x: pickle.loads(pickle.dumps(x)),
-        "shards": lambda x: [((s.data, s.device), on_host(s.data, s.device)) for s in x.addressable_shards],
+        "shards": lambda x: [(s, held(s)) for s in x.addressable_shards],
         "pieces": lambda x, axis, count: st.shard(x, axis, devices=devices[:count]),
         "mapped": lambda name, parts: st.pmap(MAPPED[name], parts), "donated": functools.partial(st.reshard, donate=True),
         "bumped": lambda parts: st.pmap(bump, parts, donate=True),
@@ -122,6 +137,11 @@ twins = functools.lru_cache(4096)(twin)
 def root(x: Any) -> Any:
     """The array that owns the elements of a view."""
     return x if getattr(x, "base", None) is None else x.base
+
+
+def held(shard: st.Shard) -> np.ndarray:
+    """A copy of the elements of a shard, which may be in host memory."""
+    return np.array(shard.data) if isinstance(shard.data, np.ndarray) else on_host(shard.data, shard.device)
 
 
 def layout_of(x: st.ShardedTensor) -> tuple[Any, ...]:
@@ -153,6 +173,14 @@ def assert_alike(found: Any, wanted: Any, what: str) -> None:
     assert np.all(same), f"{what}\n{found}\nis not NumPy's\n{wanted}"
 
 
+def assert_near(found: Any, wanted: Any, what: str) -> None:
+    """Up to the rounding of an operator, at the size of its largest result."""
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), f"{what}: {found.dtype}{found.shape}"
+    limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(wanted.dtype), 1e-11)
+    finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+    np.testing.assert_allclose(found, wanted, rtol=limit, atol=limit * float(finite), err_msg=what)
+
+
 def error_of(code: Any, names: dict[str, Any]) -> Exception | None:
     """Runs a line; what it raises."""
     try:
@@ -163,8 +191,8 @@ def error_of(code: Any, names: dict[str, Any]) -> Exception | None:
 
 
 class Program:
-    """The lines that have run, and the namespaces: NumPy's (``plain``) and the backends'. ``watched`` counts moves;
-    ``gap`` is how many lines run from one comparison to the next.
+    """The lines that have run, and the namespaces: NumPy's (``plain``) and the backends'. ``watched`` counts moves,
+    which differ where a backend has a host memory of its own: no such program has memory kinds; ``gap`` is how many lines run from one comparison to the next.
     """
 
     def __init__(self, watched: bool = True, gap: int = 1, backends: tuple[str, ...] = BACKENDS) -> None:
@@ -200,6 +228,7 @@ class Program:
             assert isinstance(found, kinds), f"{backend}: {line} raised {found!r}, NumPy {wanted!r}"
             records[backend] = moves(log)
         assert_moved_alike(records, line, backwards)
+        self._forget_rounded(line)
         for name, layout in layouts.items():
             kept = {names.get(name) is before[space][name] for space, names in spaces.items()}
             assert len(kept) == 1 or isinstance(before["plain"][name], np.generic), f"{line} bound {name} anew"
@@ -224,6 +253,13 @@ class Program:
                     self.plain[name] = owned(value)
                 elif not re.fullmatch(r"h\d+ = h\d+", line):
                     self.plain[name] = value.view()
+
+    def _forget_rounded(self, line: str) -> None:
+        """What ``c`` and a number name was rounded as each backend does: it is compared here, and is in no later line."""
+        for name in [name for name in self.plain if re.fullmatch(r"c\d+", name)]:
+            wanted = np.asarray(self.plain.pop(name))
+            for backend, names in self.tensors.items():
+                assert_near(np.asarray(names.pop(name)), wanted, f"{backend}: {line}")
 
     def _forget_donated(self) -> None:
         """A donated tensor, its other names and its views raise from now on."""
@@ -254,12 +290,12 @@ class Program:
                     assert (x.shape, x.dtype) == (wanted.shape, wanted.dtype), f"{backend}: {name} {x.dtype}{x.shape}"
                     assert_alike(np.asarray(x), wanted, f"{backend}: {name}")
                     for s in x.addressable_shards:
-                        assert_alike(on_host(s.data, s.device), wanted[s.index], f"{backend}: {name} on {s.device}")
+                        assert_alike(held(s), wanted[s.index], f"{backend}: {name} on {s.device}")
             records[backend] = moves(log)
             for name in [k for k in self.plain if k[0] == "k"]:
                 if isinstance(names[name], list):
-                    for data, was in names[name]:
-                        assert_alike(on_host(*data), was, f"{backend}: {name}, a shard's array")
+                    for shard, was in names[name]:
+                        assert_alike(held(shard), was, f"{backend}: {name}, a shard's array")
                 else:
                     assert_alike(names[name], self.plain[name], f"{backend}: {name} on the host")
                     assert not names[name].flags.writeable
@@ -346,9 +382,11 @@ class Author:
         self.program, self.plain = program, program.plain
         self.numbers = itertools.count(1)
         self.fault = ""
-        self.rounds_alike = (
-            "torch" not in program.backends
-        )  # what PyTorch rounds otherwise: quotients of complex numbers
+        self.rounds_alike = "torch" not in program.backends
+        """Whether all backends round quotients of complex numbers as NumPy does."""
+        self.summed = "biu" if self.rounds_alike else "bi"
+        """The kinds of dtypes whose sums are exact: PyTorch has no uint64, in which NumPy adds unsigned numbers."""
+        self.dtypes = [*DTYPES, *(UNSIGNED if self.rounds_alike else [])]
 
     def line(self) -> str:
         self.all = self.program.handles
@@ -375,7 +413,9 @@ class Author:
             home = self.whole(-1, ndim - 1)
             if home >= 0:
                 parts[home].append(axis)
-        return f"layout({mesh}, {self.whole(0, 8 - int(np.prod(mesh)))}, {st.P(*map(tuple, parts))!r})"
+        size, kind = int(np.prod(mesh)), ", 'pinned_host'" if not self.program.watched and self.once_in(4) else ""
+        where = sorted(range(8), key=lambda _: self.whole(0, 9))[:size] if self.once_in(4) else self.whole(0, 8 - size)
+        return f"layout({mesh}, {where}, {st.P(*map(tuple, parts))!r}{kind})"
 
     def host(self, shape: Shape, dtype: Any) -> str:
         return f"array({shape}, '{dtype}', {self.whole(0, 99)})"
@@ -386,9 +426,9 @@ class Author:
 
     def scalar(self, dtype: Any) -> str:
         if self.fault == "value":
-            return str(self.pick(["10**12", "1j", "2.5", "True"]))
+            return str(self.pick(["10**12", "1j", "2.5", "True", "-1", "300"]))
         n = self.whole(-4, 4)
-        return {"b": str(n > 0), "i": str(n), "f": str(n / 4), "c": f"({n / 2} + 1j)"}[dtype.kind]
+        return {"b": str(n > 0), "i": str(n), "u": str(abs(n)), "f": str(n / 4), "c": f"({n / 2} + 1j)"}[dtype.kind]
 
     def span(self, n: int) -> str:
         start, stop = (self.pick(["", self.whole(-n - 1, n + 1)]) for _ in range(2))
@@ -422,7 +462,8 @@ class Author:
             if way == "array" and n + bad:
                 size = together if self.once_in(2) or len(together) < 2 else together[1:]
                 picked = [self.whole(-n, n - 1 + bad) for _ in range(int(np.prod(size)))]
-                text = f"np.array({np.reshape(picked, size).tolist()}, 'int64')"
+                kinds = ["int64", "int64", "int32", "int8", *(["uint8"] if min(picked) >= 0 else [])]
+                text = f"np.array({np.reshape(picked, size).tolist()}, '{self.pick(kinds)}')"
                 out.append(self.either(text, len(size)) if size else text)
             elif way == "mask" or d == first:
                 out.append(self.either(self.host((n,), "bool"), 1))
@@ -438,8 +479,7 @@ class Author:
         """A part of a handle that has that shape, if there is one."""
         x = self.plain[name]
         lead = x.ndim - len(shape)
-        small = unsafe and x.dtype.kind in "bif" and dtype.kind in "bi" and np.all(np.abs(x) < 1e6)
-        if lead < 0 or not (small or np.can_cast(x.dtype, dtype, "same_kind")):
+        if lead < 0 or not ((unsafe and self.holds(dtype, x)) or np.can_cast(x.dtype, dtype, "same_kind")):
             return ""
         if x.shape == shape and self.once_in(2):
             return str(self.pick([name, f"{name}[{', '.join(['::-1'] * x.ndim) or '...'}]", f"({name} + {name})"]))
@@ -454,6 +494,17 @@ class Author:
             out.append(f"{start + n - 1}:{start - 1 if start else ''}:-1" if backwards else f"{start}:{start + n}")
         return f"{name}[{', '.join(out) or '()'}]"
 
+    def holds(self, dtype: Any, x: Any) -> bool:
+        """Whether a dtype of numbers that are whole has a number for each of x, cut towards zero: what is cast
+        otherwise depends on the machine.
+        """
+        if dtype.kind not in "biu" or x.dtype.kind == "c":
+            return False
+        if dtype.kind == "b" or x.dtype.kind != "f":
+            return True
+        limits = np.iinfo(dtype)
+        return bool(np.all((x >= max(limits.min, -1e6)) & (x <= min(limits.max, 1e6))))
+
     def operand(self, shape: Shape, dtype: Any, near: str, unsafe: bool = False) -> str:
         """What can be written to elements of that shape and dtype; rather something of ``near``."""
         for name in [near, self.pick(self.all), self.pick(self.all)]:
@@ -465,7 +516,7 @@ class Author:
         shape = tuple(1 if self.once_in(4) else n for n in shape[self.whole(0, len(shape)) if self.once_in(4) else 0 :])
         if self.fault == "shape" and shape:
             shape = (*shape, 3)
-        known = [d for d in ("bool", "int64", "float64") if np.can_cast(d, dtype, "same_kind") and not self.fault]
+        known = [d for d in self.dtypes if np.can_cast(d, dtype, "same_kind") and not self.fault]
         return self.either(self.host(shape, self.pick([*known, dtype, dtype])), len(shape))
 
     def target(self, name: str) -> tuple[str, Shape]:
@@ -481,7 +532,8 @@ class Author:
     # kinds of lines
 
     def created(self) -> str:
-        shape, dtype = tuple(self.pick(SIZES) for _ in range(self.pick([0, 1, 1, 2, 2, 2, 3]))), self.pick(DTYPES)
+        ndim = self.pick([0, 1, 1, 2, 2, 2, 3, 3, self.whole(4, 6)])
+        shape, dtype = tuple(self.pick(SIZES[3 if ndim <= 3 else 6]) for _ in range(ndim)), self.pick(self.dtypes)
         text, layout = self.host(shape, dtype), self.layout(len(shape))
         return str(
             self.pick([f"put({text}, {layout})"] * 4 + [f"zeros({shape}, '{dtype}', {layout})", f"xp.asarray({text})"])
@@ -493,7 +545,7 @@ class Author:
         ways = [f"{name}[{self.basic(x.shape)}]"] * 3 + [f"{name}.T", f"xp.squeeze({name})"]
         if x.dtype.kind == "c":
             ways += [f"{name}.real", f"{name}.imag", f"xp.imag({name})"]
-        if ndim < 4:
+        if ndim < 6:
             shapes = [(-1,), (2, -1), (-1, 3), (1, -1), (2, 2, -1)] if size else []
             shapes = [s for s in shapes if size % abs(int(np.prod(s))) == 0]
             ways += [f"xp.reshape({name}, {self.pick([*shapes, x.shape[::-1]])})"] * 2
@@ -524,10 +576,10 @@ class Author:
     def updated(self, name: str) -> str:
         x = self.plain[name]
         kind = x.dtype.kind
-        if kind in "if" and x.size and np.abs(x).max() < 1e3 and self.once_in(12):
+        if kind in "iuf" and x.size and np.abs(x).max() < 1e3 and self.once_in(12):
             return f"{name} **= 2"
-        if x.ndim == 2 and kind == "i" and self.once_in(8):
-            return f"{name} @= {self.either(self.host((x.shape[1],) * 2, 'int64'), 2)}"
+        if x.ndim > 1 and kind in "iu" and self.once_in(8):
+            return f"{name} @= {self.either(self.host((x.shape[-1],) * 2, x.dtype), 2)}"
         if kind == "c" and self.once_in(5):
             return f"{name} *= {self.whole(-2, 2)}"
         text, shape = (name, x.shape) if isinstance(x, np.generic) or self.once_in(2) else self.target(name)
@@ -542,10 +594,10 @@ class Author:
         kind = x.dtype.kind
         out = f"{name}[...{', ' + self.span(x.shape[-1]) if x.ndim else ''}]" if self.once_in(2) else name
         shape = eval(out, self.plain).shape
-        if kind in "if" and self.once_in(5):
+        if kind in "iuf" and self.once_in(5):
             tall = (*shape[:1], 3, *shape[1:])
             source = self.fitted(tall, x.dtype, name) or self.either(self.host(tall, x.dtype), len(tall))
-            function = self.pick(["sum", "max", "min"] if kind == "i" else ["max", "min"])
+            function = self.pick(["sum", "max", "min"] if kind in self.summed else ["max", "min"])
             return f"np.{function}({source}, axis={min(len(shape), 1)}, out={out})"
         function = self.pick(["divide", "bitwise_and", "add"] if self.fault == "operator" else UFUNCS[kind])
         if function == "divide" and kind == "c" and not self.rounds_alike:
@@ -556,15 +608,68 @@ class Author:
     def computed(self, name: str) -> str:
         """A value of its own."""
         x = self.plain[name]
-        ways = [f"{name} + {self.operand(x.shape, x.dtype, name)}", f"{name}[{self.advanced(x.shape)}]"]
-        ways += [f"xp.where({name} != 0, {name}, {self.scalar(x.dtype)})"]
+        kind = self.pick([self.combined, self.combined, self.reduced, self.reduced, self.moved, self.rounded])
+        ways = kind(name, x)
+        return f"{'c' if kind == self.rounded else 'h'}{next(self.numbers)} = {self.pick(ways)}"
+
+    def combined(self, name: str, x: Any) -> list[str]:
+        """Operators element by element."""
+        other = self.operand(x.shape, x.dtype, name)
+        ways = [f"{name} + {other}", f"{other} - {name}"] if x.dtype.kind != "b" else [f"{name} | {other}"]
+        ways += [f"{name}[{self.advanced(x.shape)}]", f"{name} != {other}", f"xp.logical_and({name}, {other})"]
+        ways += [f"xp.where({name} != 0, {name}, {self.scalar(x.dtype)})", f"xp.where({name} != 0, {other}, {name})"]
+        ways += [f"{name}.astype('{d}')" for d in self.dtypes if self.holds(np.dtype(d), x)]
         ways += [f"{name}.astype('{np.result_type(x.dtype, 'float32')}')"]
-        if x.size and x.dtype.kind != "c":
-            ways += [f"{name}.max()"] if x.dtype.kind == "f" else [f"{name}.sum()"]
-            ways += [f"xp.max({name}, axis={self.whole(-x.ndim, x.ndim - 1)})"] if x.ndim else []
-        if 0 < x.ndim < 4 and x.size < 100:
-            ways += [f"xp.concat([{name}, {name}])", f"xp.stack([{name}, {name}], axis=1)"]
-        return f"{self.new()} = {self.pick(ways)}"
+        if x.dtype.kind in "iuf":
+            low, high = sorted(self.whole(-4 if x.dtype.kind != "u" else 0, 4) for _ in "ab")
+            ways += [
+                f"xp.clip({name}, {low}, {high})",
+                f"xp.maximum({name}, {other})",
+                f"xp.sign({name})",
+                f"abs({name})",
+            ]
+        ways += [f"{name} << {self.whole(0, 3)}", f"~{name}", f"{name} >> 1"] if x.dtype.kind in "iu" else []
+        ways += [f"xp.floor({name})", f"xp.round({name})", f"xp.signbit({name})"] if x.dtype.kind == "f" else []
+        return ways
+
+    def reduced(self, name: str, x: Any) -> list[str]:
+        """Reductions without rounding."""
+        axes = [None, *([self.whole(-x.ndim, x.ndim - 1)] * 2 if x.ndim else [])]
+        axes += [tuple(range(x.ndim))[self.whole(0, x.ndim - 1) :]] if x.ndim else []
+        how = f"axis={self.pick(axes)}{self.pick(['', ', keepdims=True'])}"
+        functions = ["any", "all", *(["max", "min"] if x.size and x.dtype.kind != "c" else [])]
+        functions += ["sum", "prod"] if x.dtype.kind in self.summed else []
+        ways = [f"xp.{function}({name}, {how})" for function in functions]
+        if x.size and x.dtype.kind in "iuf" and not isinstance(axes[-1], int):
+            ways += [f"xp.{f}({name}, axis={self.pick(axes[:2])})" for f in ("argmax", "argmin")]
+        return ways
+
+    def moved(self, name: str, x: Any) -> list[str]:
+        """Elements in other places; several arrays in one."""
+        ways = [f"copied(xp.roll({name}, {self.whole(-9, 9)}))"] + [f"spread({name}, {(2, *x.shape)})"] * (x.size < 300)
+        alike = [n for n in self.all if self.plain[n].shape == x.shape]
+        if x.ndim:
+            axis = self.whole(-x.ndim, x.ndim - 1)
+            ways += [f"xp.roll({name}, {self.whole(-9, 9)}, axis={axis})"]
+            if x.size < 100:
+                ways += [f"xp.concat([{name}, {self.pick(alike)}, {name}], axis={self.pick([axis, None])})"] * 2
+        if x.ndim < 6 and x.size < 100:
+            ways += [f"xp.stack([{name}, {self.pick(alike)}], axis={self.whole(-x.ndim - 1, x.ndim)})"] * 2
+        return ways
+
+    def rounded(self, name: str, x: Any) -> list[str]:
+        """What each backend may round its own way; values are small where differences of large ones would be lost."""
+        ways = [f"xp.cos({name})", f"xp.exp({name} * 0)"] if x.dtype.kind != "b" else [f"xp.sin({name})"]
+        if not x.size or not np.all(np.abs(x) < 30):
+            return ways
+        how = f"axis={self.pick([None, *range(-x.ndim, x.ndim)])}"
+        functions = ["mean", "var", "std", *(["sum"] if x.dtype.kind in f"{self.summed}fc" else [])]
+        ways += [f"xp.{function}({name}, {how})" for function in functions]
+        ways += [f"xp.tanh({name})", f"xp.sqrt({name} * {name})"] if x.dtype.kind in "f" else []
+        if x.ndim > 1 and x.dtype.kind != "b":
+            ways += [f"xp.matmul({name}, {name}.mT)", f"{name} @ {name}[{', '.join(['0'] * (x.ndim - 1))}, :]"] * 2
+            ways += [f"xp.tensordot({name}, {name}, axes=(({d},), ({d},)))" for d in range(x.ndim) if x.ndim == 2]
+        return ways
 
     def shared(self, name: str) -> str:
         """One more handle on the same value."""
