@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ import pytest
 import shardtensor as st
 from tests.layouts import NAMES, array, everywhere, mesh_of, on_host
 from tests.test_collectives import EXACT, Call, dtypes_of, teams_along
-from tests.test_state import Dice, assert_alike, assert_near, quietly
+from tests.test_state import Dice, assert_alike, assert_near, held, quietly
 from tests.test_world import hard_end, in_time, total_works  # noqa: F401 - the first one works by being here
 
 GRIDS = [(1,), (2,), (3,), (5,), (7,), (8,), (2, 2), (2, 3), (4, 2), (1, 3), (2, 2, 2)]
@@ -131,6 +130,24 @@ class OnDevice:
         return np.array(x) if isinstance(x, st.ShardedTensor) else on_host(x, self.device)
 
 
+class OnRow(OnDevice):
+    """The namespace of a program that has several devices: names are tensors over these."""
+
+    def given(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> Any:
+        shape = shapes[self.position]
+        row = st.zeros(()).sharding.mesh
+        parts: list[Any] = [None] * len(shape)
+        if (home := seed % (len(shape) + 1)) < len(shape):
+            parts[home] = row.axis_names
+        sharding = st.NamedSharding(row, st.P(*parts), memory_kind="pinned_host" if seed % 7 == 0 else None)
+        return st.device_put(array(shape, dtype, seed + self.position), sharding)
+
+    def on_host(self, x: Any) -> np.ndarray:
+        for shard in x.addressable_shards:
+            assert_alike(held(shard), np.asarray(x)[shard.index], f"{shard.device}")
+        return np.array(x)
+
+
 # -- the ways of mapping ---------------------------------------------------------------------------
 
 
@@ -167,7 +184,7 @@ def by_pmap_of_arrays(body: Callable[[], Any], mesh: st.Mesh) -> None:
     def level(x: Any, axes: Sequence[str], **where: Any) -> Any:
         def inside(part: Any) -> Any:
             if len(axes) > 1:
-                return level(part, axes[1:])
+                return level(part, axes[1:], devices=part.sharding.mesh)
             body()
             return part
 
@@ -188,6 +205,23 @@ def by_smap(body: Callable[[], Any], mesh: st.Mesh) -> None:
 
 
 WAYS = {f.__name__.removeprefix("by_"): f for f in (by_shard_map, by_maps_in_maps, by_pmap, by_pmap_of_arrays, by_smap)}
+
+
+def rows_by_shard_map(body: Callable[[], Any], mesh: st.Mesh) -> None:
+    st.shard_map(lambda: body(), mesh=mesh, in_specs=(), out_specs=st.P(), axis_names={"x"})()
+
+
+def rows_by_pmap(body: Callable[[], Any], mesh: st.Mesh) -> None:
+    rows = [st.device_put(np.zeros(9), st.Mesh(row, ("r",))) for row in mesh.devices]
+    st.pmap(lambda _: body(), rows, axis_name="x")
+
+
+def rows_by_pmap_of_arrays(body: Callable[[], Any], mesh: st.Mesh) -> None:
+    st.pmap(lambda x: (body(), x)[1], np.zeros(mesh.axis_sizes), axis_name="x", devices=mesh)
+
+
+ROWS = {f.__name__: f for f in (rows_by_shard_map, rows_by_pmap, rows_by_pmap_of_arrays)}
+"""Those that give each program a row of devices: the second axis of the mesh is the program's own."""
 SQUARISH = [(1,), (2,), (3,), (5,), (7,), (8,), (2, 2), (4, 2), (2, 2, 2)]
 """The grids that `smap` forms of as many devices."""
 
@@ -258,7 +292,7 @@ def run_lines(
     codes = device_lines(lines)
 
     def body() -> None:
-        here = OnDevice(NAMES[: len(grid)])
+        here = OnRow(("x",)) if way in ROWS else OnDevice(NAMES[: len(grid)])
         for number, (line, code) in enumerate(codes):
             if fault is not None and (fault.position, fault.line) == (here.position, number):
                 if not fault.apply(line, here.space):
@@ -276,7 +310,9 @@ def run_lines(
         return found
     devices = st.devices(backend)
     mesh = st.make_mesh(grid, NAMES[: len(grid)], devices=[devices[k] for k in order[: math.prod(grid)]])
-    WAYS[way](body, mesh)
+    if way in ROWS:
+        mesh = st.make_mesh((*grid, 8 // grid[0]), ("x", "r"), devices=[devices[k] for k in order])
+    (WAYS | ROWS)[way](body, mesh)
     return found
 
 
@@ -317,8 +353,6 @@ class Author:
         self.oracle, self.backend = Oracle(grid), backend
         self.lines: list[str] = []
         self.numbers = itertools.count(1)
-        self.tensors: set[str] = set()
-        """The names that maps inside have made, and what was computed of them: tensors, maybe over several devices."""
         self.meeting: dict[int, list[list[int]]] = {}
         """For each line with a collective of all devices, the positions of those that meet."""
 
@@ -330,8 +364,6 @@ class Author:
         line = f"v{next(self.numbers)} = {text}"
         exec(line, self.oracle.space)
         self.lines.append(line)
-        if text.startswith("inner") or self.tensors & set(re.findall(r"v\d+", text)):
-            self.tensors.add(line.split(" = ")[0])
 
     def write(self) -> None:
         known = self.known
@@ -459,18 +491,31 @@ class Author:
             return ""
         axes = self.permuted([*self.axes(self.oracle.names), "k"]) if self.once_in(2) else ["k"]
         calls = self.reductions(x)
-        if name in self.tensors:  # of tensors over several devices, sums of integers have another dtype than NumPy's
-            calls = [c for c in calls if c in ("pmax", "pmin") or x[0].dtype.kind not in "biu"]
         return f"inner({name}, {count}, {tuple(axes)}, '{self.pick(calls)}')" if calls else ""
+
+
+class AuthorOfRows(Author):
+    """Of programs whose arrays are tensors over several devices: collectives keep their shapes."""
+
+    def met(self, name: str, x: Blocks) -> str:
+        return super().met(name, x) if same([b.shape for b in x]) else ""
+
+    def collectives(self, x: Blocks, teams: Sequence[Sequence[int]]) -> list[str]:
+        return [f"'{name}'" for name in self.reductions(x)]
+
+    def branched(self, name: str, x: Blocks) -> str:
+        return ""
+
+    nested = branched
 
 
 def made_up(dice: Dice, backend: str, length: int) -> tuple[tuple[int, ...], str, Author, list[int]]:
     """A grid, a way of mapping, an author that has written a program, and an order of devices."""
-    way = dice.pick(list(WAYS))
-    grid = dice.pick(SQUARISH if way == "smap" else GRIDS)
+    way = dice.pick([*WAYS, *ROWS])
+    grid = dice.pick([(2,), (3,), (4,)] if way in ROWS else SQUARISH if way == "smap" else GRIDS)
     if way == "pmap" and dice.once_in(6):
         grid = MANY
-    author = Author(dice, grid, backend)
+    author = (AuthorOfRows if way in ROWS else Author)(dice, grid, backend)
     with quietly():
         for _ in range(length):
             author.write()
