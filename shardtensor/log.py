@@ -155,7 +155,8 @@ class TransferLog:
         new = made()
         with _lock:
             if isinstance(new, TransferBatch):
-                self._append(new)
+                if len(new):  # else the table would have a line for an operator that moved nothing
+                    self._append(new)
             else:
                 for r in new:
                     row = (self._kind(r), self._device(r.source), self._device(r.destination), r.bytes, r.copied)

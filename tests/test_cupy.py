@@ -995,7 +995,7 @@ def test_random_steps_in_many_orders(seed: int) -> None:
 )
 def test_errors_of_the_gpu_name_the_device(lazy: Machine, read: Callable[[Any], Any]) -> None:
     for d in (lazy.devices[3], lazy.devices[0]):
-        x = st.ones(1, device=d)
+        x = st.ones((), device=d)
         with lazy.backend.on(d):
             fakecupy.fail()
         y = x + 1

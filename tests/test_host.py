@@ -320,7 +320,7 @@ def quietly(call: Callable[[], Any]) -> Any:
 
 def lease_of(x: Any) -> Any:
     while type(x) is not pool.Lease:
-        x = x.base
+        x = x.obj if type(x) is memoryview else x.base
     return x
 
 

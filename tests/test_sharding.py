@@ -307,7 +307,7 @@ def test_other_threads_do_not_see_use_mesh() -> None:
     assert seen == [before]
 
 
-def test_maps_see_use_mesh() -> None:
+def test_calls_of_maps_have_their_devices_as_the_default_mesh() -> None:
     """Also those calls that helper threads take, which happens once a call has taken long."""
 
     def slow(_: int) -> st.Mesh:
@@ -315,7 +315,8 @@ def test_maps_see_use_mesh() -> None:
         return default_mesh()
 
     with st.use_mesh(row(2)):
-        assert st.pmap(slow, list(range(8)), devices=st.devices()) == [row(2)] * 8
+        assert st.pmap(slow, list(range(8)), devices=st.devices()) == [mesh_of((d,)) for d in st.devices()]
+        assert default_mesh() == row(2)
 
 
 # -- specs -----------------------------------------------------------------------------------------

@@ -92,6 +92,11 @@ def _from_dlpack_on_device(xp: Any, place: None, *, x: Any, copy: bool | None) -
 
 def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committed: bool = True) -> ShardedTensor:
     memory = memory_of(x, what)
+    if isinstance(x, ShardedTensor) and copy is not False and x.dtype.kind not in "mM":
+        # Tensors share memory without DLPack. As a consumer the library would see what other consumers write.
+        return put(
+            x.copy(), as_sharding(where or x.sharding, x.ndim, "from_dlpack"), "from_dlpack", committed=committed
+        )
     mesh = None if where is None else _mesh_of(where)
     home = deal([memory], mesh.flat) if mesh else devices_for([memory])
     if mesh and not home:  # it comes from elsewhere
@@ -333,9 +338,8 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     if there != here:
         if copy is False:
             raise InterchangeError(f"__dlpack__: copy=False, and to host memory from {described(here)} it takes a copy")
-        array = np.asarray(x)
-        array.flags.writeable = True  # it is the consumer's: what `__array__` brought from the device is a copy
-        return _host_capsule(array, max_version, marked=False)
+        # The memory is the consumer's, who may write: what `np.asarray` gives is read-only.
+        return _host_capsule(np.array(x), max_version, marked=False)
     host = here == HOST_MEMORY
     if host and stream not in (None, -1):
         raise ArgumentError(f"__dlpack__: stream is {stream!r:.60}, and {device} is in host memory; wanted None")
