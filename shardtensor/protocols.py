@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,8 +88,6 @@ def _method(name: str) -> Callable[..., Any]:
     function = getattr(np, name)
 
     def method(self: Any, *args: Any, **params: Any) -> Any:
-        if not args:  # the names are those of the operator
-            return _with_out(OPS[name], (self,), params)
         return _as_numpy(function, OPS[name], (self, *args), params)
 
     method.__name__ = name
@@ -142,15 +141,18 @@ def _signature(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 @functools.cache
-def _translation(function: Any, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The operator's names for those of NumPy's parameters that it has, and its own; and which it takes by position
-    only.
+def _translation(function: Any, op: Op) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], frozenset[str]]:
+    """The operator's names for those of NumPy's parameters that it has, and its own; which it takes by position only;
+    its names for NumPy's first parameters, up to one that it lacks; and those of its own that can be given by name.
     """
     ours = (*op.operands, *op.params, "out")
-    names = dict(zip(ours, ours, strict=True)) | dict(zip(_signature(function)[0], op.operands, strict=False))
-    names |= {theirs: known for theirs, known in _OTHER_NAMES.items() if known in ours}
+    theirs = _signature(function)[0]
+    names = dict(zip(ours, ours, strict=True)) | dict(zip(theirs, op.operands, strict=False))
+    names |= {other: known for other, known in _OTHER_NAMES.items() if known in ours}
     parameters = inspect.signature(op.dispatch).parameters.values()
-    return names, tuple([p.name for p in parameters if p.kind is p.POSITIONAL_ONLY])
+    by_position = tuple([p.name for p in parameters if p.kind is p.POSITIONAL_ONLY])
+    first = tuple([names[name] for name in itertools.takewhile(names.__contains__, theirs)])
+    return names, by_position, first, frozenset(ours) - {*by_position}
 
 
 def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -160,7 +162,12 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
         ArgumentTypeError: there are more by position than NumPy takes, or one that the operator lacks is not what NumPy
             has for it by default.
     """
-    names, by_position = _translation(function, op)
+    names, by_position, first, by_name = _translation(function, op)
+    count = len(by_position)
+    if first[:count] == by_position and count <= len(args) <= len(first) and kwargs.keys() <= by_name:
+        direct = dict(zip(first[count:], args[count:], strict=False))
+        if direct.keys().isdisjoint(kwargs) and not any(v is np._NoValue for v in (*args, *kwargs.values())):
+            return _with_out(op, args[:count], direct | kwargs)
     known: dict[str, Any] = {}
     for name, value in _named(function, args, kwargs).items():
         if name not in names:

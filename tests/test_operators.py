@@ -117,6 +117,8 @@ def test_every_pair_of_specs(name: str, backend: str) -> None:
         (lambda xp, **k: xp.arange(0.1, 2.3, 0.3, **k), (8,)),
         (lambda xp, **k: xp.arange(0.5, 7, dtype="float32", **k), (7,)),
         (lambda xp, **k: xp.arange(3, 3, **k), (0,)),
+        (lambda xp, **k: xp.arange(2, dtype=bool, **k), (2,)),
+        (lambda xp, **k: xp.arange(0.5, 2, dtype=bool, **k), (2,)),
         (lambda xp, **k: xp.eye(5, **k), (5, 5)),
         (lambda xp, **k: xp.eye(4, 7, k=2, dtype="int8", **k), (4, 7)),
         (lambda xp, **k: xp.eye(7, 3, k=-3, **k), (7, 3)),
