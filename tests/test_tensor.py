@@ -656,7 +656,7 @@ WRONG_AS_NUMPY = [
     (lambda x: np.zeros_like(x, None, "F"), "order='F'"),
     (lambda x: np.round(x, 2), "decimals=2"),
     (lambda x: np.ravel(x, "F"), "numpy.ravel: has no sharded form here"),
-    (lambda x: np.copy(x, subok=True), "numpy.copy: has no sharded form here"),
+    (lambda x: np.copy(x, "F"), "numpy.copy: order is 'F'"),
     (lambda x: np.where(x), "numpy.where: has no sharded form here without x1 and x2"),
     (lambda x: np.clip(x, 1, 2, min=3), "min is given twice"),
     (lambda x: x.sum(0, axis=1), "axis is given by position and by name"),
