@@ -20,7 +20,7 @@ WRITTEN = [42, 1, 2, 3, 4, 5]
 
 
 class Unversioned:
-    """A tensor for a consumer that knows no version 1.0 of DLPack, and no way to be told that it must not write."""
+    """A tensor for a consumer that knows no version 1.0 of DLPack, which has no flag for read-only memory."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -313,7 +313,7 @@ def test_without_a_copy(backend: str) -> None:
     assert not marked.flags.writeable
     with pytest.raises(
         st.InterchangeError,
-        match=r"^__dlpack__: copy=False, and other.*can be told.*max_version.*Use copy=None or",
+        match=r"^__dlpack__: copy=False, and other.*can mark.*max_version.*Use copy=None or",
     ):
         np.from_dlpack(Unversioned(x), copy=False)
     x += 1
@@ -326,7 +326,7 @@ def test_without_a_copy_on_gpus() -> None:
     x = source("cupy")
     b = x.copy()
     for wishes in ({}, {"max_version": (1, 0)}):
-        with pytest.raises(st.InterchangeError, match=r"copy=False, and other.*can be told"):
+        with pytest.raises(st.InterchangeError, match=r"copy=False, and other.*can mark"):
             x.__dlpack__(copy=False, **wishes)
     del b
     x.__dlpack__(copy=False)
@@ -472,7 +472,7 @@ def test_offloaded_memory(backend: str) -> None:
     for consumer in WRITERS:
         scribble(consume(consumer, x))
     assert [seen(x), seen(held)] == [OLD, OLD]
-    with pytest.raises(st.InterchangeError, match="can be told"):
+    with pytest.raises(st.InterchangeError, match="can mark"):
         x.__dlpack__(copy=False)
     assert not np.from_dlpack(x, copy=False).flags.writeable
 

@@ -826,7 +826,7 @@ def test_copies_out_of_bounds(cupy: Any) -> None:
             to.data.copy_from_device_async(source.data, a.nbytes)
     address = a.data.ptr
     del a, to, source
-    with pytest.raises(fakecupy.OutOfBounds):  # what is freed belongs to nobody
+    with pytest.raises(fakecupy.OutOfBounds):  # freed memory has no bytes that may be read
         cupy.cuda.runtime.memcpyAsync(b.data.ptr, address, 8, 3, 0)
 
 

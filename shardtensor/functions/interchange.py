@@ -163,8 +163,8 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
 
 
 class _Lent:
-    """An array with nothing but the methods of DLPack. Its library is told if it must not copy, which older ones do not
-    understand, but do not do either.
+    """An array with nothing but the methods of DLPack. They get ``copy=False`` where a copy is not wanted. Libraries of
+    older versions do not know that argument; they never copy.
     """
 
     def __init__(self, x: Any, copy: bool | None) -> None:
@@ -380,8 +380,8 @@ def _check_marked(array: Any, host: bool, max_version: Any) -> None:
     if not host or max_version is None or max_version[0] < 1:
         raise InterchangeError(
             "__dlpack__: copy=False, and others hold the tensor's memory (copies of it, host arrays, the array that it "
-            "was made of), so that it must not be written; no consumer can be told so on a GPU, nor one that does not "
-            "ask for max_version 1.0 or above. Use copy=None or copy=True"
+            "was made of), so that it must not be written; DLPack can mark memory as read-only only on the host, for "
+            "consumers that ask for max_version 1.0 or above. Use copy=None or copy=True"
         )
 
 
