@@ -47,7 +47,7 @@ def together(
     mine = [_offered(leaf, devices, who, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
-    call = Call(f"{who} over {at.said}", compared, at.seat_at)
+    call = Call(f"{who} over {at.said}", compared, at.key_at)
 
     def work(offers: list[Any]) -> Sequence[Any]:
         given = [arrays for _, _, arrays in offers]

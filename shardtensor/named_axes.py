@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Seat:
         index: the place, row-major in the order in which the axes were named.
         said: the names, for people.
         axis: the same as the log writes them.
-        seat_at: the key and the index of the program at any place along all axes of the map.
+        key_at: the key of the program at any place along all axes of the map.
     """
 
     key: Any
@@ -33,7 +33,7 @@ class Seat:
     index: int
     said: str
     axis: str
-    seat_at: Callable[[tuple[int, ...]], tuple[Hashable, int]]
+    key_at: Callable[[tuple[int, ...]], Any]
 
 
 def axis_index(axis_name: AxisName) -> int:
@@ -103,8 +103,8 @@ def seat(
 def _find(who: str, program: Program, axis_name: Any) -> Seat:
     group = program.group
     axes = group.known.get(axis_name) or _look_up(who, group, axis_name)
-    key, index = axes.seat_at(program.place)
-    found = Seat(key, axes.size, index, axes.said, axes.axis, axes.seat_at)
+    place = program.place
+    found = Seat(axes.key_at(place), axes.size, axes.index_at(place), axes.said, axes.axis, axes.key_at)
     program.seats[axis_name] = found
     return found
 
@@ -133,14 +133,16 @@ class _Axes:
         order = tuple(sorted(self.at))
         self._common = (group.axes, order, tuple([group.extents[d] for d in order]))
 
-    def seat_at(self, place: tuple[int, ...]) -> tuple[Hashable, int]:
-        """What the program at a place has in common with those that differ from it along these axes only; and its index
-        along them, row-major in the order in which they were named.
-        """
+    def index_at(self, place: tuple[int, ...]) -> int:
+        """The index along these axes, row-major in the order in which they were named."""
         index = 0
         for d in self.at:
             index = index * self._extents[d] + place[d]
-        return (*self._common, tuple([place[d] for d in self.others])), index
+        return index
+
+    def key_at(self, place: tuple[int, ...]) -> Any:
+        """What the program at a place has in common with those that differ from it along these axes only."""
+        return (*self._common, tuple([place[d] for d in self.others]))
 
 
 def _look_up(who: str, group: Group, axis_name: Any) -> _Axes:
@@ -173,13 +175,12 @@ def _grouped(who: str, axes: _Axes, found: Seat, groups: Sequence[Sequence[int]]
         )
     rows = tuple(map(tuple, lists))
 
-    def row_of(index: int) -> tuple[int, tuple[int, ...]]:
-        return next((n, row) for n, row in enumerate(rows) if index in row)
+    def number_of(index: int) -> int:
+        return next(n for n, row in enumerate(rows) if index in row)
 
-    def seat_at(place: tuple[int, ...]) -> tuple[Hashable, int]:
-        key, index = axes.seat_at(place)
-        number, row = row_of(index)
-        return (key, rows, number), row.index(index)
+    def key_at(place: tuple[int, ...]) -> Any:
+        return axes.key_at(place), rows, number_of(axes.index_at(place))
 
-    number, mine = row_of(found.index)
-    return Seat((found.key, rows, number), len(mine), mine.index(found.index), found.said, found.axis, seat_at)
+    number = number_of(found.index)
+    mine = rows[number]
+    return Seat((found.key, rows, number), len(mine), mine.index(found.index), found.said, found.axis, key_at)

@@ -274,21 +274,20 @@ class Call:
     Attributes:
         said: for people, such as ``psum over 'x'``.
         details: everything else in which calls may differ: pairs of a name and a value.
-        seat_at: the key under which the program at a place meets others, and its index among them. It is for errors,
-            and not compared.
+        key_at: the key under which the program at a place meets others, for errors; it is not compared.
     """
 
-    __slots__ = ("details", "said", "seat_at")
+    __slots__ = ("details", "key_at", "said")
 
     def __init__(
         self,
         said: str,
         details: tuple[tuple[str, Any], ...] = (),
-        seat_at: Callable[[tuple[int, ...]], tuple[Hashable, int]] | None = None,
+        key_at: Callable[[tuple[int, ...]], Any] | None = None,
     ) -> None:
         self.said = said
         self.details = details
-        self.seat_at = seat_at
+        self.key_at = key_at
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Call) and (self.said, self.details) == (other.said, other.details)

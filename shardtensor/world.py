@@ -369,8 +369,7 @@ class World:
         waiting: dict[str, list[str]] = {}
         for meeting in meetings.values():
             waiting.setdefault(meeting.call.said, []).extend([str(p) for p in meeting.members if p is not None])
-        there = [p for meeting in meetings.values() for p in meeting.members if p is not None]
-        gone = [label for meeting in meetings.values() for label in _returned(meeting, there)]
+        gone = [label for meeting in meetings.values() for label in _returned(meeting)]
         said = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
         said += [f"{listed(gone)} returned without such a call"] * bool(gone)
         why = (
@@ -384,29 +383,17 @@ class World:
                     self.release(program, CollectiveError(f"{meeting.call.said}: {why}"))
 
 
-def _returned(meeting: Meeting, waiting: Sequence[Program]) -> list[str]:
-    """The programs that a meeting lacks and that have returned, and not those that wait in other meetings. Where a
-    program was one of another map, which has ended, its index is all that is known of it.
+def _returned(meeting: Meeting) -> list[str]:
+    """The programs that were to come to a meeting and have returned. Others of those that are missing wait elsewhere,
+    or in maps that have not been called.
     """
-    groups = list(dict.fromkeys([member.group for member in meeting.members if member is not None]))
-    ended = [(g.labels[n], g.place(n)) for g in groups for n in range(len(g.tasks)) if n not in g.live]
-    seat_at = meeting.call.seat_at
-    if seat_at is None:
-        return [label for label, _ in ended]
-    missing = {index: f"index {index}" for index, member in enumerate(meeting.members) if member is None}
-    for program in waiting:
-        if program.group.axes != groups[0].axes:
-            return [
-                label for label, place in ended if seat_at(place)[0] == meeting.key
-            ]  # its maps may be still to come
-        key, index = seat_at(program.place)
-        if key == meeting.key:
-            missing.pop(index, None)
-    for label, place in ended:
-        key, index = seat_at(place)
-        if key == meeting.key:
-            missing[index] = label
-    return [missing[index] for index in sorted(missing)]
+    key_at = meeting.call.key_at
+    return [
+        group.labels[number]
+        for group in dict.fromkeys([member.group for member in meeting.members if member is not None])
+        for number in range(len(group.tasks))
+        if number not in group.live and (key_at is None or key_at(group.place(number)) == meeting.key)
+    ]
 
 
 _FORKED = (

@@ -447,7 +447,7 @@ def nested(inner: Callable[[Any], Any], d: Any, name: str | None = "j", outer: A
     )
 
 
-@case("an early return inside, over both axes", st.CollectiveError, "psum over ('i', 'j')", "{b}:4 returned")
+@case("an early return inside, over both axes", st.CollectiveError, "psum over ('i', 'j')", "index 4 returned")
 def nested_return(d: Any) -> Any:
     return nested(lambda x: x if st.axis_index(("i", "j")) == 4 else st.psum(x, ("i", "j")), d)
 
