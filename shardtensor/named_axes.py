@@ -91,7 +91,7 @@ def seat(
             "st.smap with an axis_name"
         )
     name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
-    if not isinstance(name, (str, tuple)):
+    if not isinstance(name, str) and not (isinstance(name, tuple) and all(isinstance(n, str) for n in name)):
         raise ArgumentTypeError(f"{who}: axis_name is {name!r:.60}; wanted the name of an axis, or a tuple of names")
     if in_mesh_order and isinstance(name, tuple):
         order = {axis: d for d, axis in enumerate(program.group.axes)}
@@ -148,10 +148,6 @@ class _Axes:
 def _look_up(who: str, group: Group, axis_name: Any) -> _Axes:
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     for name in names:
-        if not isinstance(name, str):
-            raise ArgumentTypeError(
-                f"{who}: axis_name is {axis_name!r}; wanted the name of an axis, or a tuple of names"
-            )
         if name not in group.axes:
             there = ", ".join([repr(n) for n in group.axes if not n.startswith("#")])
             raise ShardingError(
