@@ -15,7 +15,7 @@ from shardtensor.functions.placement import laid_out
 from shardtensor.mesh import Mesh, default_mesh, submesh
 from shardtensor.operands import admit
 from shardtensor.outcomes import joined, same_forms
-from shardtensor.programs import current
+from shardtensor.programs import around
 from shardtensor.sharding import Chain, NamedSharding, P, PartitionSpec
 from shardtensor.spmd import Column, Whole, run_mapped
 from shardtensor.tensor import SCALARS, ShardedTensor
@@ -174,16 +174,16 @@ def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
 
 def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
     """The part of the mesh on which the program around this call stands, and the axes that are mapped."""
-    around = current()
-    if around is not None:
-        bound = [name for name in mesh.axis_names if name in around.group.axes]
-        own = around.footing.devices if around.footing else ()
+    program = around()
+    if program is not None:
+        bound = [name for name in mesh.axis_names if name in program.group.axes]
+        own = program.footing.devices if program.footing else ()
         if bound and set(own) <= set(mesh.flat):
             mesh = _part(mesh, tuple(bound), own)
     over = mesh.axis_names if axis_names is None else axis_names
     for name in over:
         if name not in mesh.shape:
-            taken = around is not None and name in around.group.axes
+            taken = program is not None and name in program.group.axes
             why = "it is mapped by a map around this one" if taken else f"the mesh has {mesh.axis_names}"
             raise ShardingError(f"shard_map: axis_names has {name!r}; {why}")
     return mesh, over

@@ -134,6 +134,12 @@ def current() -> Program | None:
     return _current.get()
 
 
+def around() -> Program | None:
+    """The program that a map called here is inside of. A thread with a copy of the program's context has none."""
+    program = _current.get()
+    return program if program is not None and program.is_running() else None
+
+
 def enter(program: Program) -> None:
     """From now on in this context, it is the one around."""
     _current.set(program)
@@ -146,7 +152,8 @@ def _leave_maps() -> None:
     """
     global _current
     program = _current.get()
-    if program is not None and program.group.world.abandon():
+    world = getattr(program.group, "world", None) if program is not None else None  # none after the map's end
+    if world is not None and world.abandon():
         _current = contextvars.ContextVar(_current.name, default=None)
 
 

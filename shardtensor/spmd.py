@@ -22,7 +22,7 @@ from shardtensor.on_phantom import OnPhantom
 from shardtensor.operands import admit, host_aval, is_data, located
 from shardtensor.plans import result_dtype
 from shardtensor.plugins import backend_of
-from shardtensor.programs import Failed, Program, current
+from shardtensor.programs import Failed, Program, around
 from shardtensor.sharding import as_sharding
 from shardtensor.tensor import SCALARS, ShardedTensor, give_away, tensor
 from shardtensor.transfer import array_on
@@ -239,9 +239,9 @@ def _queues(backends: Sequence[Backend], places: Sequence[Mesh]) -> list[tuple[B
 
 
 def _check_names(names: Sequence[str], who: str) -> None:
-    around = current()
+    program = around()
     for name in names:
-        if around and name in around.group.axes:
+        if program and name in program.group.axes:
             raise ShardingError(f"{who}: axis {name!r} is bound by a map around this one; choose another name")
 
 

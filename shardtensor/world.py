@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from shardtensor import interrupts, team
 from shardtensor.blas import Limit
 from shardtensor.errors import BackendError, CollectiveError
-from shardtensor.programs import Group, Meeting, Program, Server, Task, check_room, current, enter, listed
+from shardtensor.programs import Group, Meeting, Program, Server, Task, around, check_room, enter, listed
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -53,9 +53,7 @@ def run(
     Raises:
         Failed: a program failed; of several, the first in order that was not merely told of another's failure.
     """
-    parent = current()
-    if parent is not None and not parent.is_running():  # in a thread that a program has started
-        parent = None
+    parent = around()
     group = Group(tasks, labels, names, sizes or (len(tasks),), parent)
     if not tasks:
         return []
@@ -270,7 +268,7 @@ class World:
         """In the child of a fork: gives up if programs ran in several threads, and answers whether they did. Of these,
         and of those who had the locks, only the thread is there that forked.
         """
-        if self._helpers is None:
+        if self._helpers is None or not self.groups:  # all maps are done
             return False
         self.lock, self._changed = threading.Lock(), None
         self._helpers.abandon()

@@ -1017,6 +1017,35 @@ def test_a_fork_in_another_thread_during_a_map() -> None:
     assert said == "[6, 6, 6] [0]\n"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_in_the_context_of_a_program_that_has_ended() -> None:
+    """The child has nothing to leave."""
+    done = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        import contextvars
+        errors = []
+        sys.unraisablehook = lambda error: errors.append(error.exc_value)
+
+        def code():
+            if not (child := os.fork()):
+                works()
+                os._exit(len(errors))
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        def fn(x):
+            st.pmap(lambda y: contexts.append(contextvars.copy_context()), [x, x])
+            contexts.append(contextvars.copy_context())
+            return st.psum(x, "i")
+
+        for patience in (0.0, 9.0):
+            contexts = []
+            shardtensor_numpy.NumPyBackend.patience = patience
+            assert st.pmap(fn, [1, 2, 3], axis_name="i") == [6, 6, 6]
+            print([context.run(code) for context in contexts])
+    """)
+    assert done == f"{[0] * 9}\n" * 2
+
+
 def many_collectives(count: int) -> None:
     """That many in one map; memory is measured after the first ones, and at the end."""
     memory: list[int] = []
@@ -1184,12 +1213,15 @@ PATCHED = """
 
 def test_threads_of_the_users_in_a_program() -> None:
     """They stand outside of all maps, also with a copy of the program's context: maps in them are their own."""
+    mesh = st.make_mesh((3,), ("i",))
 
     def fn(x: Any) -> Any:
         made: list[Any] = []
 
         def beside() -> None:
-            made.append(st.pmap(lambda y: st.psum(y, "j"), [x, x], axis_name="j"))
+            made.append(st.pmap(lambda y: st.psum(y, "i"), [x, x], axis_name="i"))
+            over_mesh = st.shard_map(lambda y: st.psum(y, "i"), mesh=mesh, in_specs=st.P("i"), out_specs=st.P())
+            assert over_mesh(np.arange(3)).tolist() == [3]
             with pytest.raises(st.CollectiveError, match="called beside"):
                 st.psum(x, "i")
 
