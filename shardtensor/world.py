@@ -367,7 +367,7 @@ class World:
         waiting: dict[str, list[str]] = {}
         for meeting in meetings.values():
             waiting.setdefault(meeting.call.said, []).extend([str(p) for p in meeting.members if p is not None])
-        gone = [label for meeting in meetings.values() for label in _returned(meeting)]
+        gone = list(dict.fromkeys(label for meeting in meetings.values() for label in _returned(meeting, self.groups)))
         said = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
         said += [f"{listed(gone)} returned without such a call"] * bool(gone)
         why = (
@@ -381,17 +381,26 @@ class World:
                     self.release(program, CollectiveError(f"{meeting.call.said}: {why}"))
 
 
-def _returned(meeting: Meeting) -> list[str]:
-    """The programs that were to come to a meeting and have returned. Others of those that are missing wait elsewhere,
-    or in maps that have not been called.
+def _returned(meeting: Meeting, groups: Sequence[Group]) -> list[str]:
+    """The programs that were to come to a meeting and have returned, or have called the maps in which others were to
+    come and have returned. The rest of those that are missing wait elsewhere, or in maps that have not been called.
     """
     key_at = meeting.call.key_at
-    return [
-        group.labels[number]
-        for group in dict.fromkeys([member.group for member in meeting.members if member is not None])
-        for number in range(len(group.tasks))
-        if number not in group.live and (key_at is None or key_at(group.place(number)) == meeting.key)
-    ]
+    waiting = [member for member in meeting.members if member is not None]
+    axes = waiting[0].group.axes
+    found = []
+    for group in groups:
+        depth = len(group.axes)
+        if group.axes != axes[:depth]:
+            continue
+        inner = dict.fromkeys([member.place[depth:] for member in waiting])
+        found += [
+            group.labels[number]
+            for number in range(len(group.tasks))
+            if number not in group.live
+            and (key_at is None or any(key_at(group.place(number) + place) == meeting.key for place in inner))
+        ]
+    return found
 
 
 _FORKED = (

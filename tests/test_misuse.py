@@ -451,14 +451,48 @@ def nested(inner: Callable[[Any], Any], d: Any, name: str | None = "j", outer: A
     )
 
 
-@case("an early return inside, over both axes", st.CollectiveError, "psum over ('i', 'j')", "index 4 returned")
+@case(
+    "an early return inside, over both axes", st.CollectiveError, "psum over ('i', 'j')", "5 called", "; {b}:4 returned"
+)
 def nested_return(d: Any) -> Any:
     return nested(lambda x: x if st.axis_index(("i", "j")) == 4 else st.psum(x, ("i", "j")), d)
 
 
-@case("an early return inside, over the outer axis", st.CollectiveError, "psum over 'i'", "index 1 returned", "{b}:1")
+@case(
+    "an early return inside, over the outer axis",
+    st.CollectiveError,
+    "{b}:1 called psum over 'i'; {b}:3..{b}:5 returned",
+)
 def nested_return_outer(d: Any) -> Any:
     return nested(lambda x: x if st.axis_index(("i", "j")) == 4 else st.psum(x, "i"), d)
+
+
+@case(
+    "an early return beside a program that waits", st.CollectiveError, "; {b}:4 returned", "{b}:3 called psum over 'j'"
+)
+def nested_return_beside(d: Any) -> Any:
+    def inner(x: Any) -> Any:
+        place = st.axis_index("i"), st.axis_index("j")
+        return x if place == (1, 1) else st.psum(x, "j" if place == (1, 0) else ("i", "j"))
+
+    return nested(inner, d)
+
+
+@case(
+    "a map that was not called beside one that was",
+    st.CollectiveError,
+    "called pmax over 'i'",
+    "{b}:5 called psum over 'i': no",
+)
+def nested_not_called(d: Any) -> Any:
+    def outer(x: Any) -> Any:
+        if st.axis_index("i") == 0:
+            st.pmax(x, "i")
+        return st.pmap(lambda y: st.psum(y, "i"), x, axis_name="j")
+
+    mesh = st.make_mesh((2, 3), ("a", "b"), devices=d)
+    with st.set_num_threads(1):  # several may call in another order
+        return st.pmap(outer, np.ones((2, 3)), axis_name="i", devices=mesh)
 
 
 @case(
