@@ -315,7 +315,9 @@ def test_calls_of_maps_have_their_devices_as_the_default_mesh() -> None:
         return default_mesh()
 
     with st.use_mesh(row(2)):
-        assert st.pmap(slow, list(range(8)), devices=st.devices()) == [st.make_mesh((1,), ("d",), devices=[d]) for d in st.devices()]
+        assert st.pmap(slow, list(range(8)), devices=st.devices()) == [
+            st.make_mesh((1,), ("d",), devices=[d]) for d in st.devices()
+        ]
         assert default_mesh() == row(2)
 
 
