@@ -214,8 +214,8 @@ def shardtensor_cases(sizes: Sizes | None = None) -> dict[str, Case]:
 
 def meeting() -> Case:
     """The engine alone: as many programs as devices, that meet once to add a number each."""
-    from shardtensor.programs import Call
-    from shardtensor.world import run
+    from shardtensor.spmd.program import Call
+    from shardtensor.spmd.scheduler import run
 
     call = Call("meeting")
 

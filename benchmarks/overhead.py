@@ -45,7 +45,7 @@ def shardtensor_cases() -> dict[str, Case]:
 
     import shardtensor as st
     from shardtensor.backend import Device
-    from shardtensor.planner import plan_reshard
+    from shardtensor.sharding.copy_plan import plan_reshard
 
     mesh = st.make_mesh((DEVICES,), ("d",))
     rows, columns, everywhere = (st.NamedSharding(mesh, spec) for spec in (st.P("d"), st.P(None, "d"), st.P()))

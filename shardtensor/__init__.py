@@ -7,11 +7,13 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
-import shardtensor.eager  # noqa: F401 - the default interpreter enters
-from shardtensor.backend import HOST, Backend, Device, current_device
-from shardtensor.block_map import shard_map
+import shardtensor.interpreters.eager  # noqa: F401 - the default interpreter enters
+from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.protocol import Backend, current_device
+from shardtensor.backend.registry import backend_names, device_count, devices, local_devices, num_shards
+from shardtensor.communication.simulation import SimulationReport, simulate
+from shardtensor.communication.transfer_log import Transfer, TransferLog, transfer_guard, transfers
 from shardtensor.core import OPS
-from shardtensor.device_map import pmap
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -113,7 +115,6 @@ from shardtensor.functions.elementwise import (
 from shardtensor.functions.interchange import from_dlpack
 from shardtensor.functions.joining import concat, stack, unshard
 from shardtensor.functions.linear_algebra import matmul, tensordot, vecdot
-from shardtensor.functions.lists import shard, to_batched_list
 from shardtensor.functions.manipulation import (
     broadcast_to,
     expand_dims,
@@ -128,10 +129,15 @@ from shardtensor.functions.manipulation import (
 )
 from shardtensor.functions.placement import asarray, device_put, reshard, with_sharding_constraint
 from shardtensor.functions.searching import argmax, argmin, where
+from shardtensor.functions.shard_lists import shard, to_batched_list
 from shardtensor.functions.statistical import all, any, max, mean, min, prod, std, sum, var
-from shardtensor.log import Transfer, TransferLog, transfer_guard, transfers
-from shardtensor.mesh import Mesh, make_mesh, use_mesh
-from shardtensor.parallel import (
+from shardtensor.host.memory_pool import CacheInfo, cache_info, free_cache, set_cache_limit
+from shardtensor.host.threads import num_threads, set_num_threads
+from shardtensor.sharding.abstract_mesh import AbstractMesh
+from shardtensor.sharding.layout import NamedSharding, SingleDeviceSharding
+from shardtensor.sharding.mesh import Mesh, make_mesh, use_mesh
+from shardtensor.sharding.spec import P, PartitionSpec
+from shardtensor.spmd.collectives import (
     all_gather,
     all_to_all,
     axis_index,
@@ -147,17 +153,13 @@ from shardtensor.parallel import (
     psum_scatter,
     pswapaxes,
 )
-from shardtensor.phantom import AbstractMesh
-from shardtensor.plugins import backend_names, device_count, devices, local_devices, num_shards
-from shardtensor.pool import CacheInfo, cache_info, free_cache, set_cache_limit
-from shardtensor.sharding import NamedSharding, P, PartitionSpec, SingleDeviceSharding
-from shardtensor.simulation import SimulationReport, simulate
-from shardtensor.split_map import smap
-from shardtensor.team import num_threads, set_num_threads
-from shardtensor.tensor import Shard, ShardedTensor
+from shardtensor.spmd.pmap import pmap
+from shardtensor.spmd.shard_map import shard_map
+from shardtensor.spmd.smap import smap
+from shardtensor.tensor.tensor import Shard, ShardedTensor
 
 if TYPE_CHECKING:
-    from shardtensor.visualize import visualize_sharding
+    from shardtensor.sharding.visualize import visualize_sharding
 
 __version__ = "0.1.0"
 
@@ -343,7 +345,7 @@ __all__ = [
     "zeros_like",
 ]  # fmt: skip
 
-_LOADED_ON_USE = {"visualize_sharding": "shardtensor.visualize"}
+_LOADED_ON_USE = {"visualize_sharding": "shardtensor.sharding.visualize"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardtensor.backend import Backend, requested_devices
+from shardtensor.backend.protocol import Backend, requested_devices
+from shardtensor.backend.registry import backend_names, default_backend, load
 from shardtensor.errors import ArgumentError, BackendError
-from shardtensor.plugins import backend_names, default_backend, load
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,7 +78,7 @@ def _any_text_printable() -> Iterator[None]:
 
 
 def _demo(**options: Any) -> int:
-    from shardtensor import demo  # rich and the demo are loaded by those who ask for them
+    from shardtensor import demo
 
     return 0 if demo.main(**options).passed else 1
 

@@ -8,7 +8,7 @@ A declaration is a function with a signature and a docstring and no body::
 The decorator files it and returns the function that users call: same signature, and for a body the call
 ``bind(op, operands, params)``, which hands it to the innermost interpreter. What an operator *does* is the
 interpreter's
-business: run now (`shardtensor.eager`), run on one device (`shardtensor.spmd`), write into a graph.
+business: run now (`shardtensor.interpreters.eager`), run on one device (`shardtensor.spmd.launch`), write into a graph.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class Op:
         positional: how many of its arguments can be given by position.
         dispatch: the function that users call.
         split: takes what `dispatch` takes, and gives the operands and the params of the call.
-        rule: how the dimensions of operands and result correspond (see `shardtensor.rules`); None for an operator that
+        rule: how the dimensions of operands and result correspond (see `shardtensor.sharding.rules`); None for an operator that
             lays out its result itself (`mover`) or consists of others (`composite`).
-        combine: the name of the monoid (see `shardtensor.monoids`) that joins what shards computed where a dimension
+        combine: the name of the monoid (see `shardtensor.functions.monoids`) that joins what shards computed where a dimension
             vanishes.
         kernel: what runs on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None stands for the
             function of the same name in the backend's namespace.
         mover: for operators that only move elements: ``mover(avals, params)`` gives the movement (see
-            `shardtensor.transfer`).
+            `shardtensor.communication.transfer`).
         composite: for operators that consist of others: a function of the operator's own arguments; it answers
             NotImplemented for those with which the operator stands for itself.
         algorithm: for operators that know better than their rule how to run distributed: ``algorithm(params,
             *tensors)``.
         window: for operators whose result NumPy gives as a view: ``window(window, *params)`` is what it sees of its
-            operand (see `shardtensor.windows`), or None where it is a copy after all.
+            operand (see `shardtensor.sharding.view_spec`), or None where it is a copy after all.
         is_ufunc: whether it is a ufunc of NumPy's, computed element by element.
         lists_only: whether its sequence of arrays must not be an array itself, whose rows would be taken.
         creates: whether it makes arrays anew, where its parameter ``device`` says.

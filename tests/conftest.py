@@ -18,7 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from shardtensor import plugins
+from shardtensor.backend import registry as plugins
 from shardtensor.errors import BackendError
 from tests import fakecupy
 

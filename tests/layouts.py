@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor import pool, running, work
-from shardtensor.plugins import load
+from shardtensor.backend.registry import load
+from shardtensor.host import memory_pool as pool
+from shardtensor.interpreters.execution import plan_cache as running
+from shardtensor.interpreters.execution import strategies as work
 from shardtensor.testing.layouts import (
     DTYPES,
     FLOATS,

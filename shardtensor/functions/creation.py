@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor import pool
-from shardtensor.backend import Device
+from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import checked_shape
-from shardtensor.mesh import Mesh
-from shardtensor.monoids import Place
-from shardtensor.operands import converted, fill_value, sharded_dtype
-from shardtensor.passes import copy_into
-from shardtensor.sharding import NamedSharding, Shape
-from shardtensor.tensor import SCALARS, ArrayLike, ShardedTensor
+from shardtensor.host import memory_pool as pool
+from shardtensor.host.blockwise import copy_into
+from shardtensor.sharding.layout import NamedSharding, Shape
+from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.shard_context import Place
+from shardtensor.tensor.operands import converted, fill_value, sharded_dtype
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 Where = Device | Mesh | NamedSharding | None
 Said = tuple[Shape, Any]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.backend.registry import owner_of
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.monoids import Place
-from shardtensor.operands import sharded_dtype
-from shardtensor.plugins import owner_of
-from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.sharding.shard_context import Place
+from shardtensor.tensor.operands import sharded_dtype
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
 @operator("... -> ...")

@@ -20,8 +20,8 @@ Raises:
 from __future__ import annotations
 
 from shardtensor.core import implements, operator
-from shardtensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.windows import Window
+from shardtensor.sharding.view_spec import Window
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
 @operator("... -> ...")

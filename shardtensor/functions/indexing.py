@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import OPS, bind_into, call, implements, operator
+from shardtensor.functions.data_movement import Moved
 from shardtensor.functions.manipulation import layout_of
-from shardtensor.indices import Index, canonical, region_of, to_numpy
-from shardtensor.mesh import Mesh
-from shardtensor.monoids import Place
-from shardtensor.operands import HostAval, converted
-from shardtensor.sharding import P
-from shardtensor.tensor import ArrayLike, ShardedTensor, own, tensor
-from shardtensor.transfer import Moved
-from shardtensor.value import Aval, Storage
-from shardtensor.windows import Window
+from shardtensor.sharding.index import Index, canonical, region_of, to_numpy
+from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.spec import P
+from shardtensor.sharding.view_spec import Window
+from shardtensor.tensor.operands import HostAval, converted
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, own, tensor
+from shardtensor.tensor.value import Aval
 
 
 @operator()

@@ -1,7 +1,7 @@
 """Interchange: memory shared with other array libraries by DLPack, both ways, without a copy where that can be.
 
 Tensors do not write to memory that another library holds: a tensor that is written takes memory of its own first. What
-other libraries write shows in the one tensor that was exported to them only (see `shardtensor.exports`).
+other libraries write shows in the one tensor that was exported to them only (see `shardtensor.functions.dlpack_export`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HOST_MEMORY, Backend, Device, HostArray, current_device, read_only
+from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
+from shardtensor.backend.ownership import read_only
+from shardtensor.backend.protocol import Backend, current_device
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.offload import Parked
+from shardtensor.communication.transfer import copied
+from shardtensor.communication.transfer_log import note_copy
 from shardtensor.core import implements, operator
 from shardtensor.errors import (
     ArgumentError,
@@ -21,17 +27,14 @@ from shardtensor.errors import (
     ShardingError,
     ShardTensorError,
 )
-from shardtensor.exports import array_of, export
+from shardtensor.functions.dlpack_export import array_of, export
+from shardtensor.functions.dlpack_memory import Memory, as_memory, deal, described, devices_for, memory_of, row_for
 from shardtensor.functions.placement import Where, put
-from shardtensor.log import note_copy
-from shardtensor.memories import Memory, as_memory, deal, described, devices_for, memory_of, row_for
-from shardtensor.mesh import Mesh, default_mesh, mesh_of
-from shardtensor.parking import Parked
-from shardtensor.plugins import backend_of
-from shardtensor.sharding import NamedSharding, Shape, as_sharding
-from shardtensor.tensor import ArrayLike, ShardedTensor, own, shard_arrays, tensor
-from shardtensor.transfer import copied
-from shardtensor.value import Storage, aval
+from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, own, shard_arrays, tensor
+from shardtensor.tensor.value import aval
 
 # -- in --------------------------------------------------------------------------------------------
 

@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor import pool
 from shardtensor.core import implements, operator
 from shardtensor.errors import ShapeError
+from shardtensor.functions.data_movement import Moved
 from shardtensor.functions.manipulation import layout_of, reshape
-from shardtensor.mesh import Mesh, mesh_of
-from shardtensor.monoids import Place
-from shardtensor.operands import HostAval
-from shardtensor.passes import copy_into
-from shardtensor.planner import Line, Region, identity
-from shardtensor.rules import normalize_axis, parse, propagate
-from shardtensor.sharding import NamedSharding, P, PartitionSpec, Shape, offsets
-from shardtensor.tensor import SCALARS, ArrayLike, ShardedTensor
-from shardtensor.transfer import Moved
-from shardtensor.value import Aval, memory_kind
+from shardtensor.host import memory_pool as pool
+from shardtensor.host.blockwise import copy_into
+from shardtensor.sharding.copy_plan import Line, Region, identity
+from shardtensor.sharding.layout import NamedSharding, Shape, offsets
+from shardtensor.sharding.mesh import Mesh, mesh_of
+from shardtensor.sharding.rules import normalize_axis, parse, propagate
+from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.spec import P, PartitionSpec
+from shardtensor.tensor.operands import HostAval
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval, memory_kind
 
 Operand = Aval | HostAval
 

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
-from shardtensor.monoids import Place
-from shardtensor.rules import normalize_axes, normalize_axis
-from shardtensor.sharding import Shape
-from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import normalize_axes, normalize_axis
+from shardtensor.sharding.shard_context import Place
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
 """The dimensions that `tensordot` contracts."""

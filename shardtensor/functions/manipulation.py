@@ -15,18 +15,19 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.indices import Index
-from shardtensor.mesh import Mesh
-from shardtensor.monoids import Place
-from shardtensor.operands import HostAval
-from shardtensor.passes import copied
-from shardtensor.planner import Line, Region, identity
-from shardtensor.rules import normalize_axes, normalize_axis, reduced_axes
-from shardtensor.sharding import Grid, NamedSharding, P, Shape, as_sharding
-from shardtensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.transfer import Moved
-from shardtensor.value import Aval
-from shardtensor.windows import Window, reshape_groups, reshaped_chains, reshaped_strides
+from shardtensor.functions.data_movement import Moved
+from shardtensor.host.blockwise import copied
+from shardtensor.sharding.copy_plan import Line, Region, identity
+from shardtensor.sharding.index import Index
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
+from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
+from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.spec import P
+from shardtensor.sharding.view_spec import Window, reshape_groups, reshaped_chains, reshaped_strides
+from shardtensor.tensor.operands import HostAval
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval
 
 Operand = Aval | HostAval
 

@@ -7,32 +7,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor import passes
-from shardtensor.backend import Device, HostArray, read_only
+from shardtensor.backend.abstract import no_elements
+from shardtensor.backend.device import Device, HostArray
+from shardtensor.backend.ownership import read_only
+from shardtensor.communication.exported_storage import Exported
+from shardtensor.communication.offload import Parked, apart, pinned, way
+from shardtensor.communication.transfer import Arrival, arrival, copied, gather, to_host_movement, whole_array
+from shardtensor.communication.transfer_log import account, watched
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, BackendError, ShapeError
-from shardtensor.indices import Index, canonical, to_numpy
-from shardtensor.log import account, watched
-from shardtensor.mesh import Mesh, default_mesh
-from shardtensor.operands import admit, converted, host_aval, located, sharded_dtype
-from shardtensor.parking import Parked, apart, pinned, way
-from shardtensor.phantom import no_elements
-from shardtensor.protocols import check_leaves, from_lists
-from shardtensor.sharding import NamedSharding, as_sharding
-from shardtensor.tensor import (
-    SCALARS,
-    ArrayLike,
-    ShardedTensor,
-    give_away,
-    own,
-    settled,
-    shard_arrays,
-    tensor,
-    whole_array,
-)
-from shardtensor.transfer import Arrival, arrival, copied, gather, to_host_movement
-from shardtensor.trees import map_leaves
-from shardtensor.value import Aval, Exported, StandIn, Storage, aval, whole_of
+from shardtensor.host import blockwise as passes
+from shardtensor.sharding.index import Index, canonical, to_numpy
+from shardtensor.sharding.layout import NamedSharding, as_sharding
+from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.tensor.numpy_protocols import check_leaves, from_lists
+from shardtensor.tensor.operands import admit, converted, host_aval, located, sharded_dtype
+from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.storage import StandIn, Storage
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, give_away, own, settled, shard_arrays, tensor
+from shardtensor.tensor.value import Aval, aval, whole_of
 
 Where = Device | Mesh | NamedSharding
 

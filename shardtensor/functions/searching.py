@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shardtensor.core import operator
-from shardtensor.rules import arg_extremum
-from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.sharding.rules import arg_extremum
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
 @operator(arg_extremum, combine="argmax")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from shardtensor.core import operator
-from shardtensor.rules import extremum, reduction
-from shardtensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.sharding.rules import extremum, reduction
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 Axis = int | tuple[int, ...] | None
 

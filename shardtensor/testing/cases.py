@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
-from shardtensor.indices import is_array
+from shardtensor.sharding.index import is_array
 from shardtensor.testing.layouts import DTYPES, FLOATS, array, assert_same, broadcastable, meshes, placed, shapes
 
 

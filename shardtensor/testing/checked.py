@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
 from shardtensor.errors import ArgumentTypeError, BackendError
-from shardtensor.host import in_children
+from shardtensor.host.fork import in_children
 
 __all__ = ["CheckedArray", "CheckedBackend"]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor.backend import HostArray
-from shardtensor.sharding import offsets
-from shardtensor.testing.kit import Kit
+from shardtensor.sharding.layout import offsets
+from shardtensor.testing.base import Kit
 
 TURNS = "Backend.on, modes: programs take turns in a thread, and each finds again what it had made current"
 MEET = "Backend.to_device, record, wait: what one program offers in a collective, the others get"

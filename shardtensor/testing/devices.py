@@ -10,8 +10,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend import Backend, Device
-from shardtensor.plugins import load
-from shardtensor.testing.kit import Kit
+from shardtensor.backend.registry import load
+from shardtensor.testing.base import Kit
 
 DEVICES = "Backend.devices: all devices, in order of their ids; never empty; the same each time"
 ON = "Backend.on: makes the device current in this thread, and at the end what was so before, also on an error"

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend import Device, HostArray
-from shardtensor.plugins import backend_of
+from shardtensor.backend.registry import backend_of
 
 MESHES = [(1,), (2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (1, 3), (2, 2, 2)]
 NAMES = ("x", "y", "z")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardtensor.backend import Backend, Device
-from shardtensor.testing.kit import Kit
+from shardtensor.testing.base import Kit
 
 SOLE = "Backend.sole: True only where nothing but its holder reaches the memory (False is always right)"
 WRITABLE = "Backend.sole: an array that is alone is made writable"

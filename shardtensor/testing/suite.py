@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardtensor.testing.arrays import ArrayTests
 from shardtensor.testing.collectives import CollectiveTests
 from shardtensor.testing.devices import DeviceTests
-from shardtensor.testing.order import OrderTests
+from shardtensor.testing.ordering import OrderTests
 from shardtensor.testing.ownership import OwnershipTests
 from shardtensor.testing.tensors import TensorTests
 

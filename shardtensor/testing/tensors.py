@@ -14,8 +14,8 @@ import shardtensor as st
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
+from shardtensor.testing.base import Kit
 from shardtensor.testing.cases import CASES, array_indices, check, indices, sharded_somehow, wanted
-from shardtensor.testing.kit import Kit
 from shardtensor.testing.layouts import all_specs, assert_same, mesh_of, meshes, shapes, specs
 
 OPERATORS = "every operator gives NumPy's answer under every sharding"

@@ -1,0 +1,31 @@
+"""Devices, and the protocol and registry of the plugins that drive them."""
+
+from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
+from shardtensor.backend.ownership import FRAME, copied, is_alone, read_only, references
+from shardtensor.backend.protocol import (
+    Backend,
+    current_device,
+    function_of,
+    host_memory,
+    logical_device_count,
+    owner_of,
+)
+
+__all__ = [
+    "FRAME",
+    "HOST",
+    "HOST_MEMORY",
+    "MEMORY_KINDS",
+    "Backend",
+    "Device",
+    "HostArray",
+    "copied",
+    "current_device",
+    "function_of",
+    "host_memory",
+    "is_alone",
+    "logical_device_count",
+    "owner_of",
+    "read_only",
+    "references",
+]

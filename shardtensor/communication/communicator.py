@@ -1,0 +1,359 @@
+"""What devices do with one another's arrays: the bodies of collectives, on one array for each of n devices.
+
+Where devices share one memory, one result serves all of them that shall have the same; elsewhere each array is sent
+where it is wanted. Reductions combine in the order of the devices, element for element in the same order either way,
+so that the bits are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.backend.protocol import Backend, function_of
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.all_reduce import SCATTERED_FROM, Message, Ways, all_reduce, messages, tree
+from shardtensor.communication.transfer import copied, send
+from shardtensor.communication.transfer_log import TransferBatch, account, watched
+from shardtensor.host import blockwise as passes
+from shardtensor.host import memory_pool as pool
+from shardtensor.host.threads import each
+from shardtensor.sharding.layout import offsets
+from shardtensor.tensor.value import in_place
+
+_BLOCK = 1 << 20
+"""Bytes of a result that are reduced at a time, where memory is shared: they stay in the cache meanwhile."""
+
+_DIVIDED_FROM = 1 << 23
+"""Bytes to be read from which threads divide a reduction: half a millisecond's work."""
+
+_LINE = 64
+"""Bytes of a line of the cache, at whose multiples results begin."""
+
+
+class Exchange:
+    """One collective among devices.
+
+    Args:
+        who: its name, for the log and in errors.
+        axis: the names of the mesh axes that it runs along, for the log.
+        devices: where each array lives, in order; a device may occur more than once.
+
+    Attributes:
+        given: for each device, arrays that nobody writes.
+    """
+
+    given: Sequence[Sequence[Any]] = ()
+
+    def __init__(self, who: str, axis: str, devices: Sequence[Device]) -> None:
+        self.who = who
+        self.axis = axis
+        self.devices = devices
+        self.backends: list[Backend] = [backend_of(d) for d in devices]
+        self.one_memory = all(b.one_memory for b in self.backends)
+        self._sent: set[tuple[int, int]] = set()
+
+    def settle(self) -> None:
+        """Once everything is under way: programs may write to what they have offered as soon as it has been read."""
+        tokens: dict[Device, Any] = {}
+        for source, destination in sorted(self._sent):
+            giver, taker = self.backends[source], self.backends[destination]
+            if giver is taker and type(giver).record is not Backend.record:
+                there = self.devices[destination]
+                if there not in tokens:
+                    tokens[there] = taker.record(there)
+                giver.wait(self.devices[source], tokens[there])
+
+    # -- the collectives ---------------------------------------------------------------------------
+
+    def reduce(self, arrays: Sequence[Any], ufunc: str, *, mean: bool = False) -> list[Any]:
+        """The arrays combined by a function of two, element by element, on every device; with ``mean``, divided by
+        their number.
+        """
+        group, size, nbytes = range(len(arrays)), _size(arrays[0]), _nbytes(arrays[0])
+        scattered = nbytes >= SCATTERED_FROM and len(arrays) > 2
+        self._note(lambda: messages(group, group, nbytes, nbytes, scattered))
+        if self.one_memory:
+            total = _fold(getattr(np, ufunc), arrays)
+            return [self._deliver(0, total / len(arrays) if mean else total)] * len(arrays)
+        if len(arrays) == 1 and not mean:
+            return [self._deliver(0, copied(arrays[0], self.devices[0]))]
+        together = None if mean else self._by_library(arrays, ufunc)
+        if together is not None:
+            return [self._deliver(k, array) for k, array in enumerate(together)]
+        results = all_reduce(group, group, arrays, self._ways(arrays, ufunc, mean), size, scattered)
+        return [self._deliver(k, results[k]) for k in group]
+
+    def gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
+        """All arrays, end to end along ``axis`` (tiled) or along a new dimension there, on every device."""
+        self._note(lambda: [(i, k, _nbytes(a)) for i, a in enumerate(arrays) for k in range(len(arrays)) if i != k])
+
+        def joined(k: int) -> Any:
+            xp = self.backends[k].xp
+            with self.backends[k].on(self.devices[k]):
+                here = [self._bring(a, i, k) for i, a in enumerate(arrays)]
+                return xp.concat(here, axis=axis) if tiled else xp.stack(here, axis=axis)
+
+        if self.one_memory:
+            whole = self._in_place(arrays, axis) if tiled else None
+            return [self._deliver(0, joined(0)) if whole is None else whole] * len(arrays)
+        return [self._deliver(k, joined(k)) for k in range(len(arrays))]
+
+    def reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
+        """Each device its part along ``dimension`` of the arrays combined: by the split rule (tiled), or the one at
+        its own index, without that dimension.
+        """
+        parts = _parts(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
+        self._note(
+            lambda: [
+                (i, k, _nbytes(self._view(a, i, part)))
+                for k, part in enumerate(parts)
+                for i, a in enumerate(arrays)
+                if i != k
+            ]
+        )
+        if self.one_memory:
+            whole = _fold(getattr(np, ufunc), arrays)
+            return [self._deliver(k, whole[part]) for k, part in enumerate(parts)]
+        results = []
+        for k, part in enumerate(parts):
+            function = function_of(self.backends[k], ufunc)
+            state: Any = None
+            for i, array in enumerate(arrays):
+                piece = self._bring(self._view(array, i, part), i, k)
+                with self.backends[k].on(self.devices[k]):
+                    state = function(state, piece) if i else self._own(piece, i, k)
+            results.append(self._deliver(k, state))
+        return results
+
+    def all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
+        """Device k gets the k-th part along ``split_axis`` of every array, joined along ``concat_axis``."""
+        cuts = [_parts(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
+
+        def pieces() -> list[list[Any]]:
+            return [[self._view(a, i, part) for part in cuts[i]] for i, a in enumerate(arrays)]
+
+        self._note(
+            lambda: [(i, k, _nbytes(piece)) for i, row in enumerate(pieces()) for k, piece in enumerate(row) if i != k]
+        )
+        whole = self._in_place(arrays, concat_axis) if tiled and split_axis != concat_axis else None
+        if whole is not None:
+            return [whole[part] for part in cuts[0]]
+        columns = list(zip(*pieces(), strict=True))
+        if self.one_memory:
+            return [self._deliver(k, out) for k, out in enumerate(_joined(columns, concat_axis, tiled))]
+        results = []
+        for k in range(len(arrays)):
+            xp = self.backends[k].xp
+            with self.backends[k].on(self.devices[k]):
+                here = [self._bring(piece, i, k) for i, piece in enumerate(columns[k])]
+                joined = xp.concat(here, axis=concat_axis) if tiled else xp.stack(here, axis=concat_axis)
+                results.append(self._deliver(k, joined))
+        return results
+
+    def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
+        """Device k gets the array of device ``sources[k]``; None stands for zeros."""
+        self._note(lambda: [(i, k, _nbytes(arrays[i])) for k, i in enumerate(sources) if i is not None and i != k])
+        results = []
+        for k, i in enumerate(sources):
+            if i is None:
+                with self.backends[k].on(self.devices[k]):
+                    results.append(self._deliver(k, self.backends[k].xp.zeros_like(arrays[k])))
+            else:
+                results.append(self._deliver(k, self._own(self._bring(arrays[i], i, k), i, k)))
+        return results
+
+    def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
+        """The array of one device on every device."""
+        edges = tree(source, range(len(arrays)))
+        self._note(lambda: [(i, k, _nbytes(arrays[source])) for i, k in edges])
+        if self.one_memory:
+            return [self._deliver(source, passes.copied(arrays[source]))] * len(arrays)
+        held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
+        for i, k in edges:
+            held[k] = self._bring(held[i], i, k)
+        return [self._deliver(k, held[k]) for k in range(len(arrays))]
+
+    # -- what they are made of ---------------------------------------------------------------------
+
+    def _in_place(self, arrays: Sequence[Any], axis: int) -> Any:
+        """The arrays end to end, where they lie so in memory that nobody can write; else None."""
+        if not self.one_memory or any(a.flags.writeable for a in arrays):
+            return None
+        known = [{id(pool.owner_of(x)) for x in given} for given in self.given]
+        owners = [id(pool.owner_of(a)) for a in arrays]
+        if not all(owner in _shared or owner in own for owner, own in zip(owners, known, strict=True)):
+            return None
+        ends = list(itertools.accumulate([a.shape[axis] for a in arrays], initial=0))
+        shape = list(arrays[0].shape)
+        shape[axis] = ends.pop()
+        begins = [[end if d == axis else 0 for d in range(len(shape))] for end in ends]
+        pieces = [(array, begin) for array, begin in zip(arrays, begins, strict=True) if array.size]
+        whole = in_place([p for p, _ in pieces], [b for _, b in pieces], tuple(shape))
+        return None if whole is None else self.backends[0].export(whole)
+
+    def _bring(self, array: Any, source: int, destination: int) -> Any:
+        """An array on another device: itself where that can read it where it is."""
+        if self.devices[source] == self.devices[destination] or self.one_memory:
+            return array
+        self._sent.add((source, destination))
+        return send(array, self.devices[source], self.devices[destination])
+
+    def _own(self, array: Any, source: int, destination: int) -> Any:
+        """What `_bring` gave, as memory that no program has a hand on."""
+        if self.devices[source] == self.devices[destination] or self.one_memory:
+            return copied(array, self.devices[destination])
+        return array
+
+    def _view(self, array: Any, k: int, index: Any) -> Any:
+        with self.backends[k].on(self.devices[k]):
+            return self.backends[k].view(array, index)
+
+    def _by_library(self, arrays: Sequence[Any], ufunc: str) -> list[Any] | None:
+        """The reduction by a library of the backend's own, which may add in any order: of integers alone."""
+        backend, devices = self.backends[0], set(self.devices)
+        if len(devices) < len(arrays) or len(arrays) == 1 or len({id(b) for b in self.backends}) > 1:
+            return None
+        return backend.all_reduce(arrays, self.devices, ufunc) if backend.dtype_of(arrays[0]).kind in "iu" else None
+
+    def _ways(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> Ways:
+        """What devices do with partial results."""
+        devices, backends, shape = self.devices, self.backends, tuple(arrays[0].shape)
+
+        def merge(k: int, earlier: Any, later: Any) -> Any:
+            with backends[k].on(devices[k]):
+                return function_of(backends[k], ufunc)(earlier, later)
+
+        def finished(k: int, state: Any) -> Any:
+            with backends[k].on(devices[k]):
+                result = backends[k].xp.divide(state, len(arrays)) if mean else state
+                return backends[k].contiguous(result)
+
+        def cut(k: int, state: Any, begin: int, end: int) -> Any:
+            with backends[k].on(devices[k]):
+                return backends[k].view(backends[k].xp.reshape(state, (-1,)), slice(begin, end))
+
+        def join(k: int, parts: list[Any]) -> Any:
+            with backends[k].on(devices[k]):
+                return backends[k].xp.reshape(backends[k].xp.concat(parts), shape)
+
+        return Ways(self._bring, merge, finished, cut, join)
+
+    def _deliver(self, k: int, array: Any) -> Any:
+        """A result as programs may hold it: read-only where the library can enforce it."""
+        backend = self.backends[k]
+        if backend.one_memory:
+            _remember(np.asarray(array))
+        return backend.export(array)
+
+    def _note(self, sent: Callable[[], list[Message]]) -> None:
+        """Counts what is sent, if anybody counts."""
+        if not watched():
+            return
+
+        def records() -> TransferBatch:
+            columns = np.array(sent(), np.int64).reshape(-1, 3).T
+            numbers = {device: k for k, device in enumerate(dict.fromkeys(self.devices))}
+            of = np.array([numbers[device] for device in self.devices])
+            sources, destinations, sizes = of[columns[0]], of[columns[1]], columns[2]
+            away = sources != destinations
+            return TransferBatch(
+                sources[away], destinations[away], sizes[away], list(numbers).__getitem__,
+                operator=self.who, explicit=True, copied=not self.one_memory, axis=self.axis,
+            )  # fmt: skip
+
+        account(self.who, 0, True, records)
+
+
+def _fold(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+    """Host arrays of one shape and dtype, combined from the first to the last; nobody else's memory."""
+    if len(arrays) == 1:
+        return passes.copied(arrays[0])
+    first, second, *rest = arrays
+    if first.nbytes <= _BLOCK or not all(a.flags.c_contiguous for a in arrays):
+        total = np.asarray(ufunc(first, second))
+        for array in rest:
+            ufunc(total, array, out=total)
+        return total
+    out = pool.empty(first.shape, first.dtype)
+    flat, into = [a.reshape(-1) for a in arrays], out.reshape(-1)
+    step = _BLOCK // first.itemsize
+
+    def work(k: int) -> None:
+        part = slice(k * step, (k + 1) * step)
+        here = into[part]
+        ufunc(flat[0][part], flat[1][part], out=here)
+        for array in flat[2:]:
+            ufunc(here, array[part], out=here)
+
+    each(work, -(-first.size // step), threads=None if first.nbytes * len(arrays) >= _DIVIDED_FROM else 1)
+    return out
+
+
+def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
+    """The host arrays of each list end to end, or stacked: as views of one new buffer, which costs the system far less
+    than as many buffers.
+    """
+    shapes, begins, end = [], [], 0
+    dtype = joins[0][0].dtype
+    for parts in joins:
+        row = list(parts[0].shape)
+        if tiled:
+            row[axis] = sum(part.shape[axis] for part in parts)
+        else:
+            row.insert(axis, len(parts))
+        shape = tuple(row)
+        shapes.append(shape)
+        begins.append(end)
+        end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
+    buffer = pool.empty((end,), np.uint8)
+    results = []
+    for parts, shape, begin in zip(joins, shapes, begins, strict=True):
+        nbytes = math.prod(shape) * dtype.itemsize
+        out = buffer[begin : begin + nbytes].view(dtype).reshape(shape)
+        results.append(np.concatenate(parts, axis=axis, out=out) if tiled else np.stack(parts, axis=axis, out=out))
+    return results
+
+
+def _parts(ndim: int, dimension: int, size: int, count: int, tiled: bool) -> list[Any]:
+    """The index of each device's part along a dimension."""
+    before = (slice(None),) * dimension
+    if not tiled:
+        return [(*before, k) for k in range(count)]
+    bounds = offsets(size, (count,)).tolist()
+    return [(*before, slice(a, b)) for a, b in itertools.pairwise(bounds)]
+
+
+def _size(array: Any) -> int:
+    return int(np.prod(array.shape, dtype=np.int64))
+
+
+def _nbytes(array: Any) -> int:
+    return int(array.nbytes)
+
+
+# -- shared results --------------------------------------------------------------------------------
+
+_shared: dict[int, Any] = {}  # by identity: arrays cannot be hashed
+
+
+def _remember(array: Any) -> None:
+    """Keeps in mind that nobody can write to the memory of a host array, for as long as it is there."""
+    owner = pool.owner_of(array)
+    key = id(owner)
+    if key not in _shared:
+        _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
+
+
+def received(array: Any) -> tuple[Any, ...]:
+    """The array whose memory a host array views, if it is the result of a collective: it needs no copy to be kept."""
+    if not _shared or not isinstance(array, np.ndarray):
+        return ()
+    owner = pool.owner_of(array)
+    return (owner,) if owner is not array and id(owner) in _shared else ()

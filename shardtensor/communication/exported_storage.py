@@ -1,0 +1,96 @@
+"""The storage of a tensor whose memory another library holds and may write."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from shardtensor.backend.ownership import references
+from shardtensor.communication.transfer_log import note_copy
+from shardtensor.host.blockwise import copied
+from shardtensor.tensor.storage import StandIn, Storage
+from shardtensor.tensor.value import Aval
+
+
+class Exported(StandIn):
+    """In place of the storage of a tensor on one device whose memory another library holds and may write (see
+    `shardtensor.functions.dlpack_export`): every read gets a copy, so that the consumer's writes show in this tensor only. The storage
+    itself returns when the last consumer has released the memory.
+
+    Attributes:
+        lent: the storage itself, for writes, which copy it while a consumer holds its memory.
+    """
+
+    __slots__ = ("_lock", "_released", "_value", "lent")
+
+    def __init__(self, value: Aval, storage: Storage) -> None:
+        self._value = value
+        self.lent = storage
+        self._released = False
+        self._lock = threading.Lock()
+
+    def stored(self) -> Storage:
+        """The storage once no consumer holds its memory; until then a copy."""
+        with self._lock:
+            if self._is_released():
+                return self.lent
+        array = self.read(lambda array: array)
+        return Storage(array) if self._value.backend.one_memory else Storage(arrays=(array,))
+
+    def read(self, take: Callable[[Any], Any]) -> Any:
+        """The view that ``take`` gives of the array, or a copy of that view while a consumer holds the memory."""
+        backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
+        with self._lock:
+            held = not self._is_released()
+            array = only_array(self.lent)
+        with backend.on(device):
+            if not held:
+                return take(array)
+            backend.enter(device)  # after what the consumer has queued
+            part = take(array)
+            part = copied(part) if backend.one_memory else backend.xp.asarray(part, copy=True)
+        note_copy("to_dlpack", int(part.nbytes), device)
+        return part
+
+    @property
+    def array(self) -> Any:
+        """See `Storage`."""
+        return self.stored().array if self._value.backend.one_memory else None
+
+    @property
+    def arrays(self) -> Any:
+        """See `Storage`."""
+        return None if self._value.backend.one_memory else self.stored().arrays
+
+    def settle(self) -> None:
+        """Nothing is to be waited for."""
+
+    def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
+        """Whether a consumer still holds the memory, and if so what ``make`` gives of it for one more."""
+        with self._lock:
+            return (False, None) if self._is_released() else (True, make(only_array(self.lent)))
+
+    def _is_released(self) -> bool:
+        """Whether the last consumer has released the memory. Readers share it from then on, so it is final."""
+        if not self._released and is_exclusive(self.lent, self._value):
+            self._released = True
+            self._value.backend.enter(self._value.sharding.mesh.flat[0])  # after what the consumer has queued
+        return self._released
+
+
+def is_exclusive(storage: Storage, value: Aval) -> bool:
+    """Whether nothing else reaches the memory of a value on one device than its storage, which only the caller holds.
+    False is always right.
+    """
+    arrays = storage.arrays
+    if arrays is not None and references(arrays) > 2:
+        return False
+    array = storage.array if arrays is None else arrays[0]
+    with value.backend.on(value.sharding.mesh.flat[0]):
+        return value.backend.sole(array, 2)
+
+
+def only_array(storage: Storage) -> Any:
+    """The array of a storage on one device."""
+    return storage.array if storage.arrays is None else storage.arrays[0]

@@ -1,0 +1,157 @@
+"""Picking: which rows of a sharded array go to whom, where each device wants its own choice of them. Like the planner's
+moves, with lists of indices in the place of boxes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.transfer import as_dtype, send
+from shardtensor.communication.transfer_log import Transfer, account
+from shardtensor.sharding.layout import Grid, Ints, Shape
+
+
+class Want:
+    """What one device wants of an array: rows, by their index in each of the picked dimensions, and of every other
+    dimension a run.
+    """
+
+    __slots__ = ("coordinates", "device", "rest", "rows")
+
+    def __init__(self, device: Device, rows: int, coordinates: Sequence[Ints], rest: Sequence[tuple[int, int]]) -> None:
+        self.device = device
+        self.rows = rows
+        self.coordinates = coordinates
+        self.rest = rest
+
+    @property
+    def shape(self) -> Shape:
+        """Of what it gets: rows first."""
+        return (self.rows, *[b - a for a, b in self.rest])
+
+
+class _Piece:
+    """Rows that one device gets from another."""
+
+    __slots__ = ("index", "j", "k", "rows", "runs", "size", "to")
+
+    def __init__(self, k: int, j: int, rows: Ints, index: list[Ints], runs: Any, to: Any, size: int) -> None:
+        self.k = k
+        self.j = j
+        self.rows = rows
+        self.index = index
+        self.runs = runs
+        self.to = to
+        self.size = size
+
+
+class Picking:
+    """The plan by which rows of an array get to those who want them.
+
+    Args:
+        source: how the array is cut, and who has which part.
+        dims: its dimensions that are picked.
+        wants: who wants what.
+    """
+
+    def __init__(self, source: Grid, dims: Sequence[int], wants: Sequence[Want]) -> None:
+        self.source = source
+        self.wants = wants
+        self.dims = tuple(dims)
+        self.others = tuple(d for d in range(len(source.offsets)) if d not in dims)
+        self.holders: dict[tuple[int, ...], list[int]] = {}
+        for j, parts in enumerate(source.parts.tolist()):
+            self.holders.setdefault(tuple(parts), []).append(j)
+        self.pieces = [piece for k, want in enumerate(wants) for piece in self._pieces(k, want)]
+        self.size = sum(p.size for p in self.pieces if source.devices[p.j] != wants[p.k].device)
+
+    def _pieces(self, k: int, want: Want) -> Iterator[_Piece]:
+        if not math.prod(want.shape):
+            return
+        offsets = self.source.offsets
+        parts = [np.searchsorted(offsets[d], c, "right") - 1 for d, c in zip(self.dims, want.coordinates, strict=True)]
+        keys = np.ravel_multi_index(tuple(parts), [len(offsets[d]) - 1 for d in self.dims])
+        order = np.argsort(keys, kind="stable")
+        cuts = np.flatnonzero(np.diff(keys[order])) + 1
+        runs = [_overlaps(offsets[d], a, b) for d, (a, b) in zip(self.others, want.rest, strict=True)]
+        for rows in np.split(order, cuts):
+            mine = {d: int(p[rows[0]]) for d, p in zip(self.dims, parts, strict=True)}
+            index = [c[rows] - offsets[d][mine[d]] for d, c in zip(self.dims, want.coordinates, strict=True)]
+            for combination in itertools.product(*runs):
+                for d, (part, *_) in zip(self.others, combination, strict=True):
+                    mine[d] = part
+                candidates = self.holders[tuple(mine[d] for d in range(len(offsets)))]
+                at_home = [j for j in candidates if self.source.devices[j] == want.device]
+                j = at_home[0] if at_home else candidates[k % len(candidates)]
+                runs_here = tuple([slice(a, b) for _, a, b, _ in combination])
+                to = tuple([slice(at, at + b - a) for _, a, b, at in combination])
+                size = len(rows) * math.prod(b - a for _, a, b, _ in combination)
+                yield _Piece(k, j, rows, index, runs_here, to, size)
+
+    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
+        """What the log says of it."""
+        for p in self.pieces:
+            source, destination = self.source.devices[p.j], self.wants[p.k].device
+            if source != destination:
+                n = p.size * itemsize
+                yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
+
+    def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
+        """Judges and counts the moves."""
+        account(operator, self.size * itemsize, explicit, lambda: self.records(itemsize, copied, operator, explicit))
+
+    def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
+        """What each gets: an array of `Want.shape`."""
+        pieces: list[list[_Piece]] = [[] for _ in self.wants]
+        for p in self.pieces:
+            pieces[p.k].append(p)
+        return [self._receive(want, mine, arrays, dtype) for want, mine in zip(self.wants, pieces, strict=True)]
+
+    def _receive(self, want: Want, pieces: Sequence[_Piece], arrays: Sequence[Any], dtype: Any) -> Any:
+        backend = backend_of(want.device)
+        with backend.on(want.device):
+            out = backend.xp.empty(want.shape, dtype=dtype)
+        for p in pieces:
+            part = self._fetch(p, arrays[p.j], want.device)
+            with backend.on(want.device):
+                # Rows of one source come in the order in which they are wanted.
+                rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
+                out[(rows, *p.to)] = as_dtype(backend, part, dtype)
+        return out
+
+    def _fetch(self, piece: _Piece, array: Any, device: Device) -> Any:
+        source = self.source.devices[piece.j]
+        backend = backend_of(source)
+        with backend.on(source):
+            array = backend.xp.permute_dims(array, (*self.dims, *self.others))
+            part = array[(*[on_device(i, source) for i in piece.index], *piece.runs)]
+        return part if source == device else send(part, source, device)
+
+
+def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, int]]:
+    """The parts of a dimension that a run touches: (part, begin and end within it, where that is in the run)."""
+    out = []
+    for part, (a, b) in enumerate(itertools.pairwise(offsets.tolist())):
+        low, high = max(a, begin), min(b, end)
+        if low < high:
+            out.append((part, low - a, high - a, low - begin))
+    return out
+
+
+def on_device(index: Ints, device: Device) -> Any:
+    """An index array beside what it indexes; the device is current."""
+    return index if device == HOST else backend_of(device).from_host(index, device)
+
+
+def last_of_each(coordinates: Sequence[Ints], sizes: Sequence[int]) -> Ints | None:
+    """The positions of the last occurrence of each place; None where none occurs twice."""
+    key = np.ravel_multi_index(tuple(coordinates), tuple(sizes))
+    places, last = np.unique(key[::-1], return_index=True)
+    return None if len(places) == len(key) else np.sort(len(key) - 1 - last)

@@ -1,0 +1,127 @@
+"""Memory kinds: tensors whose shards wait in page-locked host memory, and come to their devices when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.ownership import read_only
+from shardtensor.communication.transfer import to_host_movement
+from shardtensor.communication.transfer_log import Transfer, account, watched
+from shardtensor.sharding.index import Index
+from shardtensor.tensor.storage import StandIn, Storage
+from shardtensor.tensor.value import Aval
+
+
+class Parked(StandIn):
+    """In place of the storage of a tensor of memory kind ``pinned_host``, where that is a memory of its own. Nothing is
+    kept on the devices: who reads it brings it there again.
+
+    Attributes:
+        hosts: one host array for each part; devices that hold the same part share it.
+    """
+
+    __slots__ = ("_tokens", "_value", "hosts")
+
+    def __init__(self, value: Aval, hosts: dict[int, Any], tokens: dict[int, Any]) -> None:
+        self._value = value
+        self.hosts = hosts
+        self._tokens = tokens
+
+    @property
+    def array(self) -> None:
+        """See `Storage`."""
+        return
+
+    def stored(self) -> Storage:
+        """The shards on their devices, brought there by whoever reads them."""
+        if watched():
+            records = way(self._value, on=True, explicit=False, who="pinned_host")
+            account("pinned_host", sum(record.bytes for record in records), False, lambda: records)
+        return self.coming().stored()
+
+    def coming(self) -> Arriving:
+        """The shards on their way to their devices."""
+        value = self._value
+        backend, arrays, tokens = value.backend, [], []
+        for part, device in zip(value.grid.linear_parts().tolist(), value.grid.devices, strict=True):
+            with backend.on(device):
+                array, token = backend.onload(self.hosts[part], device, self._tokens[part])
+            arrays.append(array)
+            tokens.append(token)
+        return Arriving(value, tuple(arrays), tokens)
+
+    def settle(self) -> None:
+        """Waits until all is in host memory."""
+        for token in self._tokens.values():
+            if token is not None:
+                self._value.backend.settle(token)
+
+    def shards(self) -> list[HostArray]:
+        """One host array for each device, in mesh order."""
+        self.settle()
+        return [read_only(self.hosts[part]) for part in self._value.grid.linear_parts().tolist()]
+
+    def to_host(self, index: Index | None) -> HostArray:
+        """The tensor, or what a basic index takes of it: no device is asked."""
+        self.settle()
+        movement, parts = to_host_movement(self._value, index), self._value.grid.linear_parts().tolist()
+        out = np.empty(movement.result.shape(0), self._value.dtype)
+        for piece in movement.incoming[0]:
+            out[piece.to] = self.hosts[parts[piece.j]][piece.index or ...]
+        return read_only(out)
+
+
+class Arriving(StandIn):
+    """In place of a storage whose shards are on their way: the devices wait for them when somebody reads."""
+
+    __slots__ = ("_arrays", "_storage", "_tokens", "_value")
+
+    def __init__(self, value: Aval, arrays: tuple[Any, ...], tokens: Sequence[Any]) -> None:
+        self._value = value
+        self._arrays: tuple[Any, ...] | None = arrays
+        self._tokens = tokens
+        self._storage: Storage | None = None
+
+    def stored(self) -> Storage:
+        """The storage."""
+        if self._storage is None:
+            for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
+                if token is not None:
+                    self._value.backend.wait(device, token)
+            self._storage = Storage(arrays=self._arrays)
+            self._arrays = None  # else they would never be alone
+        return self._storage
+
+
+def apart(value: Aval, arrays: Sequence[Any]) -> Storage | Parked:
+    """The storage of a value on separate memories, from one array for each device: in the memory of its kind."""
+    if not value.parked:
+        return Storage(arrays=tuple(arrays))
+    backend, grid = value.backend, value.grid
+    parts, hosts, tokens = grid.linear_parts().tolist(), {}, {}
+    for k in grid.owners():
+        with backend.on(grid.devices[k]):
+            hosts[parts[k]], tokens[parts[k]] = backend.offload(backend.contiguous(arrays[k]), grid.devices[k])
+    return Parked(value, hosts, tokens)
+
+
+def pinned(value: Aval, whole: HostArray) -> Parked:
+    """The same of a host array, which need not fit on the devices."""
+    grid = value.grid
+    parts = grid.linear_parts().tolist()
+    hosts = {parts[k]: value.backend.pin(whole[grid.index(k)]) for k in grid.owners()}
+    return Parked(value, hosts, dict.fromkeys(hosts))
+
+
+def way(value: Aval, *, on: bool, explicit: bool, who: str) -> list[Transfer]:
+    """What the log says of a value that goes to its devices (``on``), or from them, whole."""
+    records, grid, itemsize = [], value.grid, value.dtype.itemsize
+    for k in range(len(grid.devices)) if on else grid.owners():
+        n = int(np.prod(grid.shape(k), dtype=np.int64)) * itemsize
+        source, destination = (HOST, grid.devices[k]) if on else (grid.devices[k], HOST)
+        records.append(Transfer(n, n if value.backend.pinned_host else 0, source, destination, who, explicit))
+    return records

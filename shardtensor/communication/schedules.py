@@ -1,0 +1,352 @@
+"""Who sends how much to whom, in which order: the schedules of moves and collectives as arrays of numbers, for any
+number of devices. Pure, and lazy: of the 16 million messages among 4096 devices a few hundred thousand are there at a
+time.
+
+A schedule is a sequence of phases. The messages of one phase wait for nothing; those of the next begin when it is
+over. They are the messages of `shardtensor.sharding.copy_plan`, `shardtensor.communication.all_reduce` and `shardtensor.communication.communicator`, which the
+backends carry out.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardtensor.backend.abstract import NAME, phantom
+from shardtensor.backend.device import HOST, Device
+from shardtensor.communication.transfer_log import Transfer, TransferBatch, account, guarded, watched
+from shardtensor.sharding.copy_plan import Copies, Region, pieces_in
+from shardtensor.sharding.layout import Grid, Ints, offsets
+
+HOST_ID = -1
+_AT_A_TIME = 1 << 19
+
+
+class Block(NamedTuple):
+    """Messages of one phase: arrays that broadcast together. What a device sends itself, and what has no bytes, does
+    not count.
+
+    Attributes:
+        sources, destinations: ids of devices; `HOST_ID` for the host.
+        sizes: bytes.
+    """
+
+    sources: Ints
+    destinations: Ints
+    sizes: Ints
+
+
+Phase = Iterator[Block]
+
+_NO_MESSAGES = Block(*[np.zeros(0, np.int64)] * 3)
+
+
+def ids_of(devices: Sequence[Device]) -> Ints:
+    """The ids of simulated devices, and `HOST_ID` for the host."""
+    return np.array([d.id if d.backend == NAME else HOST_ID for d in devices], np.int64)
+
+
+_ids_of_mesh: Callable[[tuple[Device, ...]], Ints] = functools.lru_cache(64)(ids_of)
+
+
+class Schedule(abc.ABC):
+    """What devices send one another for one operator. No device sends two messages to another in one phase.
+
+    Attributes:
+        operator, explicit, axis: see `shardtensor.communication.transfer_log.Transfer`.
+    """
+
+    def __init__(self, operator: str, explicit: bool, axis: str = "") -> None:
+        self.operator = operator
+        self.explicit = explicit
+        self.axis = axis
+
+    @abc.abstractmethod
+    def phases(self) -> Iterator[Phase]:
+        """Its messages."""
+
+    def parts(self) -> Sequence[Schedule]:
+        """The schedules of which it consists, which know nothing of one another and run at the same time."""
+        return (self,)
+
+    @property
+    def key(self) -> Any:
+        """Schedules with equal keys send the same."""
+        return id(self)
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """All that is sent."""
+        return sum(int(b.sizes.sum()) for phase in self.phases() for b in map(sent, phase))
+
+    def __call__(self) -> TransferBatch:
+        """What the log says of it."""
+        blocks = [_NO_MESSAGES, *[sent(block) for phase in self.phases() for block in phase]]
+        sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
+        return TransferBatch(
+            sources - HOST_ID, destinations - HOST_ID, sizes, lambda number: _device(number + HOST_ID),
+            operator=self.operator, explicit=self.explicit, axis=self.axis,
+        )  # fmt: skip
+
+    def announce(self) -> None:
+        """Judges and counts it, if anybody does; see `shardtensor.communication.transfer_log.account`."""
+        if watched():
+            account(self.operator, self.bytes if guarded() and not self.explicit else 0, self.explicit, self)
+
+
+def _device(number: int) -> Device:
+    return HOST if number == HOST_ID else phantom(number)
+
+
+def sent(block: Block) -> Block:
+    """The messages of a block one by one, without those that do not count."""
+    sources, destinations, sizes = np.broadcast_arrays(*block)
+    count = (sources != destinations) & (sizes > 0)
+    return Block(sources[count], destinations[count], sizes[count])
+
+
+class Beside(Schedule):
+    """Schedules among different devices."""
+
+    def __init__(self, parts: Sequence[Schedule]) -> None:
+        super().__init__(parts[0].operator, parts[0].explicit, parts[0].axis)
+        self._parts = parts
+
+    def parts(self) -> Sequence[Schedule]:
+        """See `Schedule`."""
+        return self._parts
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        for part in self._parts:
+            yield from part.phases()
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+class Move(Schedule):
+    """A move by the planner: see `shardtensor.communication.transfer.Movement`. All its messages form one phase."""
+
+    def __init__(
+        self,
+        regions: Sequence[Region],
+        sources: Sequence[Grid],
+        result: Grid,
+        itemsize: int,
+        operator: str,
+        explicit: bool,
+    ) -> None:
+        super().__init__(operator, explicit)
+        self._regions = regions
+        self._sources = sources
+        self._result = result
+        self._itemsize = itemsize
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        if len(self._regions) == 1:
+            yield self._blocks(self._regions[0])
+        elif self._regions:
+            yield self._joined()
+
+    def _blocks(self, region: Region) -> Phase:
+        source, result = self._sources[region.operand], self._result
+        here, there = _ids_of_mesh(source.devices), _ids_of_mesh(result.devices)
+        pieces, receivers = pieces_in(region, source, result)
+        step = max(_AT_A_TIME // max(receivers, 1), 1)
+        for begin in range(0, pieces, step):
+            copies = Copies(region, 0, source, result, (begin, min(begin + step, pieces)))
+            yield Block(here[copies.source], there[copies.destination], copies.sizes * self._itemsize)
+
+    def _joined(self) -> Phase:
+        """Regions may give a device several pieces from another: they are one message."""
+        blocks = [_NO_MESSAGES, *[sent(block) for region in self._regions for block in self._blocks(region)]]
+        sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
+        width = int(max(destinations.max(initial=0), 0)) + 2
+        pairs, inverse = np.unique((sources + 1) * width + destinations + 1, return_inverse=True)
+        totals = np.zeros(len(pairs), np.int64)
+        np.add.at(totals, inverse, sizes)
+        yield Block(pairs // width - 1, pairs % width - 1, totals)
+
+
+class Listed(Schedule):
+    """Records of the log, as one phase."""
+
+    def __init__(self, records: Sequence[Transfer]) -> None:
+        super().__init__(records[0].operator, records[0].explicit, records[0].axis)
+        self._records = records
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        ends = [ids_of([getattr(r, end) for r in self._records]) for end in ("source", "destination")]
+        yield iter([Block(ends[0], ends[1], np.array([r.bytes for r in self._records], np.int64))])
+
+
+# -- collectives -----------------------------------------------------------------------------------
+
+
+class Collective(Schedule):
+    """What the members of one group send one another.
+
+    Attributes:
+        members: their ids, in order.
+    """
+
+    def __init__(self, members: Ints, operator: str, explicit: bool, axis: str = "") -> None:
+        super().__init__(operator, explicit, axis)
+        self.members = members
+
+
+class AllReduce(Collective):
+    """See `shardtensor.communication.all_reduce.all_reduce` and ``messages``.
+
+    Args:
+        members: the ids of the group's devices.
+        speakers: the numbers of those members that have something to say.
+        state, result: bytes.
+        scattered: whether every speaker combines a chunk.
+    """
+
+    def __init__(
+        self, members: Ints, speakers: Ints, state: int, result: int, scattered: bool, operator: str, axis: str = ""
+    ) -> None:
+        super().__init__(members, operator, True, axis)
+        self._speakers = members[speakers]
+        self._leader = int(speakers[0])
+        self._state, self._result = state, result
+        self._scattered = scattered
+
+    @property
+    def key(self) -> Any:
+        """See `Schedule`."""
+        sizes = (self._leader, self._state, self._result, self._scattered)
+        return self.operator, self.axis, self.members.tobytes(), self._speakers.tobytes(), *sizes
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        speakers, members = self._speakers, self.members
+        if not self._scattered:
+            yield iter([Block(speakers[1:], speakers[:1], np.array([self._state]))])
+            yield from _tree(members, self._leader, self._result)
+            return
+        states, results = (np.diff(offsets(n, (len(speakers),))) for n in (self._state, self._result))
+        yield _all_to_all(speakers, speakers, lambda rows: states[None, :])
+        yield _all_to_all(speakers, members, lambda rows: results[rows, None])
+
+
+def _tree(members: Ints, root: int, size: int) -> Iterator[Phase]:
+    """See `shardtensor.communication.all_reduce.tree`."""
+    order = np.concatenate([members[root : root + 1], np.delete(members, root)])
+    known = 1
+    while known < len(order):
+        new = order[known : 2 * known]
+        yield iter([Block(order[: len(new)], new, np.array([size]))])
+        known *= 2
+
+
+def _all_to_all(sources: Ints, destinations: Ints, sizes: Callable[[slice], Ints]) -> Phase:
+    """Messages from all to all; ``sizes(rows)`` are the bytes of those from some of the sources."""
+    step = max(_AT_A_TIME // max(len(destinations), 1), 1)
+    for begin in range(0, len(sources), step):
+        rows = slice(begin, begin + step)
+        yield Block(sources[rows, None], destinations[None, :], sizes(rows))
+
+
+class AllToAll(Collective):
+    """Everybody sends to everybody.
+
+    Args:
+        members: the ids of the group's devices.
+        rows: for each member the bytes of a row.
+        shares: how many of its rows each member gets, in several ways.
+        which: in which of them the rows of each member are shared out.
+        operator, axis: see `Schedule`.
+    """
+
+    def __init__(self, members: Ints, rows: Ints, shares: Ints, which: Ints, operator: str, axis: str) -> None:
+        super().__init__(members, operator, True, axis)
+        self._rows = rows
+        self._shares = shares
+        self._which = which
+
+    @property
+    def key(self) -> Any:
+        """See `Schedule`."""
+        arrays = (self.members, self._rows, self._shares, self._which)
+        return self.operator, self.axis, *[array.tobytes() for array in arrays]
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+
+        def sizes(some: slice) -> Ints:
+            shares = self._shares if len(self._shares) == 1 else self._shares[self._which[some]]
+            return self._rows[some, None] * shares
+
+        yield _all_to_all(self.members, self.members, sizes)
+
+
+class Permute(Collective):
+    """Some members send to one each."""
+
+    def __init__(self, members: Ints, ends: tuple[Ints, Ints], sizes: Ints, operator: str, axis: str) -> None:
+        super().__init__(members, operator, True, axis)
+        self._ends = ends
+        self._sizes = sizes
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        there, here = self._ends
+        yield iter([Block(self.members[there], self.members[here], self._sizes)])
+
+
+class Broadcast(Collective):
+    """One member's array to all of them, along a binomial tree."""
+
+    def __init__(self, members: Ints, root: int, size: int, operator: str, axis: str) -> None:
+        super().__init__(members, operator, True, axis)
+        self._root = root
+        self._size = size
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        return _tree(self.members, self._root, self._size)
+
+
+# -- reductions of operators -----------------------------------------------------------------------
+
+
+def combination(
+    operator: str,
+    devices: tuple[Device, ...],
+    groups: Ints,
+    speaks: Any,
+    sizes: Ints,
+    state: int,
+    result: int,
+    least: int,
+) -> Schedule:
+    """What groups of devices send one another for the partial results of a reduction.
+
+    Args:
+        operator: its name.
+        devices: in mesh order.
+        groups: positions, one row for each group.
+        speaks: for each position, whether it has something to say.
+        sizes: elements of each group's result.
+        state, result: bytes of one element of a partial result, and of the result.
+        least: bytes of a result from which it is combined in chunks.
+    """
+    ids = _ids_of_mesh(devices)
+    parts = []
+    for group, size in zip(groups, sizes.tolist(), strict=True):
+        speakers = np.flatnonzero(speaks[group])
+        if not len(speakers):
+            speakers = np.zeros(1, np.int64)
+        scattered = size * result >= least and len(speakers) > 2
+        parts.append(AllReduce(ids[group], speakers, size * state, size * result, scattered, operator))
+    return parts[0] if len(parts) == 1 else Beside(parts)

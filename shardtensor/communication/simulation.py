@@ -1,0 +1,426 @@
+"""`simulate`: what a function would send on devices that do not exist, by whom, to whom, and in what time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend.abstract import NAME
+from shardtensor.communication.schedules import HOST_ID, Block, Collective, Listed, Schedule, ids_of
+from shardtensor.communication.transfer_log import Recorded, Transfer, opened
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
+from shardtensor.sharding.layout import Ints
+from shardtensor.sharding.mesh import Mesh, default_mesh, use_mesh
+from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.tensor import ShardedTensor
+
+Links = float | Mapping[str, float] | None
+"""A figure of all links, or by the mesh axis along which two devices differ."""
+
+
+def simulate(
+    fn: Callable[..., Any], *args: Any, latency: Links = None, bandwidth: Links = None, mesh: Mesh | None = None
+) -> SimulationReport:
+    """What ``fn(*args)`` would send on devices that do not exist: the plans, without the data.
+
+    Tensors on an `AbstractMesh` are propagated, planned and counted as any others; nothing is allocated, and nothing
+    computed. `shard_map`, `pmap`, `smap` and the collectives work too: their programs get single-device tensors.
+
+    Args:
+        fn: the function. What it returns may be anything.
+        *args: its arguments, pytrees: tensors on an `AbstractMesh`, and what is no array. Host arrays are shapes that
+            come from the host.
+        latency: seconds from when a message is sent to when it begins to arrive: α. A number for all links, or a dict
+            by mesh axis for a network of several levels: of the axes along which two devices differ, the slowest
+            counts.
+        bandwidth: bytes per second, likewise: 1/β. With both, the report has times.
+        mesh: the devices, in whose axes links are spoken of; without it, the mesh of the first simulated tensor in
+            ``args``, else the default mesh. Inside of ``fn`` it is the default mesh.
+
+    Raises:
+        ShardingError: the mesh has devices that exist, or no mesh is known.
+        ArgumentTypeError: a tensor with elements among the arguments; ``fn`` wants to read elements.
+        ArgumentError: latency without bandwidth; a dict without an axis of the mesh, or with another one.
+
+    Schedules are the ones that the backends carry out. Their phases follow one another; within a phase, a device sends
+    its messages one after the other, and receives at the same time. The time of a phase is that of its slowest device.
+
+    >>> mesh = st.AbstractMesh((4096,), ("x",))
+    >>> x = st.zeros((8192, 1000), dtype="float32", device=st.NamedSharding(mesh, st.P("x")))
+    >>> report = st.simulate(lambda x: x[1:] - x[:-1], x, latency=1e-6, bandwidth=1e9)
+    >>> report.operators[0].sent, report.operators[0].rounds
+    (4000, 1)
+    """
+    if not callable(fn):
+        raise ArgumentTypeError(f"simulate: fn is a {type(fn).__name__}; wanted a function")
+    network = _Network(_mesh_for(args, mesh), latency, bandwidth)
+    book = _Steps(network)
+    with opened(book), use_mesh(network.mesh):
+        result = fn(*args)
+    return SimulationReport(network, book, result)
+
+
+def _mesh_for(args: Any, given: Mesh | None) -> Mesh:
+    """The mesh whose devices send."""
+    if given is not None and not isinstance(given, Mesh):
+        raise ArgumentTypeError(f"simulate: mesh is a {type(given).__name__}; wanted an AbstractMesh")
+    tensors = [x for x in leaves(args) if isinstance(x, ShardedTensor)]
+    for x in tensors:
+        if not x._aval.backend.simulated:
+            raise ArgumentTypeError(
+                f"simulate: there is a tensor on {x.device!r} among the arguments, which has elements; give a "
+                "simulated one, such as st.empty_like(x, device=st.NamedSharding(st.AbstractMesh(...), spec))"
+            )
+    mesh = given or next((x.sharding.mesh for x in tensors), None) or default_mesh()
+    if mesh.flat[0].backend != NAME:
+        what = f"{mesh!r} has devices that exist" if given else "there is no simulated tensor among the arguments"
+        raise ShardingError(f"simulate: {what}; wanted tensors on a st.AbstractMesh, or one as mesh=")
+    return mesh
+
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+class _Network:
+    """The devices of a mesh, and what their links do.
+
+    Attributes:
+        mesh: the devices.
+        links: latency and seconds per byte for each mesh axis, the slower ones of a pair being decisive; None where
+            nobody has said.
+    """
+
+    def __init__(self, mesh: Mesh, latency: Links, bandwidth: Links) -> None:
+        self.mesh = mesh
+        self.size = mesh.size
+        if (latency is None) != (bandwidth is None):
+            there, missing = ("latency", "bandwidth") if bandwidth is None else ("bandwidth", "latency")
+            raise ArgumentError(f"simulate: {there} is given and {missing} is not; a time takes both")
+        self.links: list[tuple[int, float, float]] | None = None
+        if latency is not None and bandwidth is not None:
+            delays, rates = self._by_axis(latency, "latency"), self._by_axis(bandwidth, "bandwidth")
+            self.links = [(d, delays[name], 1 / rates[name]) for d, name in enumerate(mesh.axis_names) if name in rates]
+            if len({link[1:] for link in self.links}) == 1:  # all alike: nobody need look where devices are
+                self.links = [(-1, *self.links[0][1:])]
+        self._coordinates = mesh.coordinates
+        ids = ids_of(mesh.flat)
+        self._position = np.full(int(ids.max()) + 1, -1, np.int64)
+        self._position[ids] = np.arange(self.size)
+
+    def _by_axis(self, given: Any, what: str) -> dict[str, float]:
+        shape = self.mesh.shape
+        if isinstance(given, Mapping):
+            for name in given:
+                if name not in shape:
+                    raise ArgumentError(
+                        f"simulate: {what} has an entry for axis {name!r}; the mesh has {self.mesh.axis_names}"
+                    )
+            for name, n in shape.items():
+                if n > 1 and name not in given:
+                    raise ArgumentError(
+                        f"simulate: {what} has no entry for axis {name!r}; wanted one for each axis of {self.mesh!r}"
+                    )
+            figures = dict(given)
+        else:
+            figures = dict.fromkeys(shape, given)
+        for figure in figures.values():
+            real = isinstance(figure, (int, float, np.number)) and not isinstance(figure, bool)
+            if not real or not (figure >= 0 and (what == "latency" or figure > 0)) or math.isinf(figure):
+                kind = ArgumentError if real else ArgumentTypeError
+                least = "0 or more" if what == "latency" else "above 0"
+                raise kind(f"simulate: {what} is {given!r:.60}; wanted a finite number, {least}, or a dict by axis")
+        return {name: float(figure) for name, figure in figures.items()}
+
+    def positions(self, ids: Ints) -> Ints:
+        """Where devices stand in the mesh; its size stands for the host.
+
+        Raises:
+            ShardingError: one is not in the mesh.
+        """
+        found = np.full(ids.shape, self.size)
+        devices = ids != HOST_ID
+        known = ids < len(self._position)
+        found[devices] = np.where(known, self._position[np.where(known, ids, 0)], -1)[devices]
+        if (found < 0).any():
+            raise ShardingError(
+                f"simulate: device {NAME}:{ids[found < 0].flat[0]} is not in {self.mesh!r}; give mesh=, one with all "
+                "devices"
+            )
+        return found
+
+    def times(self, sources: Ints, destinations: Ints, sizes: Ints) -> Any:
+        """How long each message takes."""
+        assert self.links is not None
+        slowest: Any = 0.0
+        for d, latency, per_byte in self.links:
+            time = latency + sizes * per_byte
+            if d >= 0:
+                along = self._coordinates[:, d]
+                time = np.where(along[sources] != along[destinations], time, 0.0)
+            slowest = time if len(self.links) == 1 else np.maximum(slowest, time)
+        return slowest
+
+
+# -- what is counted -------------------------------------------------------------------------------
+
+
+class Traffic:
+    """What one call of an operator sends, or all calls of it.
+
+    Attributes:
+        operator: its name.
+        axis: for a collective, the mesh axes that it runs along, as it was told; else empty.
+        calls: how often it sent something.
+        messages: how many; what one device sends another in one phase is one.
+        bytes: of all messages.
+        sent, received: bytes of the device that sends (receives) most.
+        link: the most bytes that go from one device to another in one call.
+        rounds: how many steps it takes if in each a device sends one message at most and receives one.
+        from_host, to_host: bytes that come from the host, and go there; they are in none of the others.
+        seconds: the time, or None where latency and bandwidth are not known. Calls follow one another.
+    """
+
+    def __init__(self, operator: str, axis: str, size: int) -> None:
+        self.operator = operator
+        self.axis = axis
+        self.calls = self.messages = self.bytes = self.link = self.rounds = self.from_host = self.to_host = 0
+        self.seconds: float | None = None
+        self._ends = np.zeros((2, size), np.int64)
+
+    @property
+    def sent(self) -> int:
+        """See the class."""
+        return int(self._ends[0].max())
+
+    @property
+    def received(self) -> int:
+        """See the class."""
+        return int(self._ends[1].max())
+
+    def by_device(self) -> npt.NDArray[np.int64]:
+        """Bytes that each device sends, and receives: an array of shape (2, devices)."""
+        return self._ends.copy()
+
+    def _add(self, other: Traffic) -> None:
+        """What follows it."""
+        for name in ("calls", "messages", "bytes", "rounds", "from_host", "to_host"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.link = max(self.link, other.link)
+        if other.seconds is not None:
+            self.seconds = (self.seconds or 0.0) + other.seconds
+        self._ends += other._ends
+
+    def _run(self, schedule: Schedule, network: _Network) -> None:
+        """What happens at the same time."""
+        rounds, seconds = 0, 0.0
+        for phase in schedule.phases():
+            counts = np.zeros((2, network.size), np.int64)
+            times = np.zeros((2, network.size))
+            for block in phase:
+                self._count(block, network, counts, times)
+            rounds += int(counts.max())
+            seconds += float(times.max())
+        self.rounds = max(self.rounds, rounds)
+        if network.links is not None:
+            self.seconds = max(self.seconds or 0.0, seconds)
+
+    def _count(self, block: Block, network: _Network, counts: Ints, times: Any) -> None:
+        sources, destinations = network.positions(block.sources), network.positions(block.destinations)
+        real = (sources != destinations) & (block.sizes > 0)
+        if (block.sources == HOST_ID).any() or (block.destinations == HOST_ID).any():
+            sizes = np.where(real, block.sizes, 0)
+            self.from_host += int(sizes[np.broadcast_to(sources == network.size, sizes.shape)].sum())
+            self.to_host += int(sizes[np.broadcast_to(destinations == network.size, sizes.shape)].sum())
+            real &= (sources < network.size) & (destinations < network.size)
+            sources, destinations = sources % network.size, destinations % network.size  # where nothing counts
+        sizes = np.where(real, block.sizes, 0)
+        self.messages += int(np.count_nonzero(real))
+        self.bytes += int(sizes.sum())
+        self.link = max(self.link, int(sizes.max(initial=0)))
+        _sum(self._ends, sources, destinations, sizes)
+        _sum(counts, sources, destinations, real)
+        if network.links is not None:
+            _sum(times, sources, destinations, np.where(real, network.times(sources, destinations, sizes), 0.0))
+
+
+def _traffic(step: list[Schedule], network: _Network) -> Traffic:
+    """What schedules send that run at the same time."""
+    traffic = Traffic(step[0].operator, step[0].axis, network.size)
+    for schedule in step:
+        for part in schedule.parts():
+            traffic._run(part, network)
+    traffic.calls = 1
+    return traffic
+
+
+def _sum(ends: Any, sources: Ints, destinations: Ints, figures: Any) -> None:
+    """Adds the figures of messages to what they are at both ends."""
+    for row, where in zip(ends, (sources, destinations), strict=True):
+        at = np.broadcast_to(where, np.broadcast_shapes(where.shape, (1,) * figures.ndim))
+        spread = tuple(d for d in range(figures.ndim) if at.shape[d] != figures.shape[d])
+        totals = figures.sum(axis=spread) if spread else figures
+        row += np.bincount(at.ravel(), totals.ravel(), len(row)).astype(row.dtype)  # exact below 2**53
+
+
+class _Steps:
+    """The book in which a simulation is written: what was called, in order."""
+
+    def __init__(self, network: _Network) -> None:
+        self._network = network
+        self.steps: list[list[Schedule]] = []
+        self._meetings: dict[tuple[str, str, int], list[Schedule]] = {}
+        self._turns: dict[tuple[str, str], Ints] = {}
+
+    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+        """See `shardtensor.communication.transfer_log.Book`."""
+        if isinstance(records, Collective) and records.axis:
+            self._meet(records)
+        elif isinstance(records, Schedule):
+            self.steps.append([records])
+        else:
+            mine = [r for r in made() if r.bytes and NAME in (r.source.backend, r.destination.backend)]
+            if mine:
+                self.steps.append([Listed(mine)])
+
+    def _meet(self, schedule: Collective) -> None:
+        """Groups along an axis that make their k-th call of a collective make it at the same time."""
+        kind = (schedule.operator, schedule.axis)
+        turns = self._turns.setdefault(kind, np.zeros(self._network.size, np.int64))
+        members = self._network.positions(schedule.members)
+        turn = int(turns[members].max())
+        turns[members] = turn + 1
+        step = self._meetings.get((*kind, turn))
+        if step is None:
+            step = self._meetings[*kind, turn] = []
+            self.steps.append(step)
+        step.append(schedule)
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+class SimulationReport:
+    """What `simulate` has found. It prints as a table.
+
+    Attributes:
+        mesh: the devices.
+        steps: a `Traffic` for each call that sent something, in order. Groups of devices that make the same call of a
+            collective are one step.
+        operators: the same for each operator, and axis of a collective; ``link`` is that of one call.
+        total: the same for everything.
+        result: what the function returned, its tensors without elements.
+        shardings: in the form of the result, the `NamedSharding` of each tensor; None for what is none.
+
+    >>> mesh = st.AbstractMesh((64,), ("x",))
+    >>> x = st.zeros((2**20,), dtype="float32", device=mesh)
+    >>> print(st.simulate(lambda x: (x - x.mean()) / x.std(), x))
+    AbstractMesh(x=64)
+    operator  calls  messages  bytes  sent  received  link  rounds
+    ──────────────────────────────────────────────────────────────
+    mean          1       126    504    24       252     4      69
+    std           1       126    756    28       504     8      69
+    ──────────────────────────────────────────────────────────────
+    total         2       252  1,260    52       756     8     138
+    """
+
+    def __init__(self, network: _Network, book: _Steps, result: Any) -> None:
+        self.mesh = network.mesh
+        self.result = result
+        self.shardings = map_leaves(lambda x: x.sharding if isinstance(x, ShardedTensor) else None, result)
+        self._network = network
+        self._schedules: dict[Any, tuple[Schedule, int]] = {}  # equal ones are worked out once, and counted
+        self.steps: list[Traffic] = []
+        self.total = Traffic("total", "", network.size)
+        rows: dict[tuple[str, str], Traffic] = {}
+        known: dict[Any, Traffic] = {}
+        for step in book.steps:
+            key = tuple([schedule.key for schedule in step])
+            if key not in known:
+                known[key] = _traffic(step, network)
+            traffic = known[key]
+            if not traffic.messages and not traffic.from_host and not traffic.to_host:
+                continue
+            for schedule in step:
+                self._schedules[schedule.key] = schedule, self._schedules.get(schedule.key, (schedule, 0))[1] + 1
+            self.steps.append(traffic)
+            kind = traffic.operator, traffic.axis
+            if kind not in rows:
+                rows[kind] = Traffic(*kind, network.size)
+            rows[kind]._add(traffic)
+            self.total._add(traffic)
+        self.operators = list(rows.values())
+        if network.links is not None:
+            self.total.seconds = self.total.seconds or 0.0
+
+    @property
+    def messages(self) -> int:
+        """How many messages there are."""
+        return self.total.messages
+
+    @property
+    def bytes(self) -> int:
+        """All bytes that go from device to device."""
+        return self.total.bytes
+
+    @property
+    def rounds(self) -> int:
+        """See `Traffic`."""
+        return self.total.rounds
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of all schedules, one after the other; None where latency and bandwidth are not known."""
+        return self.total.seconds
+
+    def link_bytes(self) -> npt.NDArray[np.int64]:
+        """How many bytes go from each device to each other one, in mesh order: an array of shape (n, n). Made when it
+        is asked for: of 4096 devices it has 134 MB.
+
+        >>> mesh = st.AbstractMesh((4,), ("x",))
+        >>> st.simulate(lambda x: x[1:] + 1, st.zeros((8, 1), dtype="int8", device=mesh)).link_bytes()
+        array([[0, 0, 0, 0],
+               [1, 0, 0, 0],
+               [0, 1, 0, 0],
+               [0, 0, 1, 0]])
+        """
+        n = self.mesh.size
+        table = np.zeros((n + 1) * n + n, np.int64)  # of the host, too
+        for schedule, calls in self._schedules.values():
+            for phase in schedule.phases():
+                for block in phase:
+                    sources, destinations = map(self._network.positions, block[:2])
+                    at, sizes = np.broadcast_arrays(sources * n + destinations, block.sizes)
+                    devices = np.broadcast_to((sources < n) & (destinations < n) & (sources != destinations), at.shape)
+                    np.add.at(table, at[devices], sizes[devices] * calls)
+        return table[: n * n].reshape(n, n)
+
+    def __repr__(self) -> str:
+        return f"SimulationReport({self.messages} messages, {self.bytes} bytes on {self.mesh!r})"
+
+    def __str__(self) -> str:
+        rows = [_TITLES, *[_row(t) for t in (*self.operators, self.total)]]
+        shown = [i for i, title in enumerate(_TITLES) if title not in _MAY_LACK or any(cells[i] for cells in rows[1:])]
+        rows = [[cells[i] for i in shown] for cells in rows]
+        places = [
+            (str.ljust if title in ("operator", "axis") else str.rjust, max(map(len, column)))
+            for title, column in zip(rows[0], zip(*rows, strict=True), strict=True)
+        ]
+        lines = ["  ".join([put(cell, n) for cell, (put, n) in zip(cells, places, strict=True)]) for cells in rows]
+        rule = "─" * len(lines[0])
+        return "\n".join([repr(self.mesh), lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+_TITLES = ["operator", "axis", "calls", "messages", "bytes", "sent", "received", "link", "rounds", "host", "seconds"]
+_MAY_LACK = ("axis", "host", "seconds")
+
+
+def _row(t: Traffic) -> list[str]:
+    """A line of the table."""
+    figures = (t.calls, t.messages, t.bytes, t.sent, t.received, t.link, t.rounds)
+    host = t.from_host + t.to_host
+    seconds = "" if t.seconds is None else f"{t.seconds:.4g}"
+    return [t.operator, t.axis, *[f"{n:,}" for n in figures], f"{host:,}" if host else "", seconds]

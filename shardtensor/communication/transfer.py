@@ -1,0 +1,278 @@
+"""Moves that happen: a plan of copies run on the backends, operands brought where an operator wants them, and the log
+told.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.abstract import Ghost, no_elements
+from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
+from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.schedules import Move
+from shardtensor.communication.transfer_log import TransferBatch, account, note_copy, watched
+from shardtensor.errors import ArgumentTypeError
+from shardtensor.sharding.copy_plan import Copies, Piece, Region, host_grid, identity, plan_reshard
+from shardtensor.sharding.index import Index, region_of
+from shardtensor.sharding.layout import Grid, Ints, NamedSharding, as_sharding
+from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.tensor import ShardedTensor, settled, shard_arrays
+from shardtensor.tensor.value import Aval, join
+
+_NO_MESSAGES: tuple[Ints, Ints, Ints] = (np.zeros(0, np.int64),) * 3
+
+
+class Movement:
+    """A result and where its elements come from.
+
+    Attributes:
+        regions: the regions; they do not overlap, and together they cover the result.
+        sources: the grid of each operand, in the shapes that the regions speak of.
+        result: the grid of the result, likewise.
+        copies: the plan of each region; made here where it is not given.
+    """
+
+    def __init__(
+        self, regions: Sequence[Region], sources: Sequence[Grid], result: Grid, copies: tuple[Copies, ...] | None = None
+    ) -> None:
+        self.regions = tuple(regions)
+        self.sources = tuple(sources)
+        self.result = result
+        self.copies = copies or tuple(Copies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
+        self.size = sum(c.size for c in self.copies)
+
+    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
+        """What the log says of it."""
+        grids = (self.result, *self.sources)
+        devices = [device for grid in grids for device in grid.devices]
+        first = np.cumsum([len(grid.devices) for grid in grids])
+        columns = [_NO_MESSAGES]
+        for region, copies in zip(self.regions, self.copies, strict=True):
+            sources, destinations, sizes = copies.messages()
+            columns.append((sources + first[region.operand], destinations, sizes * itemsize))
+        sources, destinations, sizes = (np.concatenate(column) for column in zip(*columns, strict=True))
+        return TransferBatch(
+            sources, destinations, sizes, devices.__getitem__, operator=operator, explicit=explicit, copied=copied
+        )
+
+    def run(self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False) -> tuple[Any, ...]:
+        """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak
+        of): in row-major order, or ``as_they_lie``, so that what stays where it is need not be copied.
+        """
+        return tuple([self._receive(k, pieces, operands, dtype, as_they_lie) for k, pieces in enumerate(self.incoming)])
+
+    @functools.cached_property
+    def incoming(self) -> list[list[Piece]]:
+        """The pieces that each device of the result gets."""
+        incoming: list[list[Piece]] = [[] for _ in self.result.devices]
+        for copies in self.copies:
+            for piece in copies:
+                incoming[piece.k].append(piece)
+        return incoming
+
+    def _receive(
+        self, k: int, pieces: Sequence[Piece], operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool
+    ) -> Any:
+        device, shape = self.result.devices[k], self.result.shape(k)
+        backend = backend_of(device)
+        if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
+            part = self._fetch(pieces[0], operands, device)
+            with backend.on(device):
+                # Like what is sent: devices that hold the same elements must reduce them in the same order.
+                part = part if as_they_lie else backend.contiguous(part)
+                return as_dtype(backend, part, dtype)
+        with backend.on(device):
+            out = backend.xp.empty(shape, dtype=dtype)
+        for piece in pieces:
+            part = self._fetch(piece, operands, device)
+            with backend.on(device):
+                out[piece.to] = part
+        return out
+
+    def _fetch(self, piece: Piece, operands: Sequence[Sequence[Any]], device: Device) -> Any:
+        """The elements of one piece on ``device``: a view where they are there already."""
+        region = self.regions[piece.region]
+        source = self.sources[region.operand].devices[piece.j]
+        array = operands[region.operand][piece.j]
+        with backend_of(source).on(source):
+            part = backend_of(source).view(array, piece.index) if piece.index else array
+        return part if piece.local else send(part, source, device)
+
+
+def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
+    """An array of that dtype; its device is current. Not every library converts what is assigned, or as NumPy does."""
+    return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
+
+
+def copied(array: Any, device: Device) -> Any:
+    """A copy of an array on its device."""
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.xp.asarray(array, copy=True)
+
+
+def array_on(x: Any, device: Device, who: str) -> Any:
+    """The array of a tensor or host array, whole, on one device."""
+    if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
+        storage = x._storage
+        arrays = storage.arrays
+        return storage.array if arrays is None else arrays[0]
+    source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
+    move = arrival(source, as_sharding(device, x.ndim, who))
+    return move.whole(x, who) if backend_of(device).one_memory else move.shards(x, who)[0]
+
+
+def send(array: Any, source: Device, destination: Device) -> Any:
+    """A copy of ``array``, which lives on ``source``, on another device: of the same backend, of another one that uses
+    the same memory, or through the host.
+    """
+    giver, taker = backend_of(source), backend_of(destination)
+    if giver is taker:
+        with giver.on(source):
+            array = giver.contiguous(array)
+        giver.wait(destination, giver.record(source))
+        with giver.on(destination):
+            return giver.to_device(array, source, destination)
+    if giver.dlpack_device(source) == taker.dlpack_device(destination) != HOST_MEMORY:
+        return _share(array, source, destination)
+    with giver.on(source):
+        host = giver.to_host(array, source)
+    if destination == HOST:
+        return host
+    with taker.on(destination):
+        return taker.from_host(host, destination)
+
+
+def _share(array: Any, source: Device, destination: Device) -> Any:
+    """A copy on a device of another backend that can read the memory where ``array`` is."""
+    giver, taker = backend_of(source), backend_of(destination)
+    with giver.on(source):
+        lent = giver.lend(array)
+    giver.synchronize(source)  # the two know nothing of each other's order
+    with taker.on(destination):
+        copy = taker.xp.asarray(taker.from_dlpack(lent, destination), copy=True)
+    taker.synchronize(destination)  # the giver may write or free it next
+    return copy
+
+
+class Arrival:
+    """How one operand gets into the layout that a plan wants."""
+
+    __slots__ = ("_movement", "simulated", "source", "stays", "target")
+
+    def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
+        self.source = source
+        self.target = target
+        self._movement: Movement | None = None
+        self.stays = isinstance(source, Aval) and source.grid.same(target.grid(source.shape))
+        self.simulated = backend_of(target.mesh.flat[0]).simulated
+
+    @property
+    def movement(self) -> Movement:
+        """The plan, made when it is first wanted: where devices share one memory and nobody counts, it never is."""
+        if self._movement is None:
+            source, shape = self.source, self.source.shape
+            plan = (plan_reshard(source.sharding, self.target, shape),) if isinstance(source, Aval) else None
+            self._movement = Movement((identity(shape),), (source.grid,), self.target.grid(shape), plan)
+        return self._movement
+
+    def keeps(self, k: int) -> bool:
+        """Whether the shard on the k-th device of the target may be memory of the operand."""
+        return self.stays or any(piece.local for piece in self.movement.incoming[k])
+
+    def announce(self, operator: str, explicit: bool, copied: bool) -> None:
+        """Judges and counts the move; see `account`."""
+        itemsize = self.source.dtype.itemsize
+        if self.simulated:
+            _imagined_move(self, operator, explicit).announce()
+            return
+        movement = self.movement
+        account(
+            operator, movement.size * itemsize, explicit, lambda: movement.records(itemsize, copied, operator, explicit)
+        )
+
+    def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
+        """The operand as one buffer, for a backend with one memory."""
+        foreign = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
+        if not self.stays and watched():
+            self.announce(operator, explicit, copied=foreign)
+        if self.simulated:
+            return imagined(x)  # type: ignore[no-any-return]
+        return gather(x, operator)
+
+    def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
+        """The operand as one array for each device of the target."""
+        if self.stays:
+            return shard_arrays(x)
+        if watched():
+            self.announce(operator, explicit, copied=True)
+        return self.movement.run((pieces_of(x),), self.source.dtype)
+
+
+arrival = functools.lru_cache(1024)(Arrival)
+
+
+@functools.lru_cache(1024)
+def _imagined_move(way: Arrival, operator: str, explicit: bool) -> Move:
+    source, result = way.source, way.target.grid(way.source.shape)
+    return Move((identity(source.shape),), (source.grid,), result, source.dtype.itemsize, operator, explicit)
+
+
+def imagined(x: Any) -> Any:
+    """What stands for an operand where nothing is run; a view counts what it would read.
+
+    Raises:
+        ArgumentTypeError: it has elements.
+    """
+    if isinstance(x, ShardedTensor):
+        if not x._aval.backend.simulated:
+            raise ArgumentTypeError(
+                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) of it there"
+            )
+        assert x._storage.array is not None or x._storage.arrays is not None
+    return Ghost(x.shape, x.dtype)
+
+
+def gather(x: Any, who: str = "gather") -> HostArray:
+    """The whole of an operand in host memory, not to be written to; the move is not counted."""
+    if not isinstance(x, ShardedTensor):
+        return np.asarray(x)
+    if x._aval.backend.simulated:
+        no_elements()
+    if x._aval.backend.one_memory:
+        return whole_array(x, who)
+    array: HostArray = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
+    return array
+
+
+@functools.lru_cache(1024)
+def to_host_movement(value: Aval, index: Index | None = None) -> Movement:
+    """How a tensor, or what a basic index takes of it, gets to the host."""
+    region = identity(value.shape) if index is None else region_of(index)
+    return Movement((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
+
+
+def pieces_of(x: Any) -> Sequence[Any]:
+    """The arrays of an operand: of a tensor one for each device, of anything else the host array that it is."""
+    return shard_arrays(x) if isinstance(x, ShardedTensor) else (np.asarray(x),)
+
+
+def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
+    """Where devices share one memory: the one buffer of a tensor. Pieces that came from elsewhere are joined, once."""
+    storage = x._storage
+    pieces, array = storage.arrays, storage.array  # in this order: another thread may join them meanwhile
+    if array is None:
+        array, copied = join(pieces, x._aval)
+        if copied:
+            device = x._aval.sharding.mesh.flat[0]
+            note_copy(who, copied, device)
+        storage = settled(x)
+        if storage.arrays is pieces:
+            storage.array = array  # before the pieces go, for the same reason
+            storage.arrays = None
+    return array  # type: ignore[no-any-return]

@@ -1,0 +1,227 @@
+"""What a reduction over a sharded dimension owes: the monoids by which the shards' results become one.
+
+A monoid says what each shard computes (knowing its place), how two such results merge, and how the last one is
+finished. Merging is associative; it is always done in mesh order, so that the same mesh gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardtensor.host import memory_pool as pool
+from shardtensor.sharding.shard_context import Place
+
+Partial = Callable[..., Any]  # (xp, place, *arrays, **params) -> state
+Merge = Callable[[Any, Any, Any], Any]  # (xp, state, state) -> state
+Finish = Callable[..., Any]  # (xp, place, state, **params) -> array
+
+
+def _finished(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """How the results of shards become one.
+
+    Attributes:
+        merge: two states to one, the left one's shard being earlier in mesh order.
+        partial: a shard's state; None stands for the operator itself, run on the shard.
+        finish: the result from the last state.
+        exact: kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
+            grouped: where devices share one memory, the operator may then run once over all of it.
+        reduces: the operator that merges, where that is all.
+        several: whether a shard is gone through several times for its state.
+    """
+
+    merge: Merge
+    partial: Partial | None = None
+    finish: Finish = _finished
+    exact: str = ""
+    reduces: str = ""
+    several: bool = False
+
+
+# -- mean and variance: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+# variances" (1979)
+
+
+def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(a % ndim for a in ((axis,) if isinstance(axis, int) else axis))
+
+
+def _count(place: Place, axis: int | tuple[int, ...] | None) -> int:
+    box = place.boxes[0]
+    return math.prod(box[a][1] - box[a][0] for a in _axes(axis, len(box)))
+
+
+def _widened(xp: Any, x: Any, place: Place) -> Any:
+    """``x`` in the precision that NumPy accumulates in: float16 in float32, integers in float64."""
+    if xp.isdtype(x.dtype, ("bool", "integral")):
+        return xp.asarray(x, dtype=xp.float64)
+    return xp.asarray(x, dtype=xp.float32) if xp.finfo(x.dtype).bits == 16 else x
+
+
+def _mean_partial(xp: Any, place: Place, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
+    return xp.sum(_widened(xp, x, place), axis=axis, keepdims=keepdims), _count(place, axis)
+
+
+def _mean_merge(xp: Any, a: Any, b: Any) -> Any:
+    return xp.add(a[0], b[0]), a[1] + b[1]
+
+
+def _mean_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    total, count = state
+    return xp.asarray(xp.divide(total, count), dtype=place.dtype)
+
+
+def _var_partial(
+    xp: Any, place: Place, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
+) -> Any:
+    x, axes = _widened(xp, x, place), _axes(axis, x.ndim)
+    mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)  # of all a scalar: NumPy subtracts one faster
+    # To NumPy memory that was used before is lent: as much new memory would cost more than the sums.
+    deviation = xp.subtract(x, mean, out=pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
+    spread = _short_sums(deviation, axes, keepdims) if xp is np else None
+    if spread is None:
+        spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
+    return _count(place, axis), xp.reshape(mean, spread.shape), spread
+
+
+_ROW = 1 << 12
+"""The most elements whose products are added one by one, by as many sums at a time as fit into a core's registers."""
+
+
+def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """The sums of the squares of a NumPy array of real numbers, in one pass over it: of rows that are not too long; or,
+    where all dimensions vanish, of parts, whose sums are then added by pairs. None of what is not made of such rows.
+    """
+    if x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
+        return None
+    if len(axes) == x.ndim and x.size and not x.size % _ROW:
+        rows = x.reshape(-1, _ROW)
+        return np.sum(np.vecdot(rows, rows)).reshape((1,) * (x.ndim * keepdims))
+    if axes == (x.ndim - 1,) and 0 < x.shape[-1] <= _ROW:
+        sums = np.vecdot(x, x)
+        return sums[..., np.newaxis] if keepdims else sums
+    return None
+
+
+def _squared(xp: Any, x: Any) -> Any:
+    """|x|², real for complex x; in its place for real ones."""
+    if xp.isdtype(x.dtype, "complex floating"):
+        return xp.add(xp.square(xp.real(x)), xp.square(xp.imag(x)))
+    return xp.multiply(x, x, out=x) if x.ndim else xp.square(x)
+
+
+def _var_merge(xp: Any, a: Any, b: Any) -> Any:
+    if not a[0] or not b[0]:  # the mean of nothing is NaN
+        return b if b[0] else a
+    count = a[0] + b[0]
+    delta = xp.subtract(b[1], a[1])
+    mean = xp.add(a[1], xp.multiply(delta, b[0] / count))
+    spread = xp.add(xp.add(a[2], b[2]), xp.multiply(_squared(xp, delta), a[0] * b[0] / count))
+    return count, mean, spread
+
+
+def _var_finish(xp: Any, place: Place, state: Any, *, correction: float = 0.0, **params: Any) -> Any:
+    count, _, spread = state
+    freedom = max(count - correction, 0.0)
+    return xp.asarray(xp.divide(spread, freedom), dtype=place.dtype)
+
+
+def _std_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    return xp.sqrt(_var_finish(xp, place, state, **params))
+
+
+# -- argmax and argmin: (value, index in the whole array); the earlier index wins a tie, NaN wins over numbers
+
+
+def _arg_partial(best: str) -> Partial:
+    def partial(xp: Any, place: Place, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
+        index = getattr(xp, f"arg{best}")(x, axis=axis, keepdims=keepdims)
+        if axis is None:
+            value = xp.reshape(x, (-1,))[index]
+        elif xp is np:  # not all have it; where it is, x need not be read again
+            value = np.take_along_axis(x, index if keepdims else np.expand_dims(index, axis), axis)
+            value = value if keepdims else np.squeeze(value, axis)
+        else:
+            value = getattr(xp, best)(x, axis=axis, keepdims=keepdims)
+        box, shape = place.boxes[0], place.shapes[0]
+        if axis is not None:
+            return value, xp.add(index, box[axis][0])
+        whole = xp.zeros_like(index)
+        stride = 1
+        for (begin, end), size in zip(reversed(box), reversed(shape), strict=True):
+            whole = xp.add(whole, xp.multiply(xp.add(xp.remainder(index, end - begin), begin), stride))
+            index = xp.floor_divide(index, end - begin)
+            stride *= size
+        return value, whole
+
+    return partial
+
+
+def _arg_merge(better: str) -> Merge:
+    def merge(xp: Any, a: Any, b: Any) -> Any:
+        (value, index), (other, other_index) = a, b
+        tie = xp.equal(other, value)
+        wins = getattr(xp, better)(other, value)
+        if xp.isdtype(value.dtype, ("real floating", "complex floating")):
+            nan, other_nan = xp.isnan(value), xp.isnan(other)
+            wins = xp.logical_and(wins, xp.logical_not(nan)) | xp.logical_and(other_nan, xp.logical_not(nan))
+            tie = tie | xp.logical_and(nan, other_nan)
+        wins = wins | xp.logical_and(tie, xp.less(other_index, index))
+        return xp.where(wins, other, value), xp.where(wins, other_index, index)
+
+    return merge
+
+
+def _arg_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+    return state[1]
+
+
+def _by(name: str) -> Merge:
+    return lambda xp, a, b: getattr(xp, name)(a, b)
+
+
+MONOIDS: dict[str, Monoid] = {
+    "sum": Monoid(_by("add"), exact="biu", reduces="add"),
+    "prod": Monoid(_by("multiply"), exact="biu", reduces="multiply"),
+    "max": Monoid(_by("maximum"), exact="biu", reduces="maximum"),
+    "min": Monoid(_by("minimum"), exact="biu", reduces="minimum"),
+    "any": Monoid(_by("logical_or"), exact="b"),
+    "all": Monoid(_by("logical_and"), exact="b"),
+    "mean": Monoid(_mean_merge, _mean_partial, _mean_finish),
+    "var": Monoid(_var_merge, _var_partial, _var_finish, several=True),
+    "std": Monoid(_var_merge, _var_partial, _std_finish, several=True),
+    "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
+    "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
+}
+"""The monoids by name, as ``@operator(..., combine=name)`` names them."""
+
+
+def element_bytes(name: str, value: Any, source: Any, params: dict[str, Any]) -> int:
+    """The bytes of a state for one element of the result, as a sample says; ``value`` and ``source`` say the ranks and
+    dtypes of result and operand.
+    """
+    monoid = MONOIDS[name]
+    if not monoid.partial:
+        return int(value.dtype.itemsize)
+    shape = (1,) * source.ndim
+    place = Place.everywhere((1,) * value.ndim, [shape], value.dtype)
+    with np.errstate(all="ignore"):
+        return state_bytes(monoid.partial(np, place, np.ones(shape, source.dtype), **params))
+
+
+def state_bytes(state: Any) -> int:
+    """The bytes of the arrays in a state."""
+    if isinstance(state, tuple):
+        return sum(map(state_bytes, state))
+    return 0 if type(state) in (int, float) else int(state.nbytes)

@@ -1,0 +1,176 @@
+"""The list world: tensors that come apart into lists, one item a device or a batch, and together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.backend.registry import backend_of
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+from shardtensor.functions.joining import concat
+from shardtensor.functions.placement import host_array, put
+from shardtensor.sharding.layout import NamedSharding, as_sharding
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, places_along
+from shardtensor.sharding.rules import normalize_axis
+from shardtensor.sharding.spec import Chain, P
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.value import aval
+
+
+@operator()
+def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None) -> list[ShardedTensor]:
+    """A list of tensors, the parts of x along ``axis``, each on one device.
+
+    Sizes follow the split rule: 10 rows over 4 devices are 3, 3, 2, 2. Parts of a dimension smaller than the number
+        of devices may be empty.
+
+    Args:
+        x: a tensor or a host array of at least one dimension.
+        axis: the dimension that is split; negative ones count from the end.
+        devices: where the parts go, in order; without it, all of the default mesh's devices, wherever x lives (in a
+            mapped function: those that the call owns, see `pmap`).
+
+    Raises:
+        AxisError: x has no such axis.
+        ShardingError: no device, or one given twice.
+
+    >>> parts = st.shard(np.arange(10), devices=st.devices()[:4])
+    >>> [p.tolist() for p in parts], parts[1].device
+    ([[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]], Device('numpy:1'))
+    """
+
+
+@implements(shard, "algorithm")
+def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
+    ndim = np.ndim(x)
+    if not ndim:
+        raise ShapeError("shard: x has no dimensions to split; wanted at least one")
+    along = normalize_axis(axis, ndim)
+    row = device_row(devices, "shard")
+    whole = put(x, NamedSharding(row, P(*[None] * along, "d")), "shard")
+    return split(whole)
+
+
+def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:
+    """What each device holds of a tensor, as a tensor of its own; with ``drop``, without that dimension, of which each
+    has one element.
+    """
+    parts = []
+    for device, array in zip(x.sharding.mesh.flat, shard_arrays(x), strict=True):
+        held = array if drop is None else _without(array, drop, device)
+        value = aval(tuple(held.shape), x.dtype, as_sharding(device, held.ndim, "shard"), True)
+        parts.append(tensor(value, Storage(held) if value.backend.one_memory else Storage(arrays=(held,))))
+    return parts
+
+
+def split_over(x: ShardedTensor, axes: Chain, *, drop: int | None = None) -> list[ShardedTensor]:
+    """The same by some mesh axes alone, in mesh order: what the devices hold that do not differ in them, as tensors
+    that are split over the others as before. In each dimension, those axes must come before the others.
+    """
+    mesh, grid = x.sharding.mesh, x._aval.grid
+    rest = tuple([name for name in mesh.axis_names if name not in axes])
+    if not rest:
+        return split(x, drop=drop)
+    arrays = shard_arrays(x)
+    chains = [tuple([a for a in chain if a in rest]) for chain in x.sharding.spec.chains_of(x.ndim)]
+    if drop is not None:
+        del chains[drop]
+        arrays = tuple([_without(a, drop, d) for a, d in zip(arrays, mesh.flat, strict=True)])
+    parts = []
+    for group, place in places_along(mesh, rest):
+        boxes = [grid.box(k) for k in group]
+        shape = [max(b[d][1] for b in boxes) - min(b[d][0] for b in boxes) for d in range(x.ndim) if d != drop]
+        value = aval(tuple(shape), x.dtype, NamedSharding(place, P(*chains)), True)
+        parts.append(tensor(value, Storage(arrays=tuple([arrays[k] for k in group]))))
+    return parts
+
+
+def _without(array: Any, dimension: int, device: Device) -> Any:
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.view(array, (slice(None),) * dimension + (0,))
+
+
+def device_row(devices: Any, who: str) -> Mesh:
+    """The devices that a ``devices=`` argument names, in a row; those of the default mesh for None.
+
+    Raises:
+        ShardingError: there are none, or one occurs twice.
+        ArgumentTypeError: an item is no device.
+    """
+    if devices is None:
+        return mesh_of(default_mesh().flat)
+    if isinstance(devices, Mesh):
+        return mesh_of(devices.flat)
+    if isinstance(devices, Device) or not isinstance(devices, (list, tuple, np.ndarray)):
+        raise ArgumentTypeError(
+            f"{who}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"
+        )
+    row = tuple(np.asarray(devices, dtype=object).flat)
+    if not row:
+        raise ShardingError(f"{who}: devices is empty; give at least one")
+    for device in row:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError(
+                f"{who}: {device!r:.60} is a {type(device).__name__}, not a Device; take them from st.devices()"
+            )
+    return mesh_of(row)
+
+
+@operator()
+def to_batched_list(x: ArrayLike, batch_size: int, *, leftover: str = "keep") -> list[ShardedTensor]:
+    """The rows of x in batches, each a tensor over x's group of devices.
+
+    Args:
+        x: a tensor or a host array of at least one dimension.
+        batch_size: rows of a batch.
+        leftover: what becomes of the last rows if they do not fill a batch: ``"keep"`` gives a shorter batch,
+            ``"repeat"`` fills it up with the first rows again (which is what Nx does unless told otherwise),
+            ``"discard"`` drops them.
+
+    Raises:
+        ArgumentError: a batch size below 1, or another word for leftover.
+        ShapeError: x has no dimensions.
+
+    >>> [b.tolist() for b in st.to_batched_list(st.arange(5), 2)]
+    [[0, 1], [2, 3], [4]]
+    >>> [b.tolist() for b in st.to_batched_list(st.arange(5), 2, leftover="repeat")]
+    [[0, 1], [2, 3], [4, 0]]
+    """
+
+
+@implements(to_batched_list, "composite")
+def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTensor]:
+    if leftover not in ("keep", "repeat", "discard"):
+        raise ArgumentError(f'to_batched_list: leftover is {leftover!r}; wanted "keep", "repeat" or "discard"')
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
+        raise ArgumentTypeError(f"to_batched_list: batch_size is a {type(batch_size).__name__}; wanted an integer")
+    if batch_size < 1:
+        raise ArgumentError(f"to_batched_list: batch_size is {batch_size}; wanted at least 1")
+    x = host_array(x, "to_batched_list")
+    if not x.ndim:
+        raise ShapeError("to_batched_list: x has no dimensions to cut; wanted at least one")
+    if not isinstance(x, ShardedTensor):
+        x = put(x, as_sharding(default_mesh(), x.ndim, "to_batched_list"), "to_batched_list")
+    rows = x.shape[0]
+    full = rows // batch_size * batch_size
+    batches = [_rows(x, i, i + batch_size) for i in range(0, full, batch_size)]
+    rest = rows - full
+    if not rest or leftover == "discard":
+        return batches
+    if leftover == "keep":
+        return [*batches, _rows(x, full, rows)]
+    missing = batch_size - rest
+    again = [x] * (missing // rows) + [x[: missing % rows]] * (missing % rows > 0)
+    return [*batches, concat([x[full:], *again])]
+
+
+def _rows(x: ShardedTensor, begin: int, end: int) -> ShardedTensor:
+    """Some rows as a tensor of their own."""
+    rows = x[begin:end]
+    return put(rows, rows.sharding, "to_batched_list", committed=rows.committed)

@@ -1,0 +1,23 @@
+"""Numbers of bytes for people to read."""
+
+from __future__ import annotations
+
+
+def readable(nbytes: float) -> str:
+    """Bytes for people, to three digits.
+
+    >>> from shardtensor.host.units import readable
+    >>> readable(1023), readable(1536), readable(5 << 30)
+    ('1023 B', '1.5 KiB', '5 GiB')
+    """
+    power = power_of_1024(nbytes)
+    count = nbytes / 1024**power
+    return f"{count:.3g} {UNITS[power]}" if count < 99.95 else f"{count:.0f} {UNITS[power]}"
+
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def power_of_1024(nbytes: float) -> int:
+    """Of 1024: that of the largest unit in which it is 1 at least once it is rounded."""
+    return next((k for k in range(len(UNITS) - 1) if nbytes < 1023.5 * 1024**k), len(UNITS) - 1)

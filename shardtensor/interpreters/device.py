@@ -1,0 +1,101 @@
+"""The interpreter inside mapped functions: operators run on the current device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.backend.protocol import Backend, function_of
+from shardtensor.backend.registry import backend_of
+from shardtensor.core import Op, Operands, Params
+from shardtensor.interpreters.eager import apply
+from shardtensor.interpreters.execution.planning import result_dtype
+from shardtensor.sharding.layout import as_sharding
+from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.shard_context import Place
+from shardtensor.tensor.operands import admit, host_aval
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
+
+
+class _Ground:
+    """The devices of a program where nothing is current, nor to be put aside."""
+
+    __slots__ = ("devices",)
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        self.devices = devices
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        pass
+
+    def step_off(self) -> None:
+        """Nothing is put aside."""
+
+    def step_on(self) -> None:
+        """Nothing was."""
+
+
+class OnDevice:
+    """The interpreter inside of a mapped function: operators on the backend's arrays run on the current device and
+    return its arrays. Tensors that the function finds outside of it, and ``device=``, mean what they mean everywhere.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.backend: Backend = backend_of(device)
+        self.sharding = as_sharding(device, 0, "map")
+        stands = type(self.backend).on is Backend.on and type(self.backend).modes is Backend.modes
+        self.ground = _Ground((device,)) if stands else None  # nothing to make current, nor to put aside
+
+    def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Runs ``op`` here."""
+        named = dict(zip(op.params, params, strict=True))
+        elsewhere = named.pop("device", None) is not None or (op.algorithm and not op.kernel)
+        if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
+            return apply(op, operands, params)
+        if op.composite:
+            result = op.composite(*(operands if not op.variadic else (operands,)), *params)
+            if result is not NotImplemented:
+                return result
+        scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)
+        arrays = [self._array(x, op.name, scalars_alone) for x in operands]
+        return self._run(op, arrays, named)
+
+    def _array(self, x: Any, who: str, also_scalars: bool) -> Any:
+        if x is None or (type(x) in SCALARS and not also_scalars) or self.backend.is_array(x):
+            return x
+        host = admit(x, who)
+        return self.backend.from_host(np.asarray(host), self.device)
+
+    def _run(self, op: Op, arrays: Sequence[Any], named: dict[str, Any]) -> Any:
+        xp = self.backend.xp
+        if op.kernel is None:
+            function = function_of(self.backend, op.name)
+            return function(list(arrays), **named) if op.variadic else function(*arrays, **named)
+        kinds: list[Any] = [
+            x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), self.backend.dtype_of(x))
+            for x in arrays
+        ]
+        shapes = [k.shape if hasattr(k, "shape") else () for k in kinds]
+        if op.algorithm:
+            return op.kernel(xp, None, *arrays, **named)
+        if op.creates:
+            shape, dtype = op.rule(kinds, **named)
+        else:
+            said = op.rule(shapes, **named) if callable(op.rule) else op.rule
+            shape = said[1] if isinstance(said, tuple) else shapes[0] if shapes else ()
+            dtype = result_dtype(op, kinds, named) if shapes else None
+        return op.kernel(xp, Place.everywhere(shape, shapes, dtype), *arrays, **named)
+
+
+@functools.cache
+def _on_place(place: Mesh) -> OnDevice:
+    """The interpreter of a place of one device."""
+    return OnDevice(place.flat[0])

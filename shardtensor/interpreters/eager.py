@@ -1,0 +1,65 @@
+"""The interpreter that runs operators now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardtensor.core import Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
+from shardtensor.errors import RangeError, ShardTensorError
+from shardtensor.host.memory_pool import out_of_memory
+from shardtensor.interpreters.execution.plan_cache import run
+from shardtensor.interpreters.mutation.views import Element, at_home, look
+from shardtensor.interpreters.mutation.writes import write
+from shardtensor.tensor.tensor import ShardedTensor
+
+
+def apply(op: Op, operands: Operands, params: Params) -> Any:
+    """The result of one operator: a view of its first operand where NumPy would give one, else a value of its own.
+
+    Raises:
+        ShardTensorError: with the operator's name, or that of the function within it that raised.
+    """
+    try:
+        if op.window and type(operands[0]) is ShardedTensor:
+            view = look(op, operands[0], params)
+            if view is not None:
+                return view
+        if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is Element:
+            element = at_home(op, operands)
+            if element is not None:
+                return element
+        if op.composite:
+            result = op.composite(*(operands if not op.variadic else (operands,)), *params)
+            if result is not NotImplemented:
+                return result
+        return run(op, operands, params)
+    except ShardTensorError as error:
+        raise_in_the_name_of(op, error)
+    except OverflowError as error:
+        raise _out_of_range(op, error) from None
+    except MemoryError as error:
+        raise out_of_memory(op.said, error) from None
+
+
+def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None:
+    """Runs one operator and writes its result into the tensor ``out``.
+
+    Raises:
+        ShardTensorError: as `apply` does; ``out`` is as it was before.
+    """
+    try:
+        write(out, op, operands, params, apply)
+    except ShardTensorError as error:
+        raise_in_the_name_of(op, error)
+    except OverflowError as error:
+        raise _out_of_range(op, error) from None
+    except MemoryError as error:
+        raise out_of_memory(op.said, error) from None
+
+
+def _out_of_range(op: Op, error: OverflowError) -> RangeError:
+    """NumPy's error for a Python number that a dtype cannot hold, with the operator's name."""
+    return RangeError(f"{op.said}: {error}; use a dtype that holds it, or give an array, which is cast")
+
+
+set_default_interpreter(apply, into)

@@ -1,0 +1,61 @@
+"""Plans of operators on arrays without elements."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.abstract import Ghost
+from shardtensor.communication.all_reduce import SCATTERED_FROM
+from shardtensor.communication.schedules import (
+    Schedule,
+    combination,
+)
+from shardtensor.communication.transfer import Arrival
+from shardtensor.communication.transfer_log import watched
+from shardtensor.core import Op, Operands
+from shardtensor.functions.monoids import element_bytes
+from shardtensor.sharding.mesh import groups_along
+from shardtensor.sharding.spec import Chain
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.value import Aval
+
+
+def imagined_plan(
+    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Arrival | None], owed: Chain
+) -> Callable[[Operands], ShardedTensor]:
+    """The plan of an operator whose operands and result have no elements: what would move is counted."""
+    owing = functools.cache(lambda: _combination(op, value, params, moves, owed))
+
+    def plan(operands: Operands) -> ShardedTensor:
+        for x, move in zip(operands, moves, strict=True):
+            if move is not None:
+                move.whole(x, op.name)
+        if owed and op.combine and watched():
+            owing().announce()
+        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+
+    return plan
+
+
+def _combination(op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Arrival | None], owed: Chain) -> Schedule:
+    """What devices send one another for a combination that is owed: see `shardtensor.interpreters.execution.planning.Work.combined`."""
+    assert op.combine is not None
+    mesh = value.sharding.mesh
+    speaks = np.ones(mesh.size, bool)
+    for move in moves:
+        if move is not None:
+            grid = move.target.grid(move.source.shape)
+            for bounds, parts in zip(grid.offsets, grid.parts.T, strict=True):
+                speaks &= np.diff(bounds)[parts] > 0
+    groups, grid = np.array(groups_along(mesh, owed)), value.grid
+    sizes = np.ones(len(groups), np.int64)
+    for bounds, parts in zip(grid.offsets, grid.parts[groups[:, 0]].T, strict=True):
+        sizes *= np.diff(bounds)[parts]
+    source = next(move.source for move in moves if move is not None)
+    state = element_bytes(op.combine, value, source, params)
+    return combination(op.name, mesh.flat, groups, speaks, sizes, state, value.dtype.itemsize, SCATTERED_FROM)

@@ -1,0 +1,76 @@
+"""Runs an operator on values now: decides what a call comes to once for each combination of operator, parameters and
+avals, and keeps that as a plan (see `shardtensor.interpreters.execution.planning`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import OPS, Op, Operands, Params
+from shardtensor.errors import ArgumentTypeError
+from shardtensor.interpreters.execution.planning import Kind, make_plan
+from shardtensor.interpreters.execution.strategies import Plan
+from shardtensor.sharding.mesh import default_mesh
+from shardtensor.tensor.operands import admit, host_aval
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+_PLANS_KEPT = 4096
+
+
+def run(op: Op, operands: Operands, params: Params) -> Any:
+    """The result of an operator that is no composite: a value of its own, never a view."""
+    kinds: list[Kind] = []
+    placed = False
+    for x in operands:
+        kind = type(x)
+        if kind is ShardedTensor:
+            kinds.append(x._aval)
+            placed = True
+        elif kind in SCALARS:
+            kinds.append(kind)
+        elif kind is np.ndarray:
+            kinds.append(host_aval(x.shape, x.dtype))
+        elif x is None:
+            kinds.append(None)
+        else:
+            return run(op, tuple([admit(x, op.name) for x in operands]), params)
+    if op.algorithm:
+        return op.algorithm(*operands, *params)
+    key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)
+    if not placed and not (op.creates and params[-1] is not None):  # nobody says where: the default mesh does
+        key = (*key, default_mesh())
+    try:
+        plan = _plans.get(key)
+    except TypeError:  # a parameter that cannot be hashed, such as a list of axes
+        return run(op, operands, tuple(_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)))
+    if plan is None:
+        plan = _keep(key, make_plan(op, kinds, params))
+    return plan(operands)
+
+
+def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:
+    """What the operator of that name makes of a tensor, as a value."""
+    return run(OPS[name], (x,), params)  # type: ignore[no-any-return]
+
+
+def _keep(key: tuple[Any, ...], plan: Plan) -> Plan:
+    """Files a plan; the oldest ones go when there are too many."""
+    while len(_plans) >= _PLANS_KEPT:
+        _plans.pop(next(iter(_plans)), None)
+    _plans[key] = plan
+    return plan
+
+
+def _hashable(op: Op, name: str, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_hashable(op, name, v) for v in value)
+    if isinstance(value, (np.ndarray, ShardedTensor)) and value.ndim == 0:
+        return value.item()
+    try:
+        hash(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{op.name}: {name} is a {type(value).__name__}, which it does not take") from None
+    return value

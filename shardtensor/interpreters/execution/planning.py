@@ -1,0 +1,281 @@
+"""How a call of an operator runs: propagate, move, run, wrap. A plan is a closure that takes the operands.
+
+Where devices share one memory, an operator whose meaning does not depend on the split runs once on the whole buffer;
+elsewhere, and where partial results are owed, it runs once per shard.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.device import Device
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.offload import apart
+from shardtensor.communication.schedules import Move
+from shardtensor.communication.transfer import Movement, arrival, gather, imagined, pieces_of
+from shardtensor.communication.transfer_log import account, logger, watched
+from shardtensor.core import Op, Operands, Params
+from shardtensor.errors import ArgumentTypeError
+from shardtensor.functions.data_movement import Moved
+from shardtensor.functions.monoids import MONOIDS
+from shardtensor.host.memory_pool import reserve
+from shardtensor.interpreters.execution.abstract_plan import imagined_plan
+from shardtensor.interpreters.execution.shard_reduction import partial_sums
+from shardtensor.interpreters.execution.strategies import Named, Plan, Work
+from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
+from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.rules import parse, propagate
+from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, own, tensor
+from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
+
+Kind = Aval | HostAval | type | None
+"""What a plan depends on of an operand: its aval, or the type of a Python scalar; None where it was not given."""
+
+
+def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
+    """What to do with operands of these kinds.
+
+    Raises:
+        ShardTensorError: shapes, dtypes or parameters do not fit.
+    """
+    named = dict(zip(op.params, params, strict=True))
+    if not op.variadic:
+        for name, kind in zip(op.operands, kinds, strict=True):
+            if kind is None and name not in op.optional:
+                raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
+    if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
+        kinds = [k if k is None else _as_array(k) for k in kinds]  # scalars alone make a 0-d tensor
+    if op.creates:
+        return _creation_plan(op, kinds, named)
+    tensors = [k for k in kinds if isinstance(k, Aval)]
+    if len({k.backend.simulated for k in tensors}) > 1:
+        raise ArgumentTypeError(
+            f"{op.name}: a simulated tensor beside one with elements; give st.empty_like(x, device=...) of that one on "
+            "the AbstractMesh"
+        )
+    mesh = home(tensors).sharding.mesh if tensors else default_mesh()
+    plan = (_mover_plan if op.mover else _rule_plan)(op, kinds, named, mesh)
+    return _as_array_plan(plan) if op.name in _ARRAYS else plan
+
+
+_ARRAYS = ("astype", "broadcast_to", "reshape", "where")
+"""Operators that give arrays in NumPy also where there are no dimensions; of scalars `astype` gives one."""
+
+
+def _as_array_plan(plan: Plan) -> Plan:
+    def run(operands: Operands) -> ShardedTensor:
+        result: ShardedTensor = plan(operands)
+        if not result.ndim and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands):
+            own(result)
+        return result
+
+    return run
+
+
+def _as_array(kind: Kind) -> HostAval:
+    """What a Python scalar is as a host array."""
+    assert isinstance(kind, type)
+    return host_aval((), np.asarray(kind(1)).dtype)
+
+
+def home(tensors: Sequence[Aval]) -> Aval:
+    """The operand to which the others come: what was placed before what was not, then the one that costs most to
+    move.
+    """
+    return max(tensors, key=lambda a: (a.committed, a.nbytes))
+
+
+# -- operators with a rule -------------------------------------------------------------------------
+
+
+def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+    shapes = [k.shape if isinstance(k, (Aval, HostAval)) else () for k in kinds]
+    said = op.rule(shapes, **params) if callable(op.rule) else op.rule
+    text, given_shape = (said, None) if isinstance(said, str) else said
+    tensors = [k for k in kinds if isinstance(k, Aval)]
+    committed = any(k.committed for k in tensors)
+    layouts = [
+        k.sharding.spec.chains_of(k.ndim) if isinstance(k, Aval) and k.sharding.mesh == mesh else None for k in kinds
+    ]
+    weights = [k.nbytes if isinstance(k, Aval) and k.committed == committed else 0 for k in kinds]
+    if not tensors:  # the largest host array is split as creation functions would split it
+        big = max(range(len(kinds)), key=lambda i: getattr(kinds[i], "nbytes", -1))
+        layouts[big] = as_sharding(mesh, len(shapes[big]), op.name).spec.chains_of(len(shapes[big]))
+    nothing = any(0 in shape for shape in shapes)  # is on every device, and need not be combined
+    rule = parse(text, tuple(map(len, shapes)), op.operands)
+    laid = propagate(
+        rule,
+        shapes,
+        layouts,
+        weights,
+        mesh.shape,
+        combines=op.combine is not None and not nothing,
+    )
+    memory = memory_kind(tensors)
+    targets = [
+        NamedSharding(mesh, P(*chains), memory_kind=memory) if isinstance(k, (Aval, HostAval)) else None
+        for k, chains in zip(kinds, laid.operands, strict=True)
+    ]
+    sharding = NamedSharding(mesh, P(*laid.result), memory_kind=memory)
+    shape = laid.shape if given_shape is None else given_shape
+    value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
+    moves = [
+        arrival(k, t) if isinstance(k, (Aval, HostAval)) and t else None for k, t in zip(kinds, targets, strict=True)
+    ]
+    if value.backend.simulated:
+        return imagined_plan(op, value, params, moves, laid.owed)
+    places = _places(value, targets, shapes)
+    work = Work(op, value, params, moves, places)
+    if value.backend.one_memory and (plan := work.in_blocks(rule, laid.owed)):
+        return plan
+    if not laid.owed or not op.combine:
+        return work.once() if value.backend.one_memory else work.per_shard()
+    monoid = MONOIDS[op.combine]
+    combined = work.combined(monoid, laid.owed)
+    if not value.backend.one_memory:
+        return combined
+    # Unless somebody counts the bytes of the partial results, nobody needs each of them.
+    exact = value.dtype.kind in monoid.exact
+    fast = work.once() if exact else partial_sums(op.name, value, params, moves[0], combined)
+    return lambda operands: (combined if watched() else fast)(operands)
+
+
+def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
+    """The dtype of the result: what NumPy makes of arrays of those dtypes with one element.
+
+    Raises:
+        ArgumentTypeError: the operator does not take them.
+    """
+    wanted = None if params.get("dtype") is None else sharded_dtype(params["dtype"])
+    if op.kernel and op.combine is None:
+        if wanted is not None:
+            return wanted
+        return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))
+    samples = [k if k is None else k(1) if isinstance(k, type) else np.ones((1,) * k.ndim, k.dtype) for k in kinds]
+    harmless = {name: value for name, value in params.items() if name != "correction"}  # which of one element warns
+    try:
+        with np.errstate(all="ignore"):
+            return np.dtype(np.asarray(getattr(np, op.name)(*samples, **harmless)).dtype)
+    except (TypeError, ValueError) as error:
+        dtypes = " and ".join(k.__name__ if isinstance(k, type) else str(k.dtype) for k in kinds if k is not None)
+        raise ArgumentTypeError(f"{op.name}: does not take {dtypes} ({error})") from None
+
+
+def _places(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequence[Shape]) -> list[Place]:
+    grids = [None if t is None else t.grid(s) for t, s in zip(targets, shapes, strict=True)]
+    grid = value.grid
+    return [
+        Place(
+            grid.box(k), tuple([() if g is None else g.box(k) for g in grids]), value.shape, tuple(shapes), value.dtype
+        )
+        for k in range(len(grid.devices))
+    ]
+
+
+# -- operators that only move ----------------------------------------------------------------------
+
+
+def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+    assert op.mover is not None
+    arrays = [k if isinstance(k, (Aval, HostAval)) else _as_array(k) for k in kinds]
+    moved: Moved = op.mover(arrays, mesh, **params)
+    dtype = np.result_type(*[k.dtype for k in arrays])
+    value = aval(moved.shape, dtype, moved.sharding, any(k.committed for k in arrays if isinstance(k, Aval)))
+    first = arrival(arrays[0], moved.target) if moved.target else None
+    sources, result = ([a.grid for a in arrays], value.grid) if moved.flat is None else ([moved.flat[0]], moved.flat[1])
+    movement = functools.cache(lambda: Movement(moved.regions, sources, result))
+
+    def announce(copied: bool) -> None:
+        if moved.note and movement().size:
+            logger.info(moved.note)
+        if watched():
+            n, said = dtype.itemsize, moved.explicit
+            account(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
+
+    at_home = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
+
+    imagined_move = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
+
+    def imagine(operands: Operands) -> ShardedTensor:
+        for x in operands:
+            first.whole(x, op.name) if first else imagined(x)
+        if not at_home and watched():
+            imagined_move.announce()
+        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+
+    if value.backend.simulated:
+        return imagine
+
+    def once(operands: Operands) -> ShardedTensor:
+        wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
+        if moved.as_pieces:  # nothing moves; they are joined when somebody wants the whole
+            return tensor(value, Storage(arrays=tuple([moved.as_pieces(whole) for whole in wholes])))
+        announce(moved.copies)
+        return tensor(value, Storage(whole_of(moved.whole(*wholes), value)))
+
+    def per_shard(operands: Operands) -> ShardedTensor:
+        columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
+        if moved.as_pieces:
+            pieces = [_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)]
+            return tensor(value, apart(value, pieces))
+        announce(True)
+        if moved.flat:
+            columns = [_reshaped(columns[0], sources[0].devices, sources[0].shape)]
+        results = movement().run(columns, dtype)
+        if moved.flat:
+            results = _reshaped(results, result.devices, value.grid.shape)
+        return tensor(value, apart(value, results))
+
+    return once if value.backend.one_memory else per_shard
+
+
+def _as_piece(moved: Moved, array: Any, device: Device) -> Any:
+    assert moved.as_pieces is not None
+    with backend_of(device).on(device):
+        return moved.as_pieces(array)
+
+
+def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[[int], Shape]) -> tuple[Any, ...]:
+    out = []
+    for k, (array, device) in enumerate(zip(arrays, devices, strict=True)):
+        backend = backend_of(device)
+        with backend.on(device):
+            out.append(backend.xp.reshape(array, shape(k)))
+    return tuple(out)
+
+
+# -- operators that create -------------------------------------------------------------------------
+
+
+def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
+    assert op.kernel is not None
+    device = params.pop("device")
+    shape, dtype = op.rule(kinds, **params)
+    prototype = op.name.endswith("_like")  # the first operand then says shape, dtype and layout, and no more
+    committed = device is not None
+    if prototype and device is None and isinstance(kinds[0], Aval):
+        device, committed = kinds[0].sharding, kinds[0].committed
+    sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
+    value = aval(shape, dtype, sharding, committed)
+    if value.backend.simulated:
+        return lambda operands: own(tensor(value, Storage(Ghost(value.shape, value.dtype))))
+    work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
+    run = work.once() if value.backend.one_memory else work.per_shard()
+    hosted = value.nbytes if value.backend.one_memory else 0
+
+    def plan(operands: Operands) -> ShardedTensor:
+        reserve(hosted)
+        fills = operands[1:] if prototype else operands
+        values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
+        return own(run((None, *values) if prototype else values))
+
+    return plan

@@ -1,0 +1,276 @@
+"""Indexing by arrays of integers and by masks: which elements are meant, who has them, and how they get to whom.
+
+Index arrays are read on the host: there it is decided which elements go where. The elements themselves go straight
+from the devices that have them to those that want them, and only where they are not yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.device import HostArray
+from shardtensor.communication.gather_scatter import Picking, Want
+from shardtensor.communication.offload import apart
+from shardtensor.communication.transfer import gather as gather_whole
+from shardtensor.communication.transfer import to_host_movement
+from shardtensor.communication.transfer_log import account, watched
+from shardtensor.core import call, implements
+from shardtensor.errors import IndexingError, ShapeError
+from shardtensor.functions.indexing import gather
+from shardtensor.interpreters.mutation.views import local_views, sources, uncounted
+from shardtensor.sharding.index import Index, canonical, has_ellipsis, is_array
+from shardtensor.sharding.layout import Grid, Shape
+from shardtensor.sharding.spec import Chain, P
+from shardtensor.sharding.view_spec import aligned, box_of, whole_window
+from shardtensor.tensor.operands import admit
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, own, tensor
+from shardtensor.tensor.value import Aval, aval
+
+
+class Selection:
+    """An index with arrays in it, in canonical form: a basic index first, then arrays that walk some dimensions.
+
+    Attributes:
+        numpy: the index as NumPy takes it, with host arrays.
+        basic: the basic index; it leaves the dimensions that arrays walk whole.
+        dims: the dimensions of what it gives that arrays walk.
+        block: the shape of what the arrays select together.
+        at: where the block's dimensions stand in the result.
+        rest: the sizes of the result's other dimensions.
+        shape: of the result.
+        is_mask: whether the index is one mask and nothing else.
+    """
+
+    def __init__(self, index: Any, shape: Shape) -> None:
+        entries = [_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
+        self.numpy = tuple(entries)
+        self.is_mask = len(entries) == 1 and _is_mask(entries[0])
+        taken = sum(_width(e) for e in entries)
+        if taken > len(shape):
+            raise IndexingError(f"{taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+        basic: list[Any] = []  # for `canonical`
+        self._walkers: list[_Walker] = []
+        d = 0
+        for entry in entries:
+            if entry is Ellipsis:
+                basic.append(entry)
+                d += len(shape) - taken
+            elif isinstance(entry, (int, np.ndarray)):
+                width = _width(entry)
+                if _is_mask(entry) and entry.shape != shape[d : d + width]:
+                    raise IndexingError(
+                        f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
+                        f"{shape[d : d + width]}"
+                    )
+                self._walkers.append(_Walker(len(basic), np.asarray(entry), d, shape))
+                basic += [slice(None)] * width if width else [None]  # True adds a dimension of size 1, and walks it
+                d += width
+            else:
+                basic.append(entry)
+                d += entry is not None
+        found = canonical(tuple(basic), shape)
+        assert found is not None
+        self.basic: Index = found
+        places = _places(basic, len(shape))
+        self.dims = tuple([places[w.number] + i for w in self._walkers for i in range(w.count)])
+        shapes = [w.shape for w in self._walkers]
+        try:
+            self.block: Shape = np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise IndexingError(
+                f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
+            ) from None
+        groups = [isinstance(e, (int, np.ndarray)) for e in entries]
+        self.at = min(self.dims) if _one_group(groups) else 0
+        sizes = [1 if e is None else e[1] for e in found]  # type: ignore[index]
+        self.rest = tuple([n for w, n in enumerate(sizes) if w not in self.dims])
+        self.shape: Shape = (*self.rest[: self.at], *self.block, *self.rest[self.at :])
+
+    @property
+    def rows(self) -> int:
+        """How many elements the arrays select together."""
+        return math.prod(self.block)
+
+    @property
+    def in_order(self) -> tuple[Any, ...]:
+        """`numpy`, with index arrays that lie in row-major order."""
+        return tuple([np.asarray(e, order="C") if isinstance(e, np.ndarray) else e for e in self.numpy])
+
+    def check(self) -> None:
+        """Raises IndexingError if an index is out of bounds."""
+        for walker in self._walkers:
+            walker.indices()
+
+    @functools.cached_property
+    def arrays(self) -> list[HostArray]:
+        """For each of the dimensions that arrays walk the indices, none negative, flattened."""
+        if not self.rows:  # NumPy does not look at indices that select nothing
+            return [np.zeros(0, np.intp) for _ in self.dims]
+        walks = [array for w in self._walkers for array in w.indices()]
+        return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
+
+
+class _Walker:
+    """One index array, mask or integer of an index.
+
+    Attributes:
+        number: the entry of the basic index that it walks, or the first one.
+        count: how many it walks.
+        shape: of the indices that it stands for.
+    """
+
+    def __init__(self, number: int, array: HostArray, d: int, shape: Shape) -> None:
+        self.number = number
+        self.array = array
+        self.d = d
+        mask = _is_mask(array)
+        self.count = max(array.ndim, 1) if mask else 1
+        self.shape: Shape = (int(np.count_nonzero(array)),) if mask else array.shape
+        self.size = 1 if mask else shape[d]
+
+    def indices(self) -> Sequence[HostArray]:
+        """For each dimension that it walks an array of indices.
+
+        Raises:
+            IndexingError: one is out of bounds.
+        """
+        array = self.array
+        if _is_mask(array):
+            return array.nonzero() if array.ndim else (np.zeros(int(array), np.intp),)
+        wrong = (array < -self.size) | (array >= self.size)
+        if wrong.any():
+            raise IndexingError(
+                f"index {int(array[wrong].flat[0])} is out of bounds for dimension {self.d} of size {self.size}"
+            )
+        return (np.where(array < 0, array + self.size, array).astype(np.intp),)
+
+
+def _is_mask(entry: Any) -> TypeGuard[HostArray]:
+    return isinstance(entry, np.ndarray) and entry.dtype.kind == "b"
+
+
+def _entry(entry: Any) -> Any:
+    """An entry with arrays on the host."""
+    if not is_array(entry):
+        if entry is None or entry is Ellipsis or isinstance(entry, slice):
+            return entry
+        if isinstance(entry, (int, np.integer)):
+            return int(entry)
+        return int(entry.__index__()) if hasattr(entry, "__index__") else canonical(entry, (1,))
+    if isinstance(entry, (list, tuple, range)):
+        try:
+            array = np.asarray(entry)
+        except ValueError as error:
+            raise ShapeError(f"nested lists of different lengths as an index ({error})") from None
+        array = array.astype(np.intp) if array.size == 0 else array
+    else:
+        x = admit(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
+        if isinstance(x, ShardedTensor) and watched():
+            movement, n, shared = to_host_movement(x._aval), x.dtype.itemsize, x._aval.backend.one_memory
+            account("getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False))
+        array = gather_whole(x, "getitem")
+    if array.dtype.kind not in "biu":
+        raise IndexingError(f"an index array of dtype {array.dtype}; wanted integers or bools")
+    return array
+
+
+def _width(entry: Any) -> int:
+    """How many dimensions an entry takes."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    return entry.ndim if _is_mask(entry) else 1
+
+
+def _places(basic: Sequence[Any], ndim: int) -> list[int]:
+    """Which dimension of its result each entry of a basic index of slices and None begins."""
+    rest = ndim - sum(1 for e in basic if e is not None and e is not Ellipsis)
+    widths = [rest if e is Ellipsis else 1 for e in basic]
+    return [sum(widths[:i]) for i in range(len(basic))]
+
+
+def _one_group(groups: Sequence[bool]) -> bool:
+    """Whether arrays and integers stand side by side."""
+    first = groups.index(True)
+    last = len(groups) - 1 - groups[::-1].index(True)
+    return all(groups[first : last + 1])
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+@implements(gather, "algorithm")
+def _gather(x: Any, index: Any) -> ShardedTensor:
+    result = _gathered(x, index)
+    return own(result) if has_ellipsis(index) else result  # without one, no dimensions are a scalar in NumPy
+
+
+def _gathered(x: Any, index: Any) -> ShardedTensor:
+    if not isinstance(x, ShardedTensor):
+        x = call("asarray", x)
+    chosen = Selection(index, x.shape)
+    value = _layout(x._aval, chosen)
+    itemsize, shared = x.dtype.itemsize, value.backend.one_memory
+    if watched() or not shared:
+        grid, arrays = sources(x)
+        here = aligned(grid, box_of(chosen.basic, x.shape))
+        plan = Picking(here.grid, chosen.dims, [_want(value.grid, k, chosen) for k in range(len(value.grid.devices))])
+        if watched():
+            plan.announce(itemsize, not shared, "getitem")
+    if value.backend.simulated:
+        chosen.check()
+        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+    if shared:
+        with indexing_errors():
+            return tensor(value, Storage(np.asarray(uncounted(x, "getitem")[chosen.numpy])))
+    columns = local_views(here, arrays)
+    rows = plan.run(columns, x.dtype)
+    return tensor(value, apart(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
+
+
+@contextlib.contextmanager
+def indexing_errors() -> Iterator[None]:
+    """NumPy's IndexError as ours."""
+    try:
+        yield
+    except IndexError as error:
+        raise error if isinstance(error, IndexingError) else IndexingError(str(error)) from None
+
+
+def _layout(x: Aval, chosen: Selection) -> Aval:
+    """The first dimension of the block takes what splits the dimensions that arrays walk; the others keep theirs."""
+    chains = whole_window(x.shape, x.sharding.spec.chains_of(x.ndim)).at(chosen.basic).chains
+    block: list[Chain] = [()] * len(chosen.block)
+    if block:
+        block[0] = tuple(itertools.chain.from_iterable(chains[d] for d in chosen.dims))
+    rest = [c for d, c in enumerate(chains) if d not in chosen.dims]
+    spec = P(*rest[: chosen.at], *block, *rest[chosen.at :])
+    return aval(chosen.shape, x.dtype, x.sharding.with_spec(spec), x.committed)
+
+
+def _want(grid: Grid, k: int, chosen: Selection) -> Want:
+    """The rows of its block that a device of the result holds, and its part of the other dimensions."""
+    box, n = grid.box(k), len(chosen.block)
+    inner = math.prod(chosen.block[1:])
+    begin, end = (e * inner for e in box[chosen.at]) if n else (0, 1)
+    rest = (*box[: chosen.at], *box[chosen.at + n :])
+    return Want(grid.devices[k], end - begin, [a[begin:end] for a in chosen.arrays], rest)
+
+
+def _placed(rows: Any, value: Aval, chosen: Selection, k: int) -> Any:
+    """What a device got, rows first, as its part of the result."""
+    backend, device = value.backend, value.grid.devices[k]
+    shape, n = value.grid.shape(k), len(chosen.block)
+    block, rest = shape[chosen.at : chosen.at + n], (*shape[: chosen.at], *shape[chosen.at + n :])
+    axes = [*range(n, n + chosen.at), *range(n), *range(n + chosen.at, n + len(rest))]
+    with backend.on(device):
+        array = backend.xp.reshape(rows, (*block, *rest))
+        return array if not chosen.at else backend.contiguous(backend.xp.permute_dims(array, tuple(axes)))

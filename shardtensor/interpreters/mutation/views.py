@@ -1,0 +1,362 @@
+"""Views: tensors that see a window of another one's value, as it is when they are read; and single elements.
+
+A view's storage is a base tensor and a window on it (see `shardtensor.sharding.view_spec`). It computes and moves nothing before
+somebody asks for its elements. Where memory is shared it is then a view of the one buffer; elsewhere its pieces are
+brought into its own layout, and kept until the base is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.ownership import read_only
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.exported_storage import Exported
+from shardtensor.communication.gather_scatter import Picking, Want
+from shardtensor.communication.transfer import Movement, gather, send, whole_array
+from shardtensor.communication.transfer_log import Transfer, account, watched
+from shardtensor.core import Op, Params, call
+from shardtensor.host.blockwise import copied
+from shardtensor.interpreters.execution.plan_cache import value_of
+from shardtensor.interpreters.execution.planning import result_dtype
+from shardtensor.sharding.copy_plan import host_grid, identity
+from shardtensor.sharding.index import Index
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+from shardtensor.sharding.spec import Chain, P
+from shardtensor.sharding.view_spec import Aligned, Box, Window, aligned, box_of, located, whole_window
+from shardtensor.tensor.storage import Donated, StandIn, Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor
+from shardtensor.tensor.value import Aval, aval, on_devices
+
+
+class View:
+    """In place of the storage of a tensor that is a view.
+
+    Attributes:
+        base: the tensor that is seen; never a view itself.
+        window: what is seen of it.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "base", "window")
+
+    def __init__(self, base: ShardedTensor, window: Window) -> None:
+        self.base = base
+        self.window = window
+        self._cache: tuple[int, Any] | None = None  # the base's version, and what was read of it
+
+    @property
+    def array(self) -> Any:
+        """Where memory is shared: the view of the base's buffer."""
+        if not self.base._aval.backend.one_memory:
+            return None
+        if watched() and self.base._aval.sharding.mesh.size > 1:
+            self._read()  # for what separate memories would send
+        else:
+            ledger = self.base._ledger
+            self._cache = (ledger.version if ledger else 0, None)
+        return self.now()
+
+    def now(self) -> HostArray:
+        """Where memory is shared: the view of the base's buffer, and nothing counted."""
+        backend, storage = self.base._aval.backend, settled(self.base)
+        if type(storage) is Exported:
+            return storage.read(lambda array: self.window.of(backend, array))  # type: ignore[no-any-return]
+        return self.window.of(backend, row_major(self.base, self.window))  # type: ignore[no-any-return]
+
+    @property
+    def arrays(self) -> Any:
+        """Elsewhere: one array per device, in the view's layout."""
+        return None if self.base._aval.backend.one_memory else self._read()
+
+    def forget(self) -> None:
+        """Lets go of what it has read."""
+        self._cache = None
+
+    def _read(self) -> Any:
+        """The elements by the operators that the window stands for; once for each value of the base."""
+        ledger = ledger_of(self.base)
+        version = ledger.version  # before the value: it may be older than what is read, never newer
+        cache = self._cache
+        if cache is None or cache[0] != version:
+            storage = settled(self.base)
+            value = evaluate(tensor(on_devices(self.base._aval), storage), self.window)
+            shared = self.base._aval.backend.one_memory
+            cache = (version, None if shared else shard_arrays(value))
+            if type(storage) is Exported:  # a consumer's writes do not count as versions
+                return cache[1]
+            key, caches = id(self), ledger.caches
+            caches[key] = weakref.ref(self, lambda _: caches.pop(key, None))
+            self._cache = cache
+        return cache[1]
+
+    def to_host(self, index: Any) -> HostArray:
+        """The view, or what a basic index takes of it, in host memory: straight from those that have it."""
+        window = self.window if index is None else self.window.at(index)
+        x = tensor(self.base._aval, settled(self.base))
+        if window.size == x.size:  # all of it, in another order
+            return read_only(window.of(backend_of(HOST), call("to_host", x)))
+        if len(window.boxes) == 1:
+            (box,) = window.boxes
+            array = box.arranged(np, call("to_host", x, index=Index(box.entries)))
+            return read_only(_part(array, window))
+        return _picked_to_host(x, window)
+
+
+def _picked_to_host(x: ShardedTensor, window: Window) -> HostArray:
+    """The elements of a window that is no box of the tensor's shape, one by one, in host memory."""
+    shared = x._aval.backend.one_memory
+    if watched() or not shared:
+        places = np.unravel_index(window.positions.ravel(), x.shape)
+        plan = Picking(x._aval.grid, range(x.ndim), [Want(HOST, window.size, places, ())])
+        plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
+    if shared:
+        return read_only(window.of(x._aval.backend, whole_array(x)))
+    array = plan.run(shard_arrays(x), x.dtype)[0].reshape(window.shape)
+    return read_only(_part(array, window))
+
+
+class Element(StandIn):
+    """In place of the storage of a tensor that is one element of another, copied where it was; it goes to the other
+    devices when one of them asks for it.
+    """
+
+    __slots__ = ("_storage", "parts", "place", "value")
+
+    def __init__(self, value: Aval, base: Aval, index: Index, parts: tuple[Any, ...]) -> None:
+        self.value = value
+        self.place = (base, index)
+        self.parts = parts
+        self._storage: Storage | None = None
+
+    def grid(self) -> Grid:
+        """The devices that have it from the start."""
+        base, index = self.place
+        return _element_of(base, index).grid
+
+    def stored(self) -> Storage:
+        """The element on every device of the base."""
+        if self._storage is None:
+            n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
+            if watched() or not shared:
+                movement = Movement((identity(()),), (self.grid(),), self.value.grid)
+                account("getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False))
+            if shared:
+                self._storage = Storage(self.parts[0])
+            else:
+                self._storage = Storage(arrays=movement.run((self.parts,), self.value.dtype))
+        return self._storage
+
+    def to_host(self, index: Any) -> HostArray:
+        """The element in host memory, from the first device that has it."""
+        n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
+        device = self.value.sharding.mesh.flat[0] if shared and not watched() else self.grid().devices[0]
+        account("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
+        backend = backend_of(device)
+        with backend.on(device):
+            array = backend.to_host(self.parts[0], device)
+        return read_only(array if index is None else array.reshape((1,) * len(index)))
+
+
+def at_home(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
+    """An elementwise operator of elements that lie on the same devices, and of numbers, computed there: so that
+    ``x[i] += 1`` moves nothing. None where an operand must come from elsewhere.
+    """
+    elements = [x._storage for x in operands if type(x) is ShardedTensor]
+    if not all(type(e) is Element for e in elements) or not all(type(x) in (*SCALARS, ShardedTensor) for x in operands):
+        return None
+    first: Any = elements[0]
+    grid, backend = first.grid(), first.value.backend
+    if any(e.value.sharding != first.value.sharding or not e.grid().same(grid) for e in elements):
+        return None
+    kinds = [x._aval if type(x) is ShardedTensor else type(x) for x in operands]
+    value = aval((), result_dtype(op, kinds, {}), first.value.sharding, any(e.value.committed for e in elements))
+    parts = []
+    for k, _ in enumerate(first.parts):
+        with backend.on(grid.devices[k]):
+            arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
+            parts.append(backend.xp.asarray(getattr(backend.xp, op.name)(*arrays), dtype=value.dtype))
+    base, index = first.place
+    return tensor(value, Element(value, base, index, tuple(parts)))
+
+
+@functools.lru_cache(4096)
+def _element_of(base: Aval, index: Index) -> Aligned:
+    return aligned(base.grid, box_of(index, base.shape))
+
+
+# -- making them -----------------------------------------------------------------------------------
+
+
+def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
+    """The view that an operator gives of a tensor, which is a value of its own where NumPy gives a scalar; None where
+    the operator copies.
+    """
+    base, window = seen(x)
+    scalar = x._is_scalar
+    assert op.window is not None
+    window = op.window(window, *params)
+    if window is None or 0 in window.shape:  # of nothing there is nothing to see
+        return None
+    if window.part and base._aval.dtype.kind != "c":
+        if window.part == "imag":
+            return None
+        window = window.only(None)
+    value = _aval_of(base._aval, window.chains, window.shape, window.part)
+    if window.scalar or (scalar and not window.shape and op.name not in ("getitem", "reshape")):
+        return _element(base, window, value)
+    if scalar:  # of what never changes there are copies alone
+        return own(tensor(value, evaluate(tensor(x._aval, x._storage), window)._storage))
+    return tensor(value, View(base, window))
+
+
+def seen(x: ShardedTensor) -> tuple[ShardedTensor, Window]:
+    """The tensor that is written when x is, and what x sees of it."""
+    storage = x._storage
+    if type(storage) is View:
+        return storage.base, storage.window
+    if type(storage) is Donated:
+        storage.stored()
+    return x, _window_of(x._aval)
+
+
+@functools.lru_cache(8192)
+def _window_of(value: Aval) -> Window:
+    return whole_window(value.shape, value.sharding.spec.chains_of(value.ndim))
+
+
+@functools.lru_cache(8192)
+def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: str | None) -> Aval:
+    dtype = base.dtype if part is None else np.empty(0, base.dtype).real.dtype
+    sharding: NamedSharding = base.sharding.with_spec(P(*chains))
+    return aval(shape, dtype, sharding, base.committed)
+
+
+def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
+    """One element, copied on the devices that hold it."""
+    source = base._aval
+    index = window.place
+    storage = settled(base)
+    if type(storage) is Exported:  # its memory can be read, since the element is copied
+        source.backend.enter(source.sharding.mesh.flat[0])
+        storage = storage.lent
+        base = tensor(source, storage)
+    if source.backend.one_memory:
+        array = _part(whole_array(base, "getitem")[index], window)
+        return tensor(value, Element(value, source, index, (array if source.backend.simulated else np.array(array),)))
+    holders, backend = _element_of(source, index), source.backend
+    if source.parked and hasattr(storage, "to_host"):  # in host memory: that one element is brought, and not the tensor
+        host, devices = _part(storage.to_host(index), window), holders.grid.devices
+        account(
+            "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
+        )
+        return tensor(value, Element(value, source, index, tuple([send(host, HOST, d) for d in devices])))
+    arrays, parts = shard_arrays(base), []
+    for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
+        with backend.on(device):
+            parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), window), copy=True))
+    return tensor(value, Element(value, source, index, tuple(parts)))
+
+
+def _part(array: Any, window: Window) -> Any:
+    return getattr(array, window.part) if window.part else array
+
+
+# -- reading them ----------------------------------------------------------------------------------
+
+
+def row_major(base: ShardedTensor, window: Window) -> HostArray:
+    """The buffer of a base, where memory is shared: in row-major order if the window asks for its elements in another
+    shape, so that it is a view of them.
+    """
+    array = whole_array(base, "view")
+    if len(window.boxes) > 1 and not array.flags.c_contiguous:
+        ledger = ledger_of(base)
+        with ledger.lock:
+            array = whole_array(base, "view")
+            if not array.flags.c_contiguous:
+                array = copied(array)
+                base._storage = Storage(array)
+    return array
+
+
+def evaluate(x: ShardedTensor, window: Window) -> ShardedTensor:
+    """What a window sees of a value, as a value."""
+    for number, box in enumerate(window.boxes):
+        if number:
+            x = value_of("reshape", x, box.over, None)
+        if not box.is_whole:
+            x = _boxed(x, box)
+    return value_of(window.part, x) if window.part else x
+
+
+def _boxed(x: ShardedTensor, box: Box) -> ShardedTensor:
+    if not box.in_order:
+        x = value_of("getitem", x, Index(box.entries))
+        x = value_of("permute_dims", x, box.axes)
+        return value_of("getitem", x, box.new) if None in box.order else x
+    return value_of("getitem", x, box.index)
+
+
+def sources(x: Any) -> tuple[Grid, tuple[Any, ...]]:
+    """The arrays in which the elements of an operand are, and how they cut it: straight from a view's base."""
+    if not isinstance(x, ShardedTensor):
+        array = np.asarray(x)
+        return host_grid(array.shape), (array,)
+    storage = x._storage
+    if type(storage) is View and (here := spot(storage.base._aval, storage.window.boxes)):
+        return here.grid, tuple(local_views(here, shard_arrays(storage.base), storage.window))
+    if type(storage) is Element:
+        grid = storage.grid()
+        return grid, storage.parts * (len(grid.devices) // len(storage.parts))
+    return x._aval.grid, shard_arrays(x)
+
+
+@functools.lru_cache(1024)
+def spot(value: Aval, boxes: tuple[Box, ...]) -> Aligned | None:
+    """Where the elements of a window are: see `shardtensor.sharding.view_spec.located`."""
+    return located(value.grid, boxes)
+
+
+def local_views(here: Aligned, arrays: Sequence[Any], window: Window | None = None) -> list[Any]:
+    """What each device that holds a part of a window (of one box, without any) sees of its shard."""
+    return [local_view(here, n, arrays, window) for n in range(len(here.boxes))]
+
+
+def local_view(here: Aligned, n: int, arrays: Sequence[Any], window: Window | None = None) -> Any:
+    """What the n-th of them sees: a view, if the shard is in row-major order or the window has one box."""
+    array, box, device = arrays[here.positions[n]], here.boxes[n], here.grid.devices[n]
+    backend = backend_of(device)
+    with backend.on(device):
+        if window is None:
+            return box.of(backend, array)
+        if len(window.boxes) > 1:
+            array = backend.xp.reshape(array, box.over)
+        return _part(box.of(backend, array), window)
+
+
+def uncounted(x: Any, who: str) -> Any:
+    """The whole of an operand in host memory, for those who count themselves what moves."""
+    if isinstance(x, ShardedTensor) and x._aval.backend.one_memory:
+        if type(x._storage) is View:
+            return x._storage.now()
+        if type(x._storage) is Element:
+            return x._storage.parts[0]
+    return gather(x, who)
+
+
+def frozen(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:
+    """An operand as it is now: a handle of its own on the same value; ``value`` in the place of ``base``."""
+    if not isinstance(x, ShardedTensor):
+        return x
+    owner, window = seen(x)
+    if owner is base and value is not None:
+        now = value
+    else:
+        now = tensor(owner._aval, owner._storage if type(owner._storage) is Element else settled(owner))
+    return now if owner is x else tensor(x._aval, View(now, window))

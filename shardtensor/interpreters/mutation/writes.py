@@ -1,0 +1,336 @@
+"""Writes: ``x[i] = v``, ``x += y`` and ``out=``. The handle is bound to a new value, which takes the old one's memory
+where nobody else holds it.
+
+A write takes the value out of its handle, so that no reader can get hold of it meanwhile, and sees then whether anybody
+has it already: if so, what is to be written is copied first. Everything that can fail comes before the first element
+changes: shapes, dtypes and indices are checked, what must move has arrived, and copies are made. Each device then
+writes its own part, from elements that lie beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.ownership import references
+from shardtensor.backend.protocol import Backend
+from shardtensor.communication.exported_storage import Exported
+from shardtensor.communication.offload import apart
+from shardtensor.communication.transfer_log import note_copy, watched
+from shardtensor.core import Op, Operands, Params
+from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.host import blockwise as passes
+from shardtensor.host import memory_pool as pool
+from shardtensor.interpreters.execution.planning import Kind, result_dtype
+from shardtensor.interpreters.mutation.advanced_indexing import Selection
+from shardtensor.interpreters.mutation.views import local_view, seen, spot
+from shardtensor.interpreters.mutation.write_ops import Edit, Elementwise, Masked, Scattered, is_window
+from shardtensor.sharding.index import canonical, has_ellipsis
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.view_spec import Aligned, Window, whole_window
+from shardtensor.tensor.operands import admit, converted, host_aval
+from shardtensor.tensor.storage import StandIn, Storage, Writing
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
+from shardtensor.tensor.value import Aval, join
+
+Apply = Callable[[Op, Operands, Params], Any]
+
+
+def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply: Apply) -> None:
+    """Writes the result of ``op`` into a tensor. ``apply`` computes those that are not computed in place.
+
+    Raises:
+        ShapeError, ArgumentTypeError, IndexingError: what NumPy would not write either; nothing is written then.
+    """
+    if out._is_scalar:
+        raise ArgumentTypeError(
+            "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
+            "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
+        )
+    base, window = seen(out)
+    if op.name == "setitem":
+        _assign_at(base, window, operands[1], params[0], out.dtype)
+    elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):  # which fails for some exponents
+        _update(out, base, window, op, operands)
+    else:
+        result = apply(op, operands, params)
+        if result.shape != window.shape:
+            raise ShapeError(f"out has shape {window.shape} and the result {result.shape}; wanted equal shapes")
+        _check_cast(op.name, result.dtype, out.dtype)
+        if result.size:
+            _write(base, window, Elementwise(op.name, None, (result,), out.dtype))
+
+
+def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
+    """``view[index] = value``."""
+    at = canonical(index, window.shape)
+    if at is None:
+        if _is_scalar(value) and _is_mask(index, window.shape):
+            scalar, mask = _checked_value(value, dtype, ()), admit(index, "setitem")
+            if window.size:
+                _write(base, window, Masked(mask, len(window.shape), scalar))
+            return
+        chosen = Selection(index, window.shape)
+        value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
+        if math.prod(chosen.shape):
+            _write(base, window, Scattered("setitem", None, chosen, [value], dtype))
+        elif chosen.rows:  # NumPy does not look at indices that select nothing
+            chosen.check()
+        return
+    target = window.at(at)
+    value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not has_ellipsis(index))
+    if target.size and not is_window(value, base, target):  # x[i] += v ends with x[i] = x[i]
+        _write(base, target, Elementwise("setitem", None, (value,), dtype))
+
+
+def _is_mask(index: Any, shape: Shape) -> bool:
+    """Whether an index is a mask of the first dimensions, and nothing else."""
+    if not isinstance(index, (ShardedTensor, np.ndarray)) or index.dtype.kind != "b":
+        return False
+    return 0 < index.ndim <= len(shape) and index.shape == shape[: index.ndim]
+
+
+def _is_scalar(value: Any) -> bool:
+    return type(value) in SCALARS or (isinstance(value, (np.generic, np.ndarray)) and not value.ndim)
+
+
+def _checked_value(
+    value: Any, dtype: np.dtype[Any], shape: Shape, *, one_element: bool = False, one_mask: bool = False
+) -> Any:
+    """A value that can be written to elements of that shape: a tensor, a host array, or a scalar of ``dtype``.
+
+    Raises:
+        ShapeError: it does not broadcast.
+        ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert it.
+    """
+    if type(value) is ShardedTensor:
+        if value.dtype == dtype and value.shape == shape:
+            return value
+    else:
+        if type(value) in SCALARS or not hasattr(value, "dtype") or _is_scalar(value):
+            value = converted(value, dtype)
+            if not np.ndim(value):
+                return value
+        else:
+            value = admit(value, "setitem")
+    if value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
+        raise ArgumentTypeError(f"value is an array of {value.dtype}, of which elements of {dtype} cannot be made")
+    if value.shape == shape or not value.ndim:
+        return value
+    if one_element:
+        raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
+    if one_mask and value.ndim > 1:
+        raise ArgumentTypeError(
+            f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension"
+        )
+    lead = max(value.ndim - len(shape), 0)
+    inner = value.shape[lead:]
+    fits = all(n in (1, m) for n, m in zip(inner, shape[len(shape) - len(inner) :], strict=True))
+    if not fits or any(n != 1 for n in value.shape[:lead]):
+        raise ShapeError(f"a value of shape {value.shape} does not broadcast to the {shape} that is written")
+    return value
+
+
+def _update(out: ShardedTensor, base: ShardedTensor, window: Window, op: Op, operands: Operands) -> None:
+    """``out = op(*operands)``, element by element."""
+    operands = tuple([x if type(x) in SCALARS else admit(x, op.name) for x in operands])
+    if any(x is None for x in operands):
+        raise ArgumentTypeError("an operand is None; wanted a tensor, an array or a scalar")
+    kinds = tuple(
+        [
+            type(x) if type(x) in SCALARS else x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
+            for x in operands
+        ]
+    )
+    _check_update(op, kinds, out._aval)
+    if any(type(x) is int for x in operands):  # NumPy's OverflowError, if it does not fit
+        getattr(np, op.name)(*[x if type(x) in SCALARS else np.empty(0, x.dtype) for x in operands])
+    if out.size:
+        _write(base, window, Elementwise(op.name, op.name, operands, out.dtype))
+
+
+@functools.lru_cache(1024)
+def _check_update(op: Op, kinds: tuple[Kind, ...], out: Aval) -> None:
+    """That operands of these kinds give what fits into ``out``."""
+    shapes = [k.shape for k in kinds if k is not None and not isinstance(k, type)]
+    try:
+        together = np.broadcast_shapes(out.shape, *shapes)
+    except ValueError:
+        together = None
+    if together != out.shape:
+        raise ShapeError(
+            f"operands of shapes {', '.join(map(str, shapes))} do not broadcast to the {out.shape} that is written"
+        )
+    _check_cast(op.name, result_dtype(op, kinds, {}), out.dtype)
+
+
+def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
+    if not np.can_cast(dtype, wanted, "same_kind"):
+        raise ArgumentTypeError(
+            f"{name}: the result has dtype {dtype}, which is not of a kind with the {wanted} that is written; "
+            "convert it with astype"
+        )
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
+    """Binds ``base`` to a value in which the window shows what the edit puts there. All or nothing; and whoever reads
+    meanwhile sees the old value or the new one.
+    """
+    edit.settle(base)
+    ledger = ledger_of(base)
+    with ledger.lock:
+        storage = settled(base)
+        parked = storage if base._aval.parked else None  # and no other reference to what may be alone
+        exported = type(storage) is Exported
+        if exported:  # its memory is written in place if the consumer has released it, and copied otherwise
+            storage = storage.lent
+        elif isinstance(storage, StandIn):  # what waits somewhere; what was donated refuses
+            storage = storage.stored()
+        new: Any = None
+        writing = Writing(ledger)
+        try:
+            base._storage = writing
+            ledger.forget()
+            free = references(storage) == 1  # nobody has got hold of it before
+            taken = _Taken(base, window, storage, free)
+            new = (taken.shared if base._aval.backend.one_memory else taken.apart)(edit)
+            error, taken.error = taken.error, None  # else the two would keep each other, and the memory, alive
+            del taken
+            if parked is not None:
+                new = apart(base._aval, new.arrays)
+        finally:
+            writing.storage = new or parked or (Exported(base._aval, storage) if exported else storage)
+            ledger.version += 1
+            base._storage = writing.storage
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # likewise
+
+
+class _Taken:
+    """A value that was taken out of its handle.
+
+    Attributes:
+        base: the handle.
+        window: what is to be written of it.
+        storage: the value's.
+        free: whether nobody else refers to the storage.
+        error: what was raised after elements were written: a warning or floating-point error, as NumPy raises it.
+    """
+
+    def __init__(self, base: ShardedTensor, window: Window, storage: Storage, free: bool) -> None:
+        self.base = base
+        self.value = base._aval
+        self.backend: Backend = self.value.backend
+        self.device = self.value.sharding.mesh.flat[0]  # which copies of a shared buffer are put down to
+        self.window = window
+        self.storage = storage
+        self.free = free
+        self.error: BaseException | None = None
+
+    def shared(self, edit: Edit) -> Storage:
+        """Writes into the one buffer, or into a copy of it."""
+        storage, value, window = self.storage, self.value, self.window
+        array = storage.array
+        if array is None:
+            array, copied = join(storage.arrays or (), value)
+            note_copy(edit.name, copied, self.device)
+            storage = Storage(array)
+        alone = self.free and self.backend.sole(array, 2)
+        if any(edit.inside):
+            edit.enter(self.base, window, tensor(value, Storage(array)))
+        if watched():
+            here, _, counted = self._located(edit)
+            counted.announce(here.grid)
+        if self.backend.simulated:
+            return storage
+        fresh = array
+        if not alone or (len(window.boxes) > 1 and not array.flags.c_contiguous):
+            if self._is_all(edit):
+                fresh = pool.empty(value.shape, value.dtype)
+            else:
+                fresh = passes.copied(array)
+                note_copy(edit.name, fresh.nbytes, self.device)
+        out = window.of(self.backend, fresh)
+        old = out if fresh is array else window.of(self.backend, array)
+        try:
+            edit.shared(out, old)
+        except Exception as error:
+            if not edit.is_written(error):
+                raise
+            self.error = error
+        return storage if fresh is array else Storage(fresh)
+
+    def apart(self, edit: Edit) -> Storage:
+        """Writes into the shards that hold elements of the window, or into copies of them."""
+        storage, backend = self.storage, self.backend
+        arrays = storage.arrays
+        assert arrays is not None
+        free = self.free and references(arrays) == 2
+        devices = self.value.grid.devices
+        taken = tensor(self.value, Storage(arrays=arrays))
+        if any(edit.inside):
+            edit.enter(self.base, self.window, taken)
+        here, self.window, edit = self._located(edit)
+        straight = len(self.window.boxes) == 1
+        touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
+        commit = edit.stage(here.grid, taken)
+        alone = {}
+        for _, k in touched:  # after what was sent of it: what is `sole` has been read by all
+            array = arrays[k]
+            with backend.on(devices[k]):
+                alone[k] = free and (straight or backend.is_contiguous(array)) and backend.sole(array, 2)
+            del array
+        new = list(arrays)
+        for k, mine in alone.items():
+            if not mine:
+                with backend.on(devices[k]):
+                    if self._is_all(edit):
+                        new[k] = backend.xp.empty(tuple(arrays[k].shape), dtype=self.value.dtype)
+                    else:
+                        new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
+                        note_copy(edit.name, int(arrays[k].nbytes), devices[k])
+        for n, k in touched:
+            with backend.on(devices[k]):
+                out = local_view(here, n, new, self.window)
+                old = out if alone[k] else local_view(here, n, arrays, self.window)
+                self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == touched[0][0])
+        return storage if all(alone.values()) else Storage(arrays=tuple(new))
+
+    def _located(self, edit: Edit) -> tuple[Aligned, Window, Edit]:
+        """Where the window's elements are, and what is to be done there: one by one, where a shard's elements are no
+        box of the window's shape, or no view.
+        """
+        window, value = self.window, self.value
+        here = spot(value, window.boxes)
+        if here is not None and (self.backend.negative_strides or not (window.turns or edit.turns)):
+            return here, window, edit
+        whole = whole_window(value.shape, value.sharding.spec.chains_of(value.ndim)).only(window.part)
+        everywhere = spot(value, whole.boxes)
+        assert everywhere is not None
+        return everywhere, whole, edit.picked(window.positions, value.shape)
+
+    def _commit(self, commit: Callable[[], None], edit: Edit, first: bool) -> None:
+        """Writes on one device. What is refused is refused by the first one. After that all write, whatever happens,
+        also when Ctrl-C comes: half a value is worse than an error that comes late.
+        """
+        try:
+            commit()
+        except BaseException as error:
+            if first and isinstance(error, Exception) and not edit.is_written(error):
+                raise
+            self.error = self.error or error
+
+    def _is_all(self, edit: Edit) -> bool:
+        """Whether no old element is left."""
+        boxes = self.window.boxes
+        return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None

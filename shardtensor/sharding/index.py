@@ -1,0 +1,145 @@
+"""Basic indices (integers, slices, ``...``, None) in canonical form: with nothing left out, and everything in range."""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
+from shardtensor.sharding.copy_plan import Line, Region
+from shardtensor.sharding.layout import Shape
+
+Span = tuple[int, int, int]
+"""Start, count and step."""
+
+Entry = int | Span | None
+"""An index, the start and count and step of a slice, or None (a new dimension)."""
+
+
+class Index(tuple[Entry, ...]):
+    """A basic index in canonical form: an entry for each dimension that is taken or made."""
+
+    __slots__ = ()
+
+
+def canonical(index: Any, shape: Shape) -> Index | None:
+    """A basic index with nothing left out and everything in range; None for one with arrays in it.
+
+    Raises:
+        IndexingError: too many indices, one out of bounds, or one that cannot index.
+        ArgumentError, ArgumentTypeError: a slice with step 0, or of no integers.
+    """
+    entries = index if isinstance(index, tuple) else (index,)
+    out: list[Entry] = []
+    d, ellipses = 0, 0
+    for entry in entries:
+        if type(entry) is int:
+            if d < len(shape):
+                size = shape[d]
+                if not -size <= entry < size:
+                    if any(map(is_array, entries)):
+                        return None  # it is an index array of one, then
+                    raise _out_of_bounds(entry, d, size)
+                out.append(entry + size if entry < 0 else entry)
+            d += 1
+        elif type(entry) is slice:
+            if d < len(shape):
+                out.append(_span(entry, shape[d], d))
+            d += 1
+        elif entry is None:
+            out.append(None)
+        elif entry is Ellipsis:
+            ellipses += 1
+            rest = len(shape) - sum(1 for e in entries if e is not None and e is not Ellipsis)
+            for size in shape[d : d + max(rest, 0)]:
+                out.append((0, size, 1))
+                d += 1
+        elif is_array(entry):
+            return None
+        else:
+            if d < len(shape):
+                i, size = _integer(entry, d), shape[d]
+                if not -size <= i < size:
+                    if any(map(is_array, entries)):
+                        return None
+                    raise _out_of_bounds(i, d, size)
+                out.append(i % size)
+            d += 1
+    if d > len(shape):
+        raise IndexingError(f"{d} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+    if ellipses > 1:
+        raise IndexingError("an index can have one ellipsis ('...') only")
+    out.extend([(0, n, 1) for n in shape[d:]])
+    return Index(out)
+
+
+def has_ellipsis(index: Any) -> bool:
+    """Whether there is an ellipsis in an index: with one, NumPy never gives a scalar."""
+    return any(e is Ellipsis for e in (index if isinstance(index, tuple) else (index,)))
+
+
+def is_array(entry: Any) -> bool:
+    """Whether an index entry is an array of indices or a mask. NumPy's integer scalars, and what stands for them here,
+    are not; its bools, and arrays of no dimensions, are.
+    """
+    if isinstance(entry, (list, tuple, range, bool, np.bool_, np.ndarray)):
+        return True
+    if not hasattr(entry, "ndim") or isinstance(entry, np.generic):
+        return False
+    return entry.ndim > 0 or entry.dtype.kind == "b" or not getattr(entry, "_is_scalar", False)
+
+
+def _span(entry: slice, size: int, dimension: int) -> Span:
+    try:
+        start, stop, step = entry.indices(size)
+    except (TypeError, ValueError) as error:
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        raise kind(f"{entry} in dimension {dimension}: {error}") from None
+    count = len(range(start, stop, step))
+    return (start if count else 0, count, step if count > 1 else 1)
+
+
+def _integer(entry: Any, dimension: int) -> int:
+    try:
+        return python.index(entry)
+    except TypeError:
+        raise IndexingError(
+            f"index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; wanted integers, "
+            "slices, '...', None, and arrays of integers or bools"
+        ) from None
+
+
+def _out_of_bounds(index: int, dimension: int, size: int) -> IndexingError:
+    return IndexingError(f"index {index} is out of bounds for dimension {dimension} of size {size}")
+
+
+def to_numpy(index: Sequence[Entry]) -> tuple[int | slice | None, ...]:
+    """Entries as NumPy indexes with them."""
+    out: list[int | slice | None] = []
+    for entry in index:
+        if type(entry) is tuple:
+            start, count, step = entry
+            stop = start + count * step
+            out.append(slice(start, stop if stop >= 0 else None, step))
+        else:
+            out.append(entry)  # type: ignore[arg-type]
+    return tuple(out)
+
+
+def region_of(index: Index) -> Region:
+    """Where the elements that an index selects come from."""
+    lines, fixed, d = [], [], 0
+    for entry in index:
+        if entry is None:
+            lines.append(Line(0, 1, None))
+            continue
+        if isinstance(entry, int):
+            fixed.append((d, entry))
+        else:
+            start, count, step = entry
+            lines.append(Line(0, count, d, start, step))
+        d += 1
+    return Region(0, tuple(lines), tuple(fixed))

@@ -1,0 +1,363 @@
+"""Which part of an array each device holds: `P`, `NamedSharding`, and the index arithmetic behind them.
+
+Pure values: nothing here holds an array or asks a device anything. The split rule is one: a dimension of size n over k
+parts gives its first ``n % k`` parts ``n // k + 1`` elements and the rest ``n // k``; several mesh axes on one
+dimension split one after the other, major first.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
+from shardtensor.backend.registry import backend_of_group
+from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.sharding.spec import Chain, P, PartitionSpec
+
+Shape: TypeAlias = tuple[int, ...]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+# -- the split rule --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(4096)
+def offsets(size: int, counts: tuple[int, ...]) -> Ints:
+    """Where the parts of a dimension begin, and its end: ``prod(counts) + 1`` non-decreasing numbers from 0 to
+    ``size``.
+
+    >>> offsets(10, (4,)).tolist(), offsets(10, (2, 2)).tolist()
+    ([0, 3, 6, 8, 10], [0, 3, 5, 8, 10])
+    """
+    bounds = np.array([0, size], np.int64)
+    for count in counts:
+        starts, sizes = bounds[:-1, None], np.diff(bounds)[:, None]
+        part = np.arange(count)
+        inner = starts + part * (sizes // count) + np.minimum(part, sizes % count)
+        bounds = np.append(inner.ravel(), size)
+    bounds.flags.writeable = False
+    return bounds
+
+
+# -- specs -----------------------------------------------------------------------------------------
+
+
+# -- shardings -------------------------------------------------------------------------------------
+
+
+class NamedSharding:
+    """Where every element of an array lies: a mesh, and a spec that names the mesh axes splitting each dimension.
+
+    Together with a shape it decides the index of every shard, and nothing else does. Sizes need not divide: see
+    `shardtensor.sharding.layout`. Devices along axes that the spec does not name hold the same elements.
+
+    Args:
+        mesh: the devices.
+        spec: the `P` of the array's dimensions.
+        memory_kind: ``"device"`` or ``"pinned_host"``; None is the same as ``"device"``.
+
+    Raises:
+        ShardingError: the spec names an axis that the mesh does not have, or the memory kind is unknown.
+
+    >>> mesh = st.make_mesh((4,), ("x",))
+    >>> st.NamedSharding(mesh, st.P("x")).devices_indices_map((10,))[mesh.flat[0]]
+    (slice(0, 3, None),)
+    """
+
+    __slots__ = ("__weakref__", "_hash", "memory_kind", "mesh", "spec")
+
+    def __init__(self, mesh: Mesh, spec: PartitionSpec, *, memory_kind: str | None = None) -> None:
+        if not isinstance(mesh, Mesh):
+            raise ArgumentTypeError(f"NamedSharding: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
+        if not isinstance(spec, PartitionSpec):
+            raise ArgumentTypeError(f"NamedSharding: spec is a {type(spec).__name__}; wanted a P, such as P('x', None)")
+        for axis in (axis for chain in spec.chains for axis in chain):
+            if axis not in mesh.shape:
+                raise ShardingError(f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}")
+        if memory_kind not in (None, *MEMORY_KINDS):
+            raise ShardingError(f"NamedSharding: memory_kind is {memory_kind!r}; there are {MEMORY_KINDS}")
+        self.mesh = mesh
+        self.spec = spec
+        self.memory_kind = memory_kind or "device"
+        self._hash = hash((mesh, spec, self.memory_kind))
+
+    def with_spec(self, spec: PartitionSpec) -> NamedSharding:
+        """The same mesh and memory with another spec."""
+        return NamedSharding(self.mesh, spec, memory_kind=self.memory_kind)
+
+    def with_memory_kind(self, kind: str | None) -> NamedSharding:
+        """The same layout in another kind of memory."""
+        return NamedSharding(self.mesh, self.spec, memory_kind=kind)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices hold a shard."""
+        return self.mesh.size
+
+    @property
+    def device_set(self) -> set[Device]:
+        """The devices that hold a shard."""
+        return set(self.mesh.flat)
+
+    @property
+    def addressable_devices(self) -> set[Device]:
+        """Those of them that this process owns."""
+        return set(self.mesh.local_devices)
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process owns all of them."""
+        return len(self.mesh.local_devices) == self.mesh.size
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return all(self.mesh.shape[axis] == 1 for chain in self.spec.chains for axis in chain)
+
+    def check_rank(self, ndim: int, who: str) -> None:
+        """Raises ShardingError, in the name of ``who``, if the spec has more dimensions than an array of ``ndim``."""
+        if len(self.spec) > ndim:
+            raise ShardingError(
+                f"{who}: {self.spec} has {len(self.spec)} dimensions and the array has {ndim}; give at most {ndim}"
+            )
+
+    def grid(self, shape: Shape) -> Grid:
+        """The shards of an array of that shape, as index arithmetic wants them."""
+        return _grid(self, tuple(shape))
+
+    def shard_shape(self, shape: Sequence[int]) -> Shape:
+        """The shape of a shard of an array of that shape; of the largest one, if they differ.
+
+        >>> st.NamedSharding(st.make_mesh((4,), ("x",)), st.P("x")).shard_shape((10, 3))
+        (3, 3)
+        """
+        grid = self.grid(_checked_shape(shape, "shard_shape"))
+        return tuple(int(np.diff(bounds).max()) for bounds in grid.offsets)
+
+    def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, tuple[slice, ...]]:
+        """For each device the index of its shard: ``x[index]`` is what it holds of ``x``."""
+        grid = self.grid(_checked_shape(shape, "devices_indices_map"))
+        return {device: grid.index(k) for k, device in enumerate(self.mesh.flat)}
+
+    def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
+        """Whether both put the same elements on the same devices, in the same memory, for every shape of ``ndim``
+        dimensions.
+        """
+        if not isinstance(other, NamedSharding):
+            raise ArgumentTypeError(f"is_equivalent_to: other is a {type(other).__name__}; wanted a NamedSharding")
+        for sharding in (self, other):
+            sharding.check_rank(ndim, "is_equivalent_to")
+        if self == other:
+            return True
+        if self.memory_kind != other.memory_kind or self.device_set != other.device_set:
+            return False
+        mine, theirs = _placement(self, ndim), _placement(other, ndim)
+        return mine == theirs
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, NamedSharding) or self._hash != other._hash:
+            return False
+        return (self.mesh, self.spec, self.memory_kind) == (other.mesh, other.spec, other.memory_kind)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.mesh, self.spec, self.memory_kind)
+
+    def __repr__(self) -> str:
+        kind = "" if self.memory_kind == "device" else f", memory_kind={self.memory_kind!r}"
+        return f"NamedSharding({self.mesh!r}, {self.spec!r}{kind})"
+
+
+class SingleDeviceSharding(NamedSharding):
+    """The whole array on one device; equal to the `NamedSharding` that says the same.
+
+    >>> st.SingleDeviceSharding(st.devices()[0]).shard_shape((10, 3))
+    (10, 3)
+    """
+
+    __slots__ = ()
+
+    def __init__(self, device: Device, *, memory_kind: str | None = None) -> None:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError(
+                f"SingleDeviceSharding: device is a {type(device).__name__}; take one from st.devices()"
+            )
+        super().__init__(mesh_of((device,)), P(), memory_kind=memory_kind)
+
+
+def _rebuild(mesh: Mesh, spec: PartitionSpec, memory_kind: str) -> NamedSharding:
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _placement(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
+    """What a sharding means for every shape: how often each dimension is split, and who holds which part."""
+    mesh = sharding.mesh
+    chains = tuple(tuple(a for a in chain if mesh.shape[a] > 1) for chain in sharding.spec.chains_of(ndim))
+    counts = tuple(tuple(mesh.shape[a] for a in chain) for chain in chains)
+    parts = _parts(mesh, chains)
+    holders = {device: tuple(part) for device, part in zip(mesh.flat, parts.tolist(), strict=True)}
+    return counts, holders
+
+
+def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
+    """Which part of each dimension each device holds: shape (devices, dimensions)."""
+    coordinates = mesh.coordinates
+    parts = np.zeros((mesh.size, len(chains)), np.int64)
+    for dimension, chain in enumerate(chains):
+        for axis in chain:
+            parts[:, dimension] *= mesh.shape[axis]
+            parts[:, dimension] += coordinates[:, mesh.axis_names.index(axis)]
+    return parts
+
+
+def _checked_shape(shape: Sequence[int], who: str) -> Shape:
+    try:
+        sizes = tuple([operator.index(s) for s in shape])
+    except TypeError:
+        raise ArgumentTypeError(f"{who}: shape is {shape!r}; wanted a sequence of integers") from None
+    if any(s < 0 for s in sizes):
+        raise ShapeError(f"{who}: shape {sizes} has a negative size")
+    return sizes
+
+
+def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, who: str) -> NamedSharding:
+    """The sharding that ``device=`` means for an array of ``ndim`` dimensions.
+
+    A device holds it whole; a mesh splits its first dimension over all its axes, first one major (and replicates
+    0-d); a sharding is itself.
+    """
+    if isinstance(where, NamedSharding):
+        where.check_rank(ndim, who)
+        return where
+    if isinstance(where, Mesh):
+        return _first_split(where, ndim > 0)
+    if isinstance(where, Device):
+        if where == HOST:
+            raise ShardingError(f"{who}: no tensor lives on the host; np.asarray(x) gives it as a host array")
+        return _single(where)
+    raise ArgumentTypeError(f"{who}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding")
+
+
+def on_existing_devices(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    """A sharding that was pickled, for an array of ``ndim`` dimensions in this process: itself if its devices exist
+    here, else one over the default mesh.
+    """
+    mesh = sharding.mesh
+    try:
+        backend_of_group(mesh.flat)
+    except (ArgumentError, BackendError) as error:  # the backend is not installed, cannot be used, or has fewer devices
+        return _substitute(sharding, ndim, default_mesh(), str(error))
+    return NamedSharding(mesh.on_known_devices(), sharding.spec, memory_kind=sharding.memory_kind)
+
+
+@functools.lru_cache(1024)
+def _substitute(sharding: NamedSharding, ndim: int, default: Mesh, reason: str) -> NamedSharding:
+    """The sharding over ``default`` that takes the place of one whose devices do not exist: with the same spec if
+    ``default`` has the axes that it names, else as ``device=default``. A single device becomes a single one. It is
+    logged once.
+    """
+    mesh, spec = sharding.mesh, sharding.spec
+    where: Mesh | NamedSharding | Device = default
+    if mesh.size == 1:  # the tensors of a list stay apart
+        where = default.flat[mesh.flat[0].id % default.size]
+    elif all(axis in default.shape for chain in spec.chains for axis in chain):
+        where = NamedSharding(default, spec)
+    target = as_sharding(where, ndim, "unpickle").with_memory_kind(sharding.memory_kind)
+    logging.getLogger("shardtensor").warning("unpickle: tensors of %r are loaded on %r: %s", mesh, target.mesh, reason)
+    return target
+
+
+@functools.lru_cache(1024)
+def _first_split(mesh: Mesh, split: bool) -> NamedSharding:
+    return NamedSharding(mesh, P(mesh.axis_names) if split else P())
+
+
+@functools.lru_cache(8192)
+def _single(device: Device) -> NamedSharding:
+    return SingleDeviceSharding(device)
+
+
+# -- shards as index arithmetic --------------------------------------------------------------------
+
+
+class Grid:
+    """An array cut along every dimension, and who holds which piece: what the planner and the interpreters calculate
+    with.
+
+    Attributes:
+        devices: the holders, in mesh order.
+        offsets: per dimension, where its parts begin, and its end.
+        parts: which part of each dimension each holder has; shape (holders, dimensions).
+    """
+
+    __slots__ = ("_indices", "devices", "offsets", "parts")
+
+    def __init__(self, devices: tuple[Device, ...], offsets: tuple[Ints, ...], parts: Ints) -> None:
+        self.devices = devices
+        self.offsets = offsets
+        self.parts = parts
+        self._indices: list[tuple[slice, ...]] | None = None
+
+    @property
+    def indices(self) -> list[tuple[slice, ...]]:
+        """The index of each holder's shard."""
+        if self._indices is None:
+            self._indices = [self.index(k) for k in range(len(self.devices))]
+        return self._indices
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Into how many parts each dimension is cut."""
+        return tuple(len(bounds) - 1 for bounds in self.offsets)
+
+    def box(self, k: int) -> tuple[tuple[int, int], ...]:
+        """Begin and end of holder ``k``'s shard in each dimension."""
+        return tuple((int(o[p]), int(o[p + 1])) for o, p in zip(self.offsets, self.parts[k], strict=True))
+
+    def index(self, k: int) -> tuple[slice, ...]:
+        """The index of holder ``k``'s shard."""
+        return tuple(slice(begin, end) for begin, end in self.box(k))
+
+    def shape(self, k: int) -> Shape:
+        """The shape of holder ``k``'s shard."""
+        return tuple(end - begin for begin, end in self.box(k))
+
+    def linear_parts(self) -> Ints:
+        """The parts of each holder as one number, row-major: equal where holders have the same elements."""
+        numbers = np.zeros(len(self.devices), np.int64)
+        for dimension, count in enumerate(self.counts):
+            numbers = numbers * count + self.parts[:, dimension]
+        return numbers
+
+    def owners(self) -> list[int]:
+        """One holder of each distinct piece: the first in mesh order."""
+        return sorted(int(k) for k in np.unique(self.linear_parts(), return_index=True)[1])
+
+    def same(self, other: Grid) -> bool:
+        """Whether both put the same elements on the same devices in the same order."""
+        return self is other or (
+            self.devices == other.devices
+            and all(np.array_equal(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
+            and np.array_equal(self.parts, other.parts)
+        )
+
+
+@functools.lru_cache(1024)
+def _grid(sharding: NamedSharding, shape: Shape) -> Grid:
+    sharding.check_rank(len(shape), "sharding")
+    mesh, chains = sharding.mesh, sharding.spec.chains_of(len(shape))
+    bounds = tuple(
+        offsets(size, tuple(mesh.shape[axis] for axis in chain)) for size, chain in zip(shape, chains, strict=True)
+    )
+    return Grid(mesh.flat, bounds, _parts(mesh, chains))

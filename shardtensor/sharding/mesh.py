@@ -1,0 +1,294 @@
+"""`Mesh`: an N-dimensional grid of devices whose axes have names; and the default one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend import registry as plugins
+from shardtensor.backend.device import Device
+from shardtensor.backend.protocol import Backend
+from shardtensor.errors import ArgumentTypeError, ShardingError
+from shardtensor.sharding.spec import Chain
+
+
+class Mesh:
+    """An N-dimensional grid of devices whose axes have names.
+
+    Args:
+        devices: an array (or nested sequence) of distinct devices, in any number of dimensions.
+        axis_names: one name for each of its dimensions, all different; a single string names a single one.
+
+    Attributes:
+        flat: the devices in mesh order (row-major): the order in which shards are counted and combined.
+        size: how many devices it has.
+        axis_names: the names of the axes, in order.
+
+    Raises:
+        ShardingError: the names do not fit the grid, a name or a device occurs twice, or the grid is empty.
+
+    Meshes with the same devices in the same grid under the same names are equal.
+
+    >>> mesh = st.Mesh(np.array(st.devices()[:4]).reshape(2, 2), ("x", "y"))
+    >>> mesh.shape
+    mappingproxy({'x': 2, 'y': 2})
+    """
+
+    __slots__ = ("__weakref__", "_grid", "_hash", "_shape", "axis_names", "flat", "size")
+
+    def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
+        grid = _device_grid(devices)
+        names = _names(axis_names, "Mesh")
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise ShardingError(f"Mesh: axis name {name!r} is not a non-empty string")
+            if names.count(name) > 1:
+                raise ShardingError(
+                    f"Mesh: axis name {name!r} occurs twice in axis_names={names}; each axis needs its own"
+                )
+        if grid.ndim != len(names):
+            raise ShardingError(
+                f"Mesh: the devices form a grid of {grid.ndim} dimensions, shape {grid.shape}, and axis_names={names} "
+                f"names {len(names)}; give one name per dimension"
+            )
+        flat: tuple[Device, ...] = tuple(grid.ravel().tolist())
+        if not flat:
+            raise ShardingError("Mesh: there is no device in it; give at least one")
+        if len(set(flat)) < len(flat):
+            twice = next(d for d in flat if flat.count(d) > 1)
+            raise ShardingError(f"Mesh: device {twice} occurs twice; a mesh holds each device once")
+        self.axis_names: tuple[str, ...] = names
+        self.flat = flat
+        self.size = len(flat)
+        self._grid = grid.shape
+        self._shape = MappingProxyType(dict(zip(names, grid.shape, strict=True)))
+        self._hash = hash((flat, grid.shape, names))
+
+    @property
+    def devices(self) -> npt.NDArray[Any]:
+        """The grid of devices, read-only."""
+        grid = np.empty(len(self.flat), object)
+        grid[:] = self.flat
+        grid.flags.writeable = False
+        return grid.reshape(self._grid)
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The size of each axis by its name, in order."""
+        return self._shape
+
+    @property
+    def axis_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes, in order."""
+        return self._grid
+
+    @property
+    def local_devices(self) -> list[Device]:
+        """Its devices that this process owns."""
+        return [d for d in self.flat if d.process_index == plugins.process_index()]
+
+    @property
+    def coordinates(self) -> npt.NDArray[np.int64]:
+        """Where each device stands: an array of shape (size, number of axes), devices in mesh order."""
+        return np.indices(self._grid).reshape(len(self._grid), self.size).T
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh) or self._hash != other._hash:
+            return False
+        return (self.flat, self._grid, self.axis_names) == (other.flat, other._grid, other.axis_names)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def on_known_devices(self) -> Mesh:
+        """The same mesh of this process's own device objects, where it is one that was pickled elsewhere."""
+        grid = np.empty(self.size, object)
+        grid[:] = plugins.known(self.flat)
+        return Mesh(grid.reshape(self._grid), self.axis_names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.devices.tolist() if self._grid else self.flat[0], self.axis_names)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self._shape.items())
+        return f"Mesh({axes}; {_span(self.flat)})"
+
+
+def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
+    return Mesh(devices, axis_names).on_known_devices()
+
+
+def _names(axis_names: Any, who: str) -> tuple[str, ...]:
+    try:
+        return (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    except TypeError:
+        kind = type(axis_names).__name__
+        raise ArgumentTypeError(f"{who}: axis_names is a {kind}; wanted a name or a sequence of names") from None
+
+
+def _device_grid(devices: Any) -> npt.NDArray[Any]:
+    grid = np.array(devices, dtype=object)
+    for device in grid.flat:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError(
+                f"Mesh: {device!r} is a {type(device).__name__}, not a Device; take them from st.devices()"
+            )
+    return grid
+
+
+def _span(devices: Sequence[Device]) -> str:
+    """``cpu:0..7`` for a run of devices, else the first few by name."""
+    first = devices[0]
+    run = [Device(first.backend, first.id + i, d.process_index, d.kind) for i, d in enumerate(devices)]
+    if len(devices) > 2 and run == list(devices):
+        return f"{first}..{devices[-1].id}"
+    return ", ".join(map(str, devices[:4])) + (", …" if len(devices) > 4 else "")
+
+
+def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: Sequence[Device] | None = None) -> Mesh:
+    """A mesh of the given sizes over the first devices there are.
+
+    Args:
+        axis_sizes: the size of each axis; -1, at most once, stands for what is left.
+        axis_names: the name of each axis.
+        devices: where to take them from, in order; without it, the default backend's, so that neighbours along the
+            last axis reach one another as fast as can be (GPUs that are peers).
+
+    Raises:
+        ShardingError: there are fewer devices than the sizes ask for, or sizes and names do not fit each other.
+
+    >>> st.make_mesh((2, 2), ("data", "model")).axis_sizes
+    (2, 2)
+    """
+    try:
+        sizes = [operator.index(s) for s in axis_sizes]
+    except TypeError:
+        raise ArgumentTypeError(f"make_mesh: axis_sizes is {axis_sizes!r}; wanted a sequence of integers") from None
+    pool: Sequence[Device] = plugins.devices() if devices is None else list(devices)
+    if sizes.count(-1) == 1:
+        rest = -math.prod(sizes)
+        if rest == 0 or len(pool) % rest:
+            raise ShardingError(
+                f"make_mesh: axis_sizes={tuple(sizes)} leaves no whole size for -1 with {len(pool)} devices"
+            )
+        sizes[sizes.index(-1)] = len(pool) // rest
+    if any(size < 1 for size in sizes):
+        raise ShardingError(f"make_mesh: axis_sizes={tuple(sizes)} must be positive (one of them may be -1)")
+    wanted = math.prod(sizes)
+    if wanted > len(pool):
+        raise ShardingError(
+            f"make_mesh: axis_sizes={tuple(sizes)} asks for {wanted} devices and there are {len(pool)}; "
+            f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
+        )
+    if devices is None:
+        pool = plugins.default_backend().row(wanted)
+    grid = np.empty(wanted, object)
+    grid[:] = pool[:wanted]
+    return Mesh(grid.reshape(sizes), axis_names)
+
+
+_mesh: ContextVar[Mesh | None] = ContextVar("shardtensor_mesh", default=None)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
+    """Makes ``mesh`` the default one inside the ``with`` block, in this thread.
+
+    What is created without ``device=`` lies on it, its first dimension split over all the mesh's axes. Maps without
+    ``devices=`` run on it; inside of a mapped function, the devices that the call owns are the default mesh.
+
+    >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
+    ...     st.zeros((4, 3)).sharding.spec
+    P('x')
+    """
+    if not isinstance(mesh, Mesh):
+        raise ArgumentTypeError(f"use_mesh: mesh is a {type(mesh).__name__}; wanted a Mesh")
+    token = _mesh.set(mesh)
+    try:
+        yield mesh
+    finally:
+        _mesh.reset(token)
+
+
+def settle_on(mesh: Mesh) -> None:
+    """Makes ``mesh`` the default one for the rest of this context."""
+    _mesh.set(mesh)
+
+
+def default_mesh() -> Mesh:
+    """The mesh of what is created without ``device=``: that of `use_mesh`, inside of a mapped function the devices that
+    the call owns, else all of the default backend's devices, axis ``d``.
+    """
+    return _mesh.get() or _all_devices(plugins.default_backend())
+
+
+@functools.cache
+def _all_devices(backend: Backend) -> Mesh:
+    return mesh_of(tuple(backend.devices()))
+
+
+@functools.lru_cache(8192)
+def mesh_of(devices: tuple[Device, ...]) -> Mesh:
+    """The mesh of these devices in one row, axis ``d``."""
+    return Mesh(devices, ("d",))
+
+
+@functools.lru_cache(1024)
+def shares(devices: tuple[Device, ...], count: int) -> tuple[Mesh, ...]:
+    """The devices shared out to ``count`` calls, as many as there are devices at most. Call k owns every ``count``-th
+    device from the k-th one on, so that calls that use one device each run on the first devices.
+
+    >>> from shardtensor.sharding.mesh import shares
+    >>> shares(tuple(st.devices()[:5]), 2)
+    (Mesh(d=3; numpy:0, numpy:2, numpy:4), Mesh(d=2; numpy:1, numpy:3))
+    """
+    return tuple([mesh_of(devices[k::count]) for k in range(count)])
+
+
+def submesh(mesh: Mesh, positions: Sequence[int], axes: Sequence[str]) -> Mesh:
+    """The devices of a mesh at those positions, which differ along ``axes`` alone, as a mesh of those axes; without
+    axes, a single one in a row.
+    """
+    row = tuple([mesh.flat[k] for k in positions])
+    return _submesh(row, tuple([mesh.shape[name] for name in axes]), tuple(axes)) if axes else mesh_of(row)
+
+
+@functools.lru_cache(1024)
+def _submesh(row: tuple[Device, ...], sizes: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
+    grid = np.empty(len(row), object)
+    grid[:] = row
+    return Mesh(grid.reshape(sizes), axes)
+
+
+def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
+    """The positions of the devices that differ in those mesh axes alone, each group in mesh order.
+
+    >>> from shardtensor.sharding.mesh import groups_along
+    >>> groups_along(st.make_mesh((2, 2), ("x", "y")), ("x",))
+    [[0, 2], [1, 3]]
+    """
+    positions = np.arange(mesh.size).reshape(mesh.axis_sizes)
+    inner = [mesh.axis_names.index(axis) for axis in mesh.axis_names if axis in axes]
+    outer = [d for d in range(positions.ndim) if d not in inner]
+    count = int(np.prod([mesh.axis_sizes[d] for d in inner], dtype=np.int64))
+    return positions.transpose(outer + inner).reshape(-1, count).tolist()
+
+
+@functools.lru_cache(1024)
+def places_along(mesh: Mesh, axes: Chain) -> tuple[tuple[tuple[int, ...], Mesh], ...]:
+    """For each group of devices that differ in those mesh axes alone, its positions, and it as a mesh of these axes;
+    without axes, each device by itself. In mesh order of the other axes.
+    """
+    groups = groups_along(mesh, axes) if axes else [[k] for k in range(mesh.size)]
+    return tuple([(tuple(group), submesh(mesh, group, axes)) for group in groups])

@@ -1,0 +1,252 @@
+"""The rule language, and `propagate`: from how operands are split to how an operator's result is.
+
+A rule names every dimension of every operand and of the result, einsum fashion::
+
+    ... -> ...                         exp                   a name on both sides may stay split
+    d0 d1 -> d1                        sum(axis=0)           a name that vanishes leaves a combination owed
+    d0 d1 -> 1 d1                      sum(axis=0, keepdims=True)
+    ... i k, ... k j -> ... i j        matmul
+    d0 d1! -> d0 d1!                   sort(axis=1)          ``!`` must be whole
+    ... -> new0 ...                    broadcast_to          a name of the result alone is whole
+
+``...`` stands for the dimensions that are not named, aligned from the right, and broadcasts; ``1`` is a new dimension
+of size 1.
+Everything here is pure: names and numbers, no arrays. `propagate` thinks of one mesh axis at a time, which an axis
+of any mesh can follow: it splits one name at most, in every operand that has that name.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardtensor.errors import ArgumentTypeError, AxisError, ShapeError
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.spec import Chain
+
+Chains = tuple[Chain, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A parsed rule, its ``...`` written out: the name of every dimension, and the names that must be whole; and the
+    operands' names, for errors.
+    """
+
+    operands: tuple[tuple[str, ...], ...]
+    result: tuple[str, ...]
+    whole: frozenset[str]
+    names: tuple[str, ...]
+
+
+@functools.lru_cache(4096)
+def parse(text: str, ndims: tuple[int, ...], names: tuple[str, ...] = ()) -> Rule:
+    """The rule for operands with these numbers of dimensions, and with these names.
+
+    Raises:
+        ShapeError: an operand has too few dimensions for the rule, or too many; the message names it.
+    """
+    names = names or tuple(f"operand {i}" for i in range(len(ndims)))
+    left, _, right = text.partition("->")
+    terms = [term.split() for term in left.split(",")] if left.strip() or ndims else []
+    whole = frozenset(name[:-1] for term in (*terms, right.split()) for name in term if name.endswith("!"))
+    rest = 0
+    operands = []
+    for position, (term, ndim) in enumerate(zip(terms, ndims, strict=True)):
+        spare = ndim - sum(name != "..." for name in term)
+        if spare < 0 or (spare > 0 and "..." not in term):
+            raise ShapeError(f"{names[position]} has {ndim} dimensions; wanted {' '.join(term) or 'none'}")
+        rest = max(rest, spare)
+        operands.append(_write_out(term, spare))
+    return Rule(tuple(operands), _write_out(right.split(), rest), whole, names)
+
+
+def _write_out(term: Sequence[str], rest: int) -> tuple[str, ...]:
+    names: list[str] = []
+    for name in term:
+        if name == "...":
+            names.extend(f"...{i}" for i in range(rest, 0, -1))
+        else:
+            names.append(name.removesuffix("!"))
+    return tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Propagated:
+    """How an operator lays itself out.
+
+    Attributes:
+        operands: the chains that each operand must have.
+        result: the chains of the result.
+        shape: the result's shape; names of the result alone count as size 0 here, since only the operator knows them.
+        owed: the mesh axes along which the devices' results are parts of the true one.
+    """
+
+    operands: tuple[Chains, ...]
+    result: Chains
+    shape: Shape
+    owed: Chain
+
+
+def propagate(
+    rule: Rule,
+    shapes: Sequence[Shape],
+    layouts: Sequence[Chains | None],
+    weights: Sequence[int],
+    axis_sizes: Mapping[str, int],
+    *,
+    combines: bool,
+) -> Propagated:
+    """Chooses for each name the mesh axes that split it, so that what would cost most to move stays where it is.
+
+    Operands speak in order of decreasing weight, on a tie from left to right; an axis that a heavier one has used is
+    not given away again. An axis that would split a name that must be whole splits another dimension of the result
+    instead, the largest free one (an all-to-all rather than a gather), if there is one.
+
+    Args:
+        rule: from `parse`.
+        shapes: of the operands.
+        layouts: how each operand is split now, or None where that does not count (scalars, host arrays, tensors
+            elsewhere).
+        weights: what each operand costs to move, in bytes.
+        axis_sizes: the mesh.
+        combines: whether the operator has a monoid; without one, names that vanish must be whole.
+
+    Raises:
+        ShapeError: sizes under one name do not fit each other.
+    """
+    sizes = name_sizes(rule, shapes)
+    whole = set(rule.whole)
+    if not combines:
+        whole |= {name for names in rule.operands for name in names if name not in rule.result}
+    chosen: dict[str, list[str]] = {name: [] for name in sizes}
+    used: set[str] = set()
+    homeless: list[str] = []
+    for i in sorted(range(len(shapes)), key=lambda i: -weights[i]):
+        layout = layouts[i]
+        if layout is None:
+            continue
+        for name, size, chain in zip(rule.operands[i], shapes[i], layout, strict=True):
+            for axis in chain:
+                if axis in used or axis in homeless:
+                    continue
+                if name in whole or size != sizes[name]:
+                    homeless.append(axis)
+                else:
+                    chosen[name].append(axis)
+                    used.add(axis)
+    for axis in homeless:
+        free = [n for n in rule.result if n in chosen and n not in whole and not chosen[n] and sizes[n] > 1]
+        if axis not in used and axis_sizes[axis] > 1 and free:
+            chosen[max(free, key=lambda n: sizes[n])].append(axis)
+            used.add(axis)
+    chains = {name: tuple(axes) for name, axes in chosen.items()}
+    operands = tuple(
+        tuple(chains[n] if size == sizes[n] else () for n, size in zip(names, shape, strict=True))
+        for names, shape in zip(rule.operands, shapes, strict=True)
+    )
+    owed = tuple(
+        axis for name, axes in chains.items() if name not in rule.result for axis in axes if axis_sizes[axis] > 1
+    )
+    result = tuple(chains.get(n, ()) for n in rule.result)
+    return Propagated(operands, result, tuple(1 if n == "1" else sizes.get(n, 0) for n in rule.result), owed)
+
+
+def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:
+    """The size of every name. Names of ``...`` broadcast (1 gives way), others must agree.
+
+    Raises:
+        ShapeError: they do not; the message gives both sizes and where they stand.
+    """
+    sizes: dict[str, int] = {}
+    origin: dict[str, tuple[int, int]] = {}
+    for i, (names, shape) in enumerate(zip(rule.operands, shapes, strict=True)):
+        for d, (name, size) in enumerate(zip(names, shape, strict=True)):
+            known = sizes.setdefault(name, size)
+            where = origin.setdefault(name, (i, d))
+            if known == size:
+                continue
+            if name.startswith("...") and 1 in (known, size):
+                if known == 1:
+                    sizes[name], origin[name] = size, (i, d)
+                continue
+            first = rule.names[where[0]]
+            raise ShapeError(
+                f"{first} has shape {shapes[where[0]]} and {rule.names[i]} has shape {shape}, which do not fit: "
+                f"size {known} in dimension {where[1]} of {first}, {size} in dimension {d} of {rule.names[i]}"
+            )
+    return sizes
+
+
+def normalize_axis(axis: Any, ndim: int) -> int:
+    """One axis as a number from 0.
+
+    Raises:
+        ArgumentTypeError: it is not an integer; None, bools and tuples are none.
+        AxisError: there is no such axis.
+    """
+    try:
+        number = operator.index(axis)
+    except TypeError:
+        raise ArgumentTypeError(f"axis {axis!r} is a {type(axis).__name__}; wanted an integer") from None
+    if isinstance(axis, bool):  # an integer to Python; NumPy refuses it, too
+        raise ArgumentTypeError(f"axis {axis!r} is a bool; wanted an integer")
+    if not -ndim <= number < ndim:
+        raise AxisError(f"axis {number} is out of range for {ndim} dimensions; wanted {-ndim} to {ndim - 1}")
+    return number % ndim
+
+
+def normalize_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """One axis or several as numbers from 0, in the given order.
+
+    Raises:
+        ArgumentTypeError: an axis is not an integer.
+        AxisError: there is no such axis, or it occurs twice.
+    """
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = tuple([normalize_axis(a, ndim) for a in given])
+    for k, number in enumerate(axes):
+        if number in axes[:k]:
+            raise AxisError(f"axis {given[k]} occurs twice in {axis}")
+    return axes
+
+
+def reduced_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """The same where None means all axes."""
+    return tuple(range(ndim)) if axis is None else normalize_axes(axis, ndim)
+
+
+# -- rules that several operators share ------------------------------------------------------------
+
+
+def arg_extremum(shapes: Sequence[Shape], *, axis: int | None = None, keepdims: bool = False) -> str:
+    """The rule of a position in one dimension, or in all of them flattened."""
+    if axis is not None:
+        normalize_axis(axis, len(shapes[0]))
+    return extremum(shapes, axis=axis, keepdims=keepdims)
+
+
+def reduction(
+    shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any
+) -> str:
+    """The rule of a reduction: ``d0 d1 -> d1``, or ``d0 d1 -> 1 d1`` with ``keepdims``."""
+    ndim = len(shapes[0])
+    gone = reduced_axes(axis, ndim)
+    names = [f"d{i}" for i in range(ndim)]
+    stay = ["1" if i in gone else name for i, name in enumerate(names) if keepdims or i not in gone]
+    return f"{' '.join(names)} -> {' '.join(stay)}"
+
+
+def extremum(
+    shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any
+) -> str:
+    """The rule of a reduction that is not defined for no elements."""
+    shape = shapes[0]
+    if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
+        raise ShapeError(
+            f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce where there are some"
+        )
+    return reduction(shapes, axis=axis, keepdims=keepdims)

@@ -1,0 +1,400 @@
+"""What a person looks at: which device holds which part of an array, as text, in a terminal's colors, or as HTML."""
+
+from __future__ import annotations
+
+import colorsys
+import io
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import IO, TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.host.units import readable
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+from shardtensor.tensor.tensor import ShardedTensor
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+Range: TypeAlias = tuple[int, int]
+"""Begin and end in one dimension."""
+
+
+def visualize_sharding(
+    x: ShardedTensor | Sequence[int],
+    sharding: NamedSharding | None = None,
+    *,
+    file: IO[str] | None = None,
+    use_color: bool | None = None,
+) -> None:
+    """Prints which device holds which part of an array.
+
+    One dimension is a row of cells, two are a table, and more are a table of the last two for each block of the others.
+    Cells are as wide and as high as their parts are large.
+
+    Args:
+        x: a tensor, of which no element is read; or a shape, together with ``sharding``.
+        sharding: where an array of that shape would lie.
+        file: where to print; without it, ``sys.stdout``.
+        use_color: whether each part has a background color; without it, if ``file`` is a terminal with colors.
+
+    Raises:
+        ArgumentTypeError: x is neither a tensor nor a shape, or a shape comes without a sharding.
+        ArgumentError: a tensor, which has a sharding of its own, comes with another.
+        ShapeError: a size is negative.
+        ShardingError: the sharding's spec is longer than the shape.
+
+    >>> mesh = st.make_mesh((3, 2), ("x", "y"), devices=st.devices("numpy"))
+    >>> st.visualize_sharding((5,), st.NamedSharding(mesh, st.P("x")))
+    ┌──────────────────────────────┬──────────────────────────────┬───────────────┐
+    │          NUMPY 0,1           │          NUMPY 2,3           │   NUMPY 4,5   │
+    │             0:2              │             2:4              │      4:5      │
+    └──────────────────────────────┴──────────────────────────────┴───────────────┘
+    """
+    shape, sharding = _checked("visualize_sharding", "x", x, sharding)
+    _print(_console(sys.stdout if file is None else file, use_color), shape, sharding)
+
+
+def text(shape: Sequence[int], sharding: NamedSharding) -> str:
+    """What `visualize_sharding` prints into a file: plain text, at most 80 characters wide.
+
+    Args:
+        shape: the shape of an array.
+        sharding: where it lies.
+
+    Raises:
+        ArgumentTypeError, ShapeError, ShardingError: as in `visualize_sharding`.
+
+    >>> from shardtensor.sharding.visualize import text
+    >>> text((), st.SingleDeviceSharding(st.devices("numpy")[2])).splitlines()
+    ['┌────────────────────┐', '│      NUMPY 2       │', '└────────────────────┘']
+    """
+    out = io.StringIO()
+    _print(_console(out, use_color=False), *_checked("text", "shape", shape, sharding))
+    return out.getvalue()
+
+
+def html(x: ShardedTensor) -> str:
+    """A tensor as a fragment of HTML, for notebooks: what it is, and a picture of which device holds which part.
+
+    Args:
+        x: a tensor. No element of it is read, so that it may have been donated.
+
+    Raises:
+        ArgumentTypeError: x is something else.
+
+    >>> from shardtensor.sharding.visualize import html
+    >>> "(5, 3)" in html(st.zeros((5, 3)))
+    True
+    """
+    if not isinstance(x, ShardedTensor):
+        raise ArgumentTypeError(f"html: x is a {type(x).__name__}; wanted a ShardedTensor, such as st.asarray(x)")
+    sharding = x.sharding
+    kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
+    facts = {
+        "shape": f"{x.shape}{', donated' if x.is_donated else ''}",
+        "dtype": str(x.dtype),
+        "sharding": f"{sharding.spec} on {sharding.mesh}{kind}",
+        "bytes in all": readable(x.nbytes),
+        "bytes per device": f"{readable(math.prod(sharding.shard_shape(x.shape)) * x.itemsize)} at most",
+    }
+    left = 'style="text-align: left"'
+    rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{escape(fact)}</td></tr>" for name, fact in facts.items())
+    picture = _picture(x.shape, sharding.grid(x.shape))
+    return f'<div style="overflow-x: auto"><table>{rows}</table>{picture}</div>'
+
+
+def _checked(who: str, name: str, x: object, sharding: object) -> tuple[Shape, NamedSharding]:
+    """The shape and the sharding that ``who`` was asked to draw; ``name`` is what it calls its first argument."""
+    if isinstance(x, ShardedTensor):
+        if sharding is not None:
+            raise ArgumentError(
+                f"{who}: sharding is given, and {name} is a tensor, which has one; wanted one of them: "
+                f"leave it out, or pass {name}.shape"
+            )
+        return x.shape, x.sharding
+    if not isinstance(x, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in x):
+        kinds = dict.fromkeys(type(size).__name__ for size in x) if isinstance(x, (tuple, list)) else ()
+        came = f"{type(x).__name__}{' of ' if kinds else ''}{', '.join(kinds)}"
+        raise ArgumentTypeError(
+            f"{who}: {name} is a {came}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
+            f"st.asarray makes a tensor of an array"
+        )
+    shape = tuple(map(int, x))
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"{who}: {name} is the shape {shape}; wanted sizes from 0 on, so give no negative one")
+    if not isinstance(sharding, NamedSharding):
+        came = "missing" if sharding is None else f"a {type(sharding).__name__}"
+        raise ArgumentTypeError(
+            f"{who}: sharding is {came}; wanted a NamedSharding, because {name} is a shape: "
+            f"pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
+        )
+    sharding.check_rank(len(shape), f"{who}: sharding")
+    return shape, sharding
+
+
+# -- what there is to draw -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Elements that the same devices hold, and their number among the parts that have any."""
+
+    box: tuple[Range, ...]
+    devices: list[Device]
+    number: int
+
+    @property
+    def block(self) -> tuple[Range, ...]:
+        """Where it lies in the dimensions before the last two."""
+        return self.box[:-2]
+
+    @property
+    def place(self) -> tuple[Range, ...]:
+        """Which rows and columns it has in the picture; a dimension that the array lacks is one of size 1."""
+        return ((0, 1), (0, 1), *self.box)[-2:]
+
+    @property
+    def index(self) -> str:
+        """Its index in the last two dimensions."""
+        return ", ".join(f"{begin}:{end}" for begin, end in self.box[-2:])
+
+    def label(self, room: int | None = None, *, named: bool = True) -> str:
+        """``NUMPY 0,1``: as many devices as fit into ``room`` characters; their ids alone if not ``named``."""
+        before = ["", *(device.backend for device in self.devices)]
+        names = [
+            f"{device.backend.upper()} {device.id}" if named and device.backend != last else str(device.id)
+            for last, device in zip(before, self.devices, strict=False)
+        ]
+        return _shortened(names, ",", room, "…")
+
+
+def _parts(grid: Grid) -> list[_Part]:
+    """The parts that have elements, in the order of their indices."""
+    numbers = grid.linear_parts().tolist()
+    holders: dict[int, list[Device]] = {}
+    for device, number in zip(grid.devices, numbers, strict=True):
+        holders.setdefault(number, []).append(device)
+    boxes = sorted((grid.box(k), numbers[k]) for k in grid.owners() if 0 not in grid.shape(k))
+    return [_Part(box, holders[number], order) for order, (box, number) in enumerate(boxes)]
+
+
+def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
+    rows, columns = zip(*(part.place for part in parts), strict=True)
+    return sorted(set(rows)), sorted(set(columns))
+
+
+def _empty(grid: Grid, room: int | None = None) -> str:
+    """The line that names the devices without elements; no text if there are none."""
+    names = [str(device) for k, device in enumerate(grid.devices) if 0 in grid.shape(k)]
+    return _shortened([f"empty on {names[0]}", *names[1:]], ", ", room, f"… ({len(names)} devices)") if names else ""
+
+
+def _shortened(names: Sequence[str], separator: str, room: int | None, more: str) -> str:
+    """As many names as fit into ``room`` characters, one at least, and ``more`` in place of the others."""
+    line, kept = separator.join(names), len(names)
+    while room is not None and len(line) > room and kept > 1:
+        kept -= 1
+        line = separator.join([*names[:kept], more])
+    return line
+
+
+def _slices(box: Sequence[Range], shape: Shape) -> str:
+    """``[0:3, :]``: that box of an array of that shape."""
+    return f"[{', '.join(':' if (b, e) == (0, n) else f'{b}:{e}' for (b, e), n in zip(box, shape, strict=True))}]"
+
+
+def _color(number: int) -> str:
+    """A background for dark text.
+
+    With these steps of hue and lightness neighbors differ in rows, and in columns of tables up to 16 wide; and the
+    first 25 differ also where a terminal has 256 colors.
+    """
+    rgb = colorsys.hls_to_rgb(0.379 * number % 1, (0.72, 0.85, 0.65)[number % 3], 0.7)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
+
+
+_NAMED = ("bright_green", "bright_magenta", "bright_yellow", "bright_cyan", "bright_red", "bright_white", "bright_blue")
+"""Backgrounds for dark text where a terminal has 16 colors, in which near shades of `_color` would be the same."""
+
+
+def _style(console: Console, number: int, columns: int) -> str:
+    """The colors of a part in a table of so many columns.
+
+    Of 16 colors, as many are used in turn as do not divide the number of columns: neighbors differ in rows and columns.
+    """
+    if console.color_system not in ("standard", "windows"):
+        return f"#000000 on {_color(number)}"
+    count = next((n for n in (7, 6, 5) if columns % n), 7)
+    return f"black on {_NAMED[number % count]}"
+
+
+# -- as text ---------------------------------------------------------------------------------------
+
+_LINES = 10
+"""How high a table becomes by its proportions; only its captions make it higher."""
+
+_CELL = 24
+"""How wide its caption makes a cell where columns go on in another table."""
+
+
+def _console(file: IO[str], use_color: bool | None) -> Console:
+    from rich.console import Console
+
+    colors: Literal["auto", "256"] | None = "auto" if use_color is None else "256" if use_color else None
+    console = Console(file=file, color_system=colors, no_color=False if use_color else None, force_jupyter=False)
+    console.width = min(max(console.width, _CELL + 2), 120) if getattr(file, "isatty", bool)() else 80
+    return console
+
+
+def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
+    grid = sharding.grid(shape)
+    if parts := _parts(grid):
+        cells, bands = _layout(parts, len(shape), console.width)
+        columns = sum(map(len, bands))
+        for block, members in itertools.groupby(parts, lambda part: part.block):
+            block_parts = list(members)
+            for band in bands:
+                if len(shape) > 2 or len(bands) > 1:
+                    rows = [(0, size) for size in shape[-2:-1]]
+                    title = _slices([*block, *rows, (band[0][0], band[-1][1])], shape)
+                    console.print(_text(console, title), soft_wrap=True)
+                _print_table(console, [part for part in block_parts if part.place[1] in band], cells, columns)
+    if line := _empty(grid, console.width):
+        console.print(_text(console, line), soft_wrap=True)
+
+
+def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], list[list[Range]]]:
+    """The text of each part's cell, padded to its size, and the columns, as many at a time as fit side by side."""
+    rows, columns = _rows_and_columns(parts)
+    tall, wide = rows[-1][1], columns[-1][1]
+    separator = "\n" if len(rows) <= _LINES // 2 else "  "
+    least = _least_width(parts, separator, (width - 1) // len(columns) - 1)
+    at_once = max(1, (width - 1) // (least + 1))
+    bands = [columns[first : first + at_once] for first in range(0, len(columns), at_once)]
+    widths = _lengths(columns, least, 2 * _LINES * wide // tall, width - 1 - len(columns))
+    spaces = [widths[part.place[1]] for part in parts]
+    captions = _captions(parts, separator, spaces)
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    flat = ndim < 2 or len(bands) > 1
+    heights = _lengths(rows, lines, 0 if flat else sum(widths.values()) * tall // (2 * wide), _LINES)
+    high = [heights[part.place[0]] for part in parts]
+    return list(map(_centered, captions, spaces, high)), bands
+
+
+def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
+    """How wide a cell must be for its caption; at most ``room``, unless not even one device fits into that."""
+    longest = max(_width(_caption(part, separator)) for part in parts) + 2
+    shortest = max(len(part.label(0)) for part in parts)
+    return min(longest, room if room >= shortest else max(shortest, _CELL))
+
+
+def _captions(parts: Sequence[_Part], separator: str, spaces: Sequence[int]) -> list[str]:
+    """What stands in the cells that are so wide: the devices, and the indices if all of them fit."""
+    captions = [_caption(part, separator, space) for part, space in zip(parts, spaces, strict=True)]
+    if all(_width(caption) <= space for caption, space in zip(captions, spaces, strict=True)):
+        return captions
+    return [part.label(space) for part, space in zip(parts, spaces, strict=True)]
+
+
+def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dict[Range, int]:
+    """Lengths in proportion to the sizes of ranges: ``wanted`` together, or more if the smallest needs it to be
+    ``least``, but not over ``most``. What would be shorter than ``least`` even so is that long."""
+    sizes = {r: r[1] - r[0] for r in ranges}
+    total = min(most, max(wanted, math.ceil(least * sum(sizes.values()) / min(sizes.values()))))
+    short: set[Range] = set()
+    while True:
+        rest = total - least * len(short)
+        whole = sum(sizes[r] for r in sizes.keys() - short)
+        found = {r for r in sizes.keys() - short if rest * sizes[r] < least * whole}
+        if not found:
+            return {r: least if r in short else rest * size // whole for r, size in sizes.items()}
+        short |= found
+
+
+def _caption(part: _Part, separator: str, room: int | None = None) -> str:
+    return f"{part.label(room)}{separator}{part.index}" if part.index else part.label(room)
+
+
+def _width(caption: str) -> int:
+    return max(map(len, caption.split("\n")))
+
+
+def _centered(caption: str, width: int, height: int) -> str:
+    """The caption in the middle of a rectangle of spaces."""
+    lines = [f"{line:^{width}}" for line in caption.split("\n")]
+    above = (height - len(lines)) // 2
+    below = height - len(lines) - above
+    return "\n".join([" " * width] * above + lines + [" " * width] * below)
+
+
+def _print_table(console: Console, parts: Sequence[_Part], cells: Sequence[str], columns: int) -> None:
+    from rich.box import SQUARE
+    from rich.table import Table
+
+    table = Table(box=SQUARE, show_header=False, show_lines=True, padding=0, pad_edge=False)
+    for _, row in itertools.groupby(parts, lambda part: part.place[0]):
+        table.add_row(*[_text(console, cells[part.number], _style(console, part.number, columns)) for part in row])
+    console.print(table)
+
+
+def _text(console: Console, line: str, style: str = "") -> Text:
+    """The line in characters that the file's encoding has."""
+    from rich.text import Text
+
+    return Text(line.replace("…", "+") if console.options.ascii_only else line, style)
+
+
+# -- as HTML ---------------------------------------------------------------------------------------
+
+_SIDE = 240
+"""The longer side of a picture in pixels, unless its labels need more."""
+
+_CHARACTER = 7
+"""The width of a label's character in pixels."""
+
+
+def _picture(shape: Shape, grid: Grid) -> str:
+    """The first block as SVG, and lines that say which block it is and which devices have nothing."""
+    parts, notes, svg = _parts(grid), [_empty(grid)], ""
+    if parts:
+        svg = _svg([part for part in parts if part.block == parts[0].block], len(shape))
+    if parts and len(shape) > 2:
+        box = [*parts[0].block, *((0, size) for size in shape[-2:])]
+        notes.insert(0, f"{_slices(box, shape)}, block 1 of {len({part.block for part in parts})}")
+    return svg + "".join(f"<div>{escape(note)}</div>" for note in notes if note)
+
+
+def _svg(parts: Sequence[_Part], ndim: int) -> str:
+    """The parts of one block, each as large as its share of it."""
+    rows, columns = _rows_and_columns(parts)
+    tall, wide = rows[-1][1], columns[-1][1]
+    named = len({device.backend for part in parts for device in part.devices}) > 1
+    room = 1 + max(min(len(part.label(named=named)), max(len(part.label(0, named=named)), 11)) for part in parts)
+    unit = _SIDE / max(tall, wide)
+    right = max(unit, room * _CHARACTER / min(end - begin for begin, end in columns))
+    down = max(unit if ndim > 1 else 0, 3 * _CHARACTER / min(end - begin for begin, end in rows))
+    size = f'width="{wide * right + 2:.2f}" height="{tall * down + 2:.2f}"'
+    look = 'font-family="monospace" font-size="11" text-anchor="middle"'
+    cells = "".join(_rectangle(part, right, down, named) for part in parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{cells}</svg>'
+
+
+def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
+    (top, bottom), (begin, end) = part.place
+    x, y, width, height = 1 + begin * right, 1 + top * down, (end - begin) * right, (bottom - top) * down
+    label = part.label(int(width / _CHARACTER), named=named)
+    return (
+        f"<g><title>{escape(_caption(part, ': '))}</title>"
+        f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{_color(part.number)}" '
+        f'stroke="#777"/>'
+        f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#000">{escape(label)}</text></g>'
+    )

@@ -1,0 +1,468 @@
+"""Collectives for mapped functions, with JAX's names: what the programs along a named axis do together.
+
+All take a pytree of the backend's arrays (or of Python scalars), and give one of the same form. Every program along the
+axis must make the same call; the last one to come does the work for all. Results are read-only, like the shards that
+mapped functions get, where the library can enforce it: one result may serve all devices of a host. What passes between
+devices is counted by `st.transfers`, with the names of collective and axis.
+
+Reductions combine in mesh order; integers keep their dtype, bool counts, NaN is never lost.
+
+Along several axes, indices are counted in the order in which the axes are named, the first one being the major one;
+only those of `ppermute` and `pshuffle` are counted in mesh order, as JAX does.
+
+Programs take turns in a thread. What a library keeps by thread reaches the others during a collective, unless the
+backend is that library's (see `shardtensor.backend.Backend.modes`): leave such a ``with`` block (``torch.no_grad()`` in
+programs on NumPy's arrays) before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.communication.communicator import Exchange
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import normalize_axis
+from shardtensor.spmd.axes import AxisName, Seat, axis_index, axis_size, seat
+from shardtensor.spmd.rendezvous import Columns, together
+
+__all__ = [
+    "all_gather", "all_to_all", "axis_index", "axis_size", "pbroadcast", "pmax", "pmean", "pmin", "ppermute", "pprod",
+    "pshuffle", "psum", "psum_scatter", "pswapaxes",
+]  # fmt: skip
+
+Groups = Sequence[Sequence[int]] | None
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+    """The sum over an axis, on every device.
+
+    Args:
+        x: a pytree of arrays, of the same shapes and dtypes on all devices. The sum of bool arrays counts; of Python
+            scalars it is a Python scalar, so that ``psum(1, "i")`` is the size of the axis.
+        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        axis_index_groups: sums over each of these lists of indices by itself; every index must occur once.
+
+    Raises:
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
+
+    >>> mesh = st.make_mesh((4,), ("i",))
+    >>> f = st.shard_map(lambda x: st.psum(x, "i"), mesh=mesh, in_specs=st.P("i"), out_specs=st.P())
+    >>> f(np.arange(8.0)).tolist()
+    [12.0, 16.0]
+    """
+    return _reduction("psum", x, axis_name, axis_index_groups, "add")
+
+
+def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+    """The mean over an axis, on every device: `psum` divided by the number of devices; of integers a float.
+
+    Args:
+        x, axis_name, axis_index_groups: see `psum`.
+
+    Raises:
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
+
+    >>> st.pmap(lambda x: st.pmean(x, "i"), np.arange(4), axis_name="i").tolist()
+    [1.5, 1.5, 1.5, 1.5]
+    """
+    return _reduction("pmean", x, axis_name, axis_index_groups, "add")
+
+
+def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+    """The maximum over an axis, element by element, on every device; NaN where one is NaN.
+
+    NumPy's `maximum` keeps NaN, too. JAX's `pmax` on a CPU drops it: there, pmax of 1, NaN and 3 is 3.
+
+    Args:
+        x, axis_name, axis_index_groups: see `psum`.
+
+    Raises:
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
+
+    >>> st.pmap(lambda x: st.pmax(x, "i"), np.arange(4), axis_name="i").tolist()
+    [3, 3, 3, 3]
+    """
+    return _reduction("pmax", x, axis_name, axis_index_groups, "maximum")
+
+
+def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+    """The minimum over an axis, element by element, on every device; NaN where one is NaN.
+
+    NumPy's `minimum` keeps NaN, too. JAX's `pmin` on a CPU drops it: there, pmin of 1, NaN and 3 is 1.
+
+    Args:
+        x, axis_name, axis_index_groups: see `psum`.
+
+    Raises:
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
+
+    >>> st.pmap(lambda x: st.pmin(x, "i"), np.arange(4), axis_name="i").tolist()
+    [0, 0, 0, 0]
+    """
+    return _reduction("pmin", x, axis_name, axis_index_groups, "minimum")
+
+
+def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+    """The product over an axis, element by element, on every device.
+
+    Args:
+        x, axis_name, axis_index_groups: see `psum`.
+
+    Raises:
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
+
+    >>> st.pmap(lambda x: st.pprod(x, "i"), np.arange(1, 5), axis_name="i").tolist()
+    [24, 24, 24, 24]
+    """
+    return _reduction("pprod", x, axis_name, axis_index_groups, "multiply")
+
+
+def _reduction(who: str, x: Any, axis_name: AxisName, groups: Groups, ufunc: str) -> Any:
+    at = seat(who, axis_name, groups)
+
+    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
+        if not hasattr(column[0], "shape"):
+            return [_of_scalars(who, column, ufunc)] * len(column)
+        if who == "pmean":
+            return exchange.reduce(_converted(exchange, column, "biu", "float64"), ufunc, mean=True)
+        return exchange.reduce(_counting(exchange, column) if ufunc in ("add", "multiply") else column, ufunc)
+
+    return together(who, at, x, (), body, alike=True, scalars=True)
+
+
+def _of_scalars(who: str, values: Sequence[Any], ufunc: str) -> Any:
+    """The same of Python scalars, as one."""
+    if ufunc == "add":
+        total = functools.reduce(lambda a, b: a + b, values, 0)
+        return total / len(values) if who == "pmean" else total
+    if ufunc == "multiply":
+        return math.prod(values)
+    if any(type(value) is complex for value in values):
+        return getattr(np, ufunc).reduce(np.asarray(values)).item()
+    nan = next((value for value in values if value != value), None)
+    return nan if nan is not None else (max if ufunc == "maximum" else min)(values)
+
+
+def _counting(exchange: Exchange, arrays: Columns) -> Columns:
+    """Arrays of bool as integers."""
+    return _converted(exchange, arrays, "b", "int64")
+
+
+def _converted(exchange: Exchange, arrays: Columns, kinds: str, dtype: str) -> Columns:
+    """Arrays of dtypes of some kinds (NumPy's letters) in another dtype."""
+    if exchange.backends[0].dtype_of(arrays[0]).kind not in kinds:
+        return arrays
+    converted = []
+    for array, backend, device in zip(arrays, exchange.backends, exchange.devices, strict=True):
+        with backend.on(device):
+            converted.append(backend.xp.asarray(array, dtype=np.dtype(dtype)))
+    return converted
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+) -> Any:
+    """The sum over an axis, of which each device keeps its part along a dimension: half the work of `psum`.
+
+    Args:
+        x: see `psum`.
+        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        scatter_dimension: the dimension that is cut; negative counts from the end.
+        axis_index_groups: see `psum`.
+        tiled: True cuts the dimension by the split rule, whatever its size (10 over 4 devices: 3, 3, 2, 2). False
+            wants its size to be that of the axis, and removes it.
+
+    Raises:
+        AxisError: an array has no such dimension.
+        ShapeError: not tiled, and the size is not that of the axis.
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
+
+    >>> st.pmap(lambda x: st.psum_scatter(x, "i", tiled=True), [np.arange(5)] * 2, axis_name="i")[1].tolist()
+    [6, 8]
+    """
+    who = "psum_scatter"
+    at = seat(who, axis_name, axis_index_groups)
+
+    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
+        arrays = _counting(exchange, column)
+        dimension = _dimension(who, "scatter_dimension", scatter_dimension, arrays[0].ndim)
+        _fits(who, arrays[0].shape, dimension, at, tiled)
+        return exchange.reduce_scatter(arrays, "add", dimension, tiled)
+
+    return together(who, at, x, (("scatter_dimension", scatter_dimension), ("tiled", tiled)), body, alike=True)
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+def all_gather(
+    x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None, axis: int = 0, tiled: bool = False
+) -> Any:
+    """The arrays of all devices along an axis, on every device.
+
+    Args:
+        x: a pytree of arrays.
+        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        axis_index_groups: gathers in each of these lists of indices by itself; every index must occur once.
+        axis: the dimension of the result along which they follow one another; negative counts from its end.
+        tiled: True joins them end to end along that dimension, where their sizes may differ; False stacks them along
+            a new one.
+
+    Raises:
+        AxisError: the result has no such dimension.
+        ShapeError: shapes that do not fit together.
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call.
+
+    >>> f = st.shard_map(lambda x: st.all_gather(x, "i", tiled=True), mesh=st.make_mesh((4,), ("i",)),
+    ...                  in_specs=st.P("i"), out_specs=st.P())
+    >>> f(np.arange(5)).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    who = "all_gather"
+    at = seat(who, axis_name, axis_index_groups)
+
+    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
+        along = _dimension(who, "axis", axis, column[0].ndim + (not tiled))
+        _agree(who, exchange.devices, [a.shape for a in column], along if tiled else None)
+        return exchange.gather(column, along, tiled)
+
+    return together(who, at, x, (("axis", axis), ("tiled", tiled)), body)
+
+
+def all_to_all(
+    x: Any,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+) -> Any:
+    """Cuts every array along one dimension and gives each device its part of all of them, joined along another: moves
+    a split from one dimension to another.
+
+    Args:
+        x: a pytree of arrays.
+        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        split_axis: the dimension that is cut; negative counts from the end.
+        concat_axis: the dimension of the result along which the parts follow one another.
+        axis_index_groups: exchanges in each of these lists of indices by itself; every index must occur once.
+        tiled: True cuts by the split rule and joins end to end, whatever the sizes. False wants the size along
+            ``split_axis`` to be that of the axis, removes that dimension, and stacks the parts along a new one.
+
+    Raises:
+        AxisError: an array, or the result, has no such dimension.
+        ShapeError: shapes that do not fit together.
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call.
+
+    >>> f = st.shard_map(lambda x: st.all_to_all(x, "i", 1, 0, tiled=True), mesh=st.make_mesh((2,), ("i",)),
+    ...                  in_specs=st.P("i"), out_specs=st.P(None, "i"))
+    >>> f(np.arange(6).reshape(2, 3)).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    return _all_to_all("all_to_all", x, axis_name, split_axis, concat_axis, axis_index_groups, tiled)
+
+
+def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> Any:
+    """Exchanges a dimension with a named axis: `all_to_all` with ``axis`` for both dimensions, not tiled.
+
+    Args:
+        x, axis_name, axis_index_groups: see `all_to_all`.
+        axis: the dimension, of the size of the axis.
+
+    Raises:
+        AxisError: an array has no such dimension.
+        ShapeError: its size is not that of the axis.
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call.
+
+    >>> st.pmap(lambda x: st.pswapaxes(x, "i", 0), np.arange(4).reshape(2, 2), axis_name="i").tolist()
+    [[0, 2], [1, 3]]
+    """
+    return _all_to_all("pswapaxes", x, axis_name, axis, axis, axis_index_groups, False)
+
+
+def _all_to_all(
+    who: str, x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, groups: Groups, tiled: bool
+) -> Any:
+    at = seat(who, axis_name, groups)
+
+    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
+        ndim = column[0].ndim
+        cut = _dimension(who, "split_axis", split_axis, ndim)
+        join = _dimension(who, "concat_axis", concat_axis, ndim)
+        for array in column:
+            _fits(who, array.shape, cut, at, tiled)
+        _agree(who, exchange.devices, [a.shape for a in column], join if tiled else None)
+        return exchange.all_to_all(column, cut, join, tiled)
+
+    details = (("split_axis", split_axis), ("concat_axis", concat_axis), ("tiled", tiled))
+    return together(who, at, x, details, body)
+
+
+def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+    """Sends arrays from device to device.
+
+    Args:
+        x: a pytree of arrays; shapes may differ from device to device.
+        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        perm: pairs (source index, destination index). A device that is no destination gets zeros, in the shape of its
+            own array. Indices along several axes are counted in mesh order, whatever the order of the names: that is
+            what JAX does (`axis_index` and the other collectives count in the order of the names).
+
+    Raises:
+        ArgumentError: an index that is none of the axis, or that occurs twice as source or as destination.
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call.
+
+    >>> shift = [(0, 1), (1, 2), (2, 3)]
+    >>> st.pmap(lambda x: st.ppermute(x, "i", shift), np.arange(1, 5), axis_name="i").tolist()
+    [0, 1, 2, 3]
+    """
+    who = "ppermute"
+    at = seat(who, axis_name, in_mesh_order=True)
+    try:
+        pairs = tuple(map(tuple, perm))
+        if {*map(type, itertools.chain.from_iterable(pairs))} - {int} or {*map(len, pairs)} - {2}:
+            pairs = tuple([(_index(a), _index(b)) for a, b in pairs])
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"{who}: perm is {perm!r:.80}; wanted pairs (source, destination) of integers"
+        ) from None
+    pairs, sources = _permutation(pairs, at.size, at.said)
+    return together(who, at, x, (("perm", pairs),), lambda exchange, column: exchange.permute(column, sources))
+
+
+@functools.lru_cache(64)
+def _permutation(
+    pairs: tuple[tuple[int, int], ...], size: int, said: str
+) -> tuple[tuple[tuple[int, int], ...], list[int | None]]:
+    """The pairs of `ppermute`, and from whom each program gets what; the same objects for all programs."""
+    for k, end in enumerate(("source", "destination")):
+        seen: set[int] = set()
+        for pair in pairs:
+            if not 0 <= pair[k] < size:
+                raise ArgumentError(f"ppermute: perm has the {end} {pair[k]}; axis {said} goes from 0 to {size - 1}")
+            if pair[k] in seen:
+                raise ArgumentError(f"ppermute: perm has the {end} {pair[k]} twice")
+            seen.add(pair[k])
+    from_whom = {b: a for a, b in pairs}
+    return pairs, [from_whom.get(k) for k in range(size)]
+
+
+def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
+    """Sends arrays from device to device: device i gets that of device ``perm[i]``.
+
+    Args:
+        x: a pytree of arrays; shapes may differ from device to device.
+        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        perm: a permutation of the indices along the axis; along several axes they are counted as in `ppermute`.
+
+    Raises:
+        ArgumentError: perm is no permutation.
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call.
+
+    >>> st.pmap(lambda x: st.pshuffle(x, "i", [1, 2, 0]), np.array([10, 11, 12]), axis_name="i").tolist()
+    [11, 12, 10]
+    """
+    who = "pshuffle"
+    at = seat(who, axis_name, in_mesh_order=True)
+    try:
+        sources = [_index(i) for i in perm]
+    except TypeError:
+        raise ArgumentTypeError(f"{who}: perm is {perm!r:.80}; wanted a sequence of integers") from None
+    if sorted(sources) != list(range(at.size)):
+        raise ArgumentError(f"{who}: perm is {sources!r:.80}; wanted each index from 0 to {at.size - 1} once")
+    return together(who, at, x, (("perm", tuple(sources)),), lambda exchange, column: exchange.permute(column, sources))
+
+
+def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
+    """The array of one device, on every device.
+
+    Args:
+        x: a pytree of arrays.
+        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        source: the index of that device along the axis.
+
+    Raises:
+        ArgumentError: source is no index of the axis.
+        ShardingError: no map around this call has such an axis.
+        CollectiveError: the programs along the axis do not all make this call.
+
+    >>> st.pmap(lambda x: st.pbroadcast(x, "i", 2), np.arange(4), axis_name="i").tolist()
+    [2, 2, 2, 2]
+    """
+    who = "pbroadcast"
+    at = seat(who, axis_name)
+    try:
+        index = _index(source)
+    except TypeError:
+        raise ArgumentTypeError(f"{who}: source is {source!r:.80}; wanted an integer") from None
+    if not 0 <= index < at.size:
+        raise ArgumentError(f"{who}: source is {index}; axis {at.said} goes from 0 to {at.size - 1}")
+    return together(who, at, x, (("source", index),), lambda exchange, column: exchange.broadcast(column, index))
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def _index(x: Any) -> int:
+    if isinstance(x, bool) or not hasattr(x, "__index__"):
+        raise TypeError
+    return int(x.__index__())
+
+
+def _dimension(who: str, what: str, axis: int, ndim: int) -> int:
+    try:
+        _index(axis)
+    except TypeError:
+        raise ArgumentTypeError(f"{who}: {what} is {axis!r:.80}; wanted an integer") from None
+    try:
+        return normalize_axis(axis, ndim)
+    except AxisError:
+        raise AxisError(f"{who}: {what} is {axis}, and the array has {ndim} dimensions") from None
+
+
+def _fits(who: str, shape: Shape, dimension: int, at: Seat, tiled: bool) -> None:
+    """That without ``tiled`` there is one element for each device."""
+    if not tiled and shape[dimension] != at.size:
+        raise ShapeError(
+            f"{who}: x of shape {shape} has {shape[dimension]} elements along dimension {dimension}, and axis "
+            f"{at.said} has {at.size} devices; wanted as many, or tiled=True"
+        )
+
+
+def _agree(who: str, devices: Sequence[Device], shapes: Sequence[Shape], free: int | None) -> None:
+    """That shapes are equal, but for one dimension."""
+    first = tuple(shapes[0])
+    for device, shape in zip(devices, shapes, strict=True):
+        same = len(shape) == len(first) and all(
+            a == b or d == free for d, (a, b) in enumerate(zip(shape, first, strict=True))
+        )
+        if not same:
+            may = "equal shapes" if free is None else f"shapes that differ along dimension {free} only"
+            raise ShapeError(f"{who}: {devices[0]} has shape {first} and {device} {tuple(shape)}; wanted {may}")

@@ -1,0 +1,335 @@
+"""Mapped functions: a function of the user's, run once for each place on what it is given there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.abstract_communicator import as_tensor
+from shardtensor.communication.communicator import received
+from shardtensor.communication.transfer import array_on
+from shardtensor.communication.transfer_log import note_copy
+from shardtensor.core import interpret_by
+from shardtensor.errors import BackendError, ShardingError
+from shardtensor.interpreters.abstract_device import OnPhantom
+from shardtensor.interpreters.device import OnDevice, _on_place
+from shardtensor.sharding.mesh import Mesh, settle_on
+from shardtensor.spmd.program import Failed, Program, around
+from shardtensor.spmd.scheduler import run
+from shardtensor.tensor.operands import admit, is_data, located
+from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, give_away, tensor
+from shardtensor.tensor.value import aval
+
+# -- one call for each place -----------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """One argument of a mapped function.
+
+    Attributes:
+        items: what each call gets; or the one thing that all of them get (a `Whole`: as it is).
+        each: which of the two it is.
+        donated: whether the memory of tensors is handed over, for writing.
+    """
+
+    items: Any
+    each: bool
+    donated: bool = False
+
+
+class Whole:
+    """Holds an argument that calls get as it is: no map looks into it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _text_of(fn: Any) -> Hashable:
+    """What a function does, without its data, which nobody shall keep alive."""
+    if isinstance(fn, functools.partial):
+        return tuple([_text_of(part) for part in (fn.func, *fn.args) if callable(part)])
+    return fn if isinstance(fn, np.ufunc) else getattr(fn, "__code__", None)
+
+
+def run_mapped(
+    fn: Callable[..., Any],
+    columns: Sequence[Column],
+    places: Sequence[Mesh],
+    who: str,
+    *,
+    names: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    owned: Sequence[Mesh] | None = None,
+) -> list[Any]:
+    """Calls ``fn`` once for each place, at once, with one argument from each column.
+
+    On a place of one device, the arrays in its arguments are the backend's, and arrays that it returns become tensors
+    there. On a place of several, arguments and results are left as they are: maps inside of it come to single devices.
+
+    Args:
+        fn: the function.
+        columns: its arguments.
+        places: where each call runs.
+        who: the map, for errors and the log.
+        names: the axes along which the calls are numbered, row-major, so that they can meet.
+        sizes: their sizes.
+        owned: the devices that each call owns, which are the default mesh inside of it; without it, its place.
+
+    Raises:
+        ShardingError: a name is bound by a map around this one.
+        Exception: what ``fn`` raises, with a note of the shard and the device.
+    """
+    _check_names(names, who)
+    wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
+
+    def task(i: int, place: Mesh) -> Callable[[Program], Any]:
+        """One call. Nothing but the task holds its arguments afterwards, so that what is donated is alone."""
+        arguments: list[Any] = []
+        shards: list[Any] = []
+        arrays: Sequence[Any]
+        for c, column in enumerate(columns):
+            if type(column.items) is Whole:
+                argument, arrays = column.items.value, ()
+            elif place.size > 1:
+                argument, arrays = _unheld(column.items[i]) if column.each else column.items, ()
+            elif column.each:
+                argument, arrays = _onto(column.items[i], place.flat[0], who, column.donated)
+            else:
+                if (c, place) not in wholes:
+                    wholes[c, place] = _onto(column.items, place.flat[0], who, False)
+                argument, arrays = wholes[c, place]
+            arguments.append(argument)
+            shards += arrays
+        mine = owned[i] if owned else place
+        if place.size > 1 or simulated:
+            return functools.partial(_call_over, fn, arguments, place, mine, modes)
+        return functools.partial(_call_on, fn, arguments, shards, place, mine, modes, who)
+
+    used = {place.flat[0].backend: place for place in places}
+    backends = [backend_of(place.flat[0]) for place in used.values()]
+    modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
+    simulated = any(backend.simulated for backend in backends)
+    tasks = [task(i, place) for i, place in enumerate(places)]
+    queues = _queues(backends, places)
+    for backend, device in queues:
+        backend.enter(device)  # what the function finds outside of it is the caller's
+    patience = max([backend.patience for backend in backends], default=0.0)
+    try:
+        return run(tasks, _Labels(places), names=names, sizes=sizes, patience=patience, text=_text_of(fn))
+    except Failed as failure:
+        number, error = failure.number, failure.error
+    finally:
+        for backend, device in queues:
+            backend.leave(device)
+    if number >= 0:
+        note = f"{who}: raised for shard {number} on {_said(places[number])}"
+        if note not in getattr(error, "__notes__", ()):  # a RecursionError passes through a hundred maps
+            error.add_note(note)
+    try:
+        raise error
+    finally:
+        del error  # else it and this frame would keep each other, and the shards, alive
+
+
+def _unheld(tree: Any) -> Any:
+    """A pytree with what is held in it as it is."""
+    if type(tree) is ShardedTensor:
+        return tree
+    return map_leaves(lambda leaf: leaf.value if type(leaf) is Whole else leaf, tree)
+
+
+def _queues(backends: Sequence[Backend], places: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
+    """The devices that work behind the caller's back."""
+    if all(type(backend).enter is Backend.enter and type(backend).leave is Backend.leave for backend in backends):
+        return []
+    return [(backend_of(device), device) for device in dict.fromkeys(d for place in places for d in place.flat)]
+
+
+def _check_names(names: Sequence[str], who: str) -> None:
+    program = around()
+    for name in names:
+        if program and name in program.group.axes:
+            raise ShardingError(f"{who}: axis {name!r} is bound by a map around this one; choose another name")
+
+
+class _Labels(Sequence[str]):
+    """What programs are called in errors: by their devices, and by their numbers where a device has several."""
+
+    def __init__(self, places: Sequence[Mesh]) -> None:
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        place = self._places[number]
+        shared = self._places.count(place) > 1
+        return f"shard {number} on {_said(place)}" if shared else _said(place)
+
+
+def _said(place: Mesh) -> str:
+    return str(place.flat[0]) if place.size == 1 else f"{place.flat[0]}..{place.flat[-1]}"
+
+
+class _Footing:
+    """The device that is current while a program runs there, if it has but one, and the modes of its library, which are
+    the caller's at first; see `shardtensor.spmd.program.Footing`.
+    """
+
+    __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
+
+    def __init__(self, backend: Backend, place: Mesh, modes: Callable[[], None] | None) -> None:
+        self.devices = place.flat
+        self._backend = backend
+        self._modes = modes
+
+    def __enter__(self) -> None:
+        self._on = self._backend.on(self.devices[0]) if len(self.devices) == 1 else contextlib.nullcontext()
+        self._before = _modes_of(self._backend)
+        self._on.__enter__()
+        if self._modes:
+            self._modes()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
+        if self._before:
+            self._before()
+        return self._on.__exit__(kind, error, trace)
+
+    def step_off(self) -> None:
+        """See `Footing`."""
+        self._modes = self._backend.modes()
+        self.__exit__(None, None, None)
+
+    def step_on(self) -> None:
+        """See `Footing`."""
+        self.__enter__()
+
+
+def _modes_of(backend: Backend) -> Callable[[], None] | None:
+    """What makes the library's modes again what they are, where it can."""
+    try:
+        return backend.modes()
+    except BackendError:  # in a block that cannot be left and come back to; nobody leaves it here
+        return None
+
+
+def _call_over(
+    fn: Callable[..., Any],
+    arguments: list[Any],
+    place: Mesh,
+    owned: Mesh,
+    modes: dict[str, Callable[[], None]],
+    program: Program,
+) -> Any:
+    """One call of a mapped function that has several devices."""
+    backend = backend_of(place.flat[0])
+    footing = program.footing = _Footing(backend, place, modes.get(backend.name))
+    settle_on(owned)
+    interpret_by(None if place.size > 1 else OnPhantom(place.flat[0]))
+    with footing:
+        return program.call(fn, arguments)
+
+
+def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[Any]]:
+    """A pytree with its arrays on ``device``, and those of them that are tensors' memory."""
+    shards: list[Any] = []
+    if type(tree) is ShardedTensor:  # the common case
+        return _leaf_onto(tree, device, who, donate, shards), shards
+    return map_leaves(lambda leaf: _leaf_onto(leaf, device, who, donate, shards), tree), shards
+
+
+def _leaf_onto(leaf: Any, device: Device, who: str, donate: bool, shards: list[Any]) -> Any:
+    backend = backend_of(device)
+    if type(leaf) is not ShardedTensor:
+        if type(leaf) is Whole:
+            return leaf.value
+        if not is_data(leaf):
+            return leaf
+        if backend.simulated:
+            return as_tensor(array_on(admit(leaf, who), device, who), device)
+        return backend.export(array_on(located(admit(leaf, who)), device, who))
+    if backend.simulated:
+        here = leaf if leaf.device == device else as_tensor(array_on(leaf, device, who), device)
+        if donate:
+            here = tensor(here._aval, here._storage)
+            give_away(leaf, who)
+        return here
+    if donate:
+        return _released(leaf, device, backend, who)
+    array = array_on(leaf, device, who)
+    shards.append(array)
+    return backend.export(array)
+
+
+def _released(x: ShardedTensor, device: Device, backend: Backend, who: str) -> Any:
+    """The memory of a tensor that is given away, for writing."""
+    array = array_on(x, device, who)
+    give_away(x, who)  # now this call alone holds the array, unless another tensor shares its memory
+    with backend.on(device):
+        mine, copied = backend.release(array)
+    if copied:
+        note_copy(who, int(mine.nbytes), device)
+    return mine
+
+
+def _call_on(
+    fn: Callable[..., Any],
+    arguments: list[Any],
+    shards: Sequence[Any],
+    place: Mesh,
+    owned: Mesh,
+    modes: dict[str, Callable[[], None]],
+    who: str,
+    program: Program,
+) -> Any:
+    """One call of a mapped function on one device: what it returns, with its arrays as tensors there."""
+    here = _on_place(place)
+    backend = here.backend
+    footing = program.footing = here.ground or _Footing(backend, place, modes.get(backend.name))
+    program.given = shards
+    settle_on(owned)  # the context is the program's own
+    interpret_by(here)
+    with footing:
+        result = program.call(fn, arguments)
+        arguments.clear()
+        if backend.is_array(result) and is_data(result):  # the common case
+            result, copied = backend.adopt(backend.asarray(result), _kept(backend, result, shards))
+            return _on_one(result, copied, here, who)
+        found: list[Any] = []
+        tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
+        del result
+        for i in range(len(found)):
+            # One reference alone, so that the backend can see whether somebody else has one.
+            array, found[i] = found[i], None
+            if not is_data(array):
+                found[i] = array
+            elif backend.is_array(array):
+                array, copied = backend.adopt(backend.asarray(array), _kept(backend, array, shards))
+                found[i] = _on_one(array, copied, here, who)
+            else:  # it is on the host
+                found[i] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, who)
+    return map_leaves(found.__getitem__, tree)
+
+
+def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
+    """The arrays that nobody can write and of which ``array`` may be a view."""
+    return (*shards, *received(array)) if backend.one_memory else shards
+
+
+def _on_one(array: Any, copied: bool, here: OnDevice, who: str) -> ShardedTensor:
+    """A tensor on one device, of an array that nobody else holds."""
+    if copied:
+        note_copy(who, int(array.nbytes), here.device)
+    value = aval(tuple(array.shape), here.backend.dtype_of(array), here.sharding, True)
+    return tensor(value, Storage(array) if here.backend.one_memory else Storage(arrays=(array,)))

@@ -1,0 +1,209 @@
+"""What comes of mapped functions as tensors: results of all devices joined, and checked where they were promised to be
+equal.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.backend.registry import backend_of, owner_of
+from shardtensor.communication.transfer import send
+from shardtensor.communication.transfer_log import Transfer, account, watched
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.functions.joining import assemble
+from shardtensor.functions.placement import put
+from shardtensor.functions.shard_lists import split
+from shardtensor.sharding.layout import NamedSharding, as_sharding
+from shardtensor.sharding.mesh import Mesh, places_along
+from shardtensor.sharding.spec import Chain, P, PartitionSpec
+from shardtensor.tensor.operands import admit
+from shardtensor.tensor.pytree import form_of, leaves, paths, replaced
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.value import aval
+
+Specs = Callable[[Any], Sequence[PartitionSpec | None]]
+
+
+def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, who: str, *, check: bool = True) -> Any:
+    """The results of all calls, pytrees of one form, leaf by leaf as one tensor.
+
+    Args:
+        results: one for each call, in mesh order of the mapped axes; of the same form (see `same_forms`).
+        specs: ``specs(result)``: for each leaf of a result, along which of its dimensions the calls' arrays follow one
+            another.
+        mesh: all devices; those that do not differ along the mapped axes served one call together.
+        mapped: the mapped axes.
+        who: the map, for errors.
+        check: whether arrays of calls along an axis that a spec does not name must be equal.
+
+    Raises:
+        ShapeError: shapes that do not fit together, arrays that are to be equal and differ.
+        AxisError: a spec speaks of dimensions that the arrays do not have.
+        ArgumentTypeError: a leaf is no array.
+    """
+    whole = []
+    columns = zip(*[leaves(tree) for tree in results], strict=True)
+    for column, spec, path in zip(columns, specs(results[0]), paths(results[0], "the result"), strict=True):
+        whole.append(joined_leaf(column, spec, mesh, mapped, f"{who}: {path}", check=check))
+    return replaced(results[0], whole)
+
+
+def same_forms(results: Sequence[Any], who: str) -> None:
+    """That all calls returned pytrees of one form.
+
+    Raises:
+        ShapeError: they did not.
+    """
+    form = form_of(results[0])
+    for k, other in enumerate(results):
+        if form_of(other) != form:
+            raise ShapeError(
+                f"{who}: calls 0 and {k} return pytrees of different forms, {form} and {form_of(other)}; return the "
+                "same one from each"
+            )
+
+
+def check_array(leaf: Any, what: str) -> None:
+    """That a leaf of a result can be part of a tensor, or is None.
+
+    Raises:
+        ArgumentTypeError: it cannot.
+    """
+    if leaf is None or isinstance(leaf, (ShardedTensor, bool, int, float, complex)) or owner_of(leaf) is not None:
+        return
+    if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.kind not in "biufcmM":
+        kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+        raise ArgumentTypeError(f"{what} is {kind}; wanted an array of numbers, or a pytree of them")
+
+
+def joined_leaf(
+    column: Sequence[Any], spec: PartitionSpec | None, mesh: Mesh, mapped: Chain, what: str, *, check: bool = True
+) -> Any:
+    """One leaf of the results of all calls as one tensor; see `joined`. ``what`` names map and leaf, for errors."""
+    if all(leaf is None for leaf in column):
+        return None
+    if spec is None:
+        raise ArgumentError(f"{what} is a {type(column[0]).__name__}, and out_specs says None for it; wanted a P")
+    rest = tuple([name for name in mesh.axis_names if name not in mapped])
+    places = places_along(mesh, rest)
+    blocks = [_block(leaf, place, what) for leaf, (_, place) in zip(column, places, strict=True)]
+    first = blocks[0]
+    if len(spec) > first.ndim:
+        raise AxisError(f"{what} has shape {first.shape}, and {spec} speaks of {len(spec)} dimensions")
+    for block in blocks:
+        if block.ndim != first.ndim:
+            raise ShapeError(f"{what} has shapes {first.shape} and {block.shape} on {first.device} and {block.device}")
+    if check:
+        _check_equal(blocks, spec, mesh, mapped, what)
+    if rest:
+        inner = first.sharding.spec
+        blocks = [put(b, NamedSharding(b.sharding.mesh, inner), what.partition(":")[0]) for b in blocks]
+        pairs = zip(spec.chains_of(first.ndim), inner.chains_of(first.ndim), strict=True)
+        spec = P(*[outer + within for outer, within in pairs])
+        held: dict[int, ShardedTensor] = {}
+        for block, (group, _) in zip(blocks, places, strict=True):
+            held.update(zip(group, split(block), strict=True))
+        blocks = [held[k] for k in range(mesh.size)]
+    try:
+        return assemble(blocks, mesh, spec)
+    except ShapeError as error:
+        there = {block.shape: block.device for block in reversed(blocks)}
+        said = ", ".join([f"{shape} on {device}" for shape, device in reversed(list(there.items())[-4:])])
+        raise ShapeError(f"{what}: {str(error).removeprefix('assemble: ')}; there are {said}") from None
+
+
+def _block(leaf: Any, place: Mesh, what: str) -> ShardedTensor:
+    """What one call returned as a tensor on its devices."""
+    if isinstance(leaf, ShardedTensor):
+        there = leaf.sharding.mesh
+        if there == place:
+            return leaf
+        if (there.flat, there.axis_sizes) != (place.flat, place.axis_sizes):
+            return put(leaf, as_sharding(place, leaf.ndim, "join"), what.partition(":")[0])
+        names = dict(zip(there.axis_names, place.axis_names, strict=True))
+        chains = [tuple([names[a] for a in chain]) for chain in leaf.sharding.spec.chains_of(leaf.ndim)]
+        value = aval(leaf.shape, leaf.dtype, NamedSharding(place, P(*chains)), True)
+        return tensor(value, leaf.copy()._storage)
+    if leaf is None:
+        raise ArgumentTypeError(f"{what} is a NoneType on {place.flat[0]}; wanted an array on every device")
+    check_array(leaf, what)
+    array = np.asarray(admit(leaf, "join"))
+    return put(array, as_sharding(place, array.ndim, "join"), what.partition(":")[0])
+
+
+def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mesh, mapped: Chain, what: str) -> None:
+    """That calls which differ only along axes that the spec does not name have returned the same."""
+    for first, other in _twins(spec, mesh, mapped):
+        if not _same(blocks[first], blocks[other], what.partition(":")[0]):
+            named = [axis for chain in spec.chains for axis in chain]
+            silent = [axis for axis in mapped if axis not in named]
+            raise ShapeError(
+                f"{what} is promised to be equal along {', '.join(map(repr, silent))}, which {spec} does not name, and "
+                f"on {blocks[first].device} and {blocks[other].device} it differs; combine it first (st.psum, "
+                "st.pmean, …), or name the axis"
+            )
+    if blocks[0]._aval.backend.simulated and watched():
+        who = what.partition(":")[0]
+        account(who, 0, True, lambda: _imagined_checks(blocks, _twins(spec, mesh, mapped), who))
+
+
+@functools.lru_cache(1024)
+def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, int]]:
+    """The calls whose results must be equal, each with the first of them."""
+    order = [axis for axis in mesh.axis_names if axis in mapped]
+    named = [axis for chain in spec.chains for axis in chain]
+    sizes = [mesh.shape[axis] for axis in order]
+    first: dict[tuple[int, ...], int] = {}
+    pairs = []
+    for k, at in enumerate(np.ndindex(*sizes)):
+        twin = first.setdefault(tuple([i for i, axis in zip(at, order, strict=True) if axis in named]), k)
+        if twin != k:
+            pairs.append((twin, k))
+    return pairs
+
+
+def _same(a: ShardedTensor, b: ShardedTensor, who: str) -> bool:
+    """Whether two tensors have the same elements. NaN counts as equal to itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.sharding.spec != b.sharding.spec:
+        b = put(b, NamedSharding(b.sharding.mesh, a.sharding.spec), who)
+    if a._aval.backend.simulated:
+        return True  # for all that is known; `_imagined_checks` are counted together
+    places = zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
+    pairs = zip(shard_arrays(a), shard_arrays(b), strict=True)
+    return all(_alike(x, y, here, there, who) for (x, y), (here, there) in zip(pairs, places, strict=True))
+
+
+def _imagined_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int, int]], who: str) -> list[Transfer]:
+    """What `_alike` would send."""
+    records = []
+    for first, other in twins:
+        places = zip(blocks[first].sharding.mesh.flat, blocks[other].sharding.mesh.flat, strict=True)
+        for (here, there), array in zip(places, shard_arrays(blocks[other]), strict=True):
+            records.append(Transfer(array.nbytes, 0, there, here, who, True))
+    return records
+
+
+def _alike(x: Any, y: Any, here: Device, there: Device, who: str) -> bool:
+    """The same of two arrays; the second one comes to the first."""
+    backend = backend_of(here)
+    if watched():
+        copied = 0 if backend.one_memory else int(y.nbytes)
+        account(who, 0, True, lambda: [Transfer(int(y.nbytes), copied, there, here, who, True)])
+    if x is y:
+        return True  # one array serves both
+    other = y if backend.one_memory else send(y, there, here)
+    with backend.on(here):
+        xp, same = backend.xp, backend.xp.equal(x, other)
+        if bool(backend.to_host(backend.asarray(xp.all(same)), here)):
+            return True
+        if backend.dtype_of(x).kind not in "fcmM":
+            return False
+        same = xp.logical_or(same, xp.logical_and(xp.isnan(x), xp.isnan(other)))
+        return bool(backend.to_host(backend.asarray(xp.all(same)), here))

@@ -1,0 +1,218 @@
+"""`shard_map`: a function on each device's block of sharded arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+from shardtensor.functions.placement import laid_out
+from shardtensor.functions.shard_lists import split_over
+from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, places_along, submesh
+from shardtensor.sharding.spec import Chain, P, PartitionSpec
+from shardtensor.spmd.launch import Column, Whole, run_mapped
+from shardtensor.spmd.outputs import joined, same_forms
+from shardtensor.spmd.program import around
+from shardtensor.tensor.operands import admit
+from shardtensor.tensor.pytree import leaves, paths, replaced, spread
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Sequence[str] | set[str] | frozenset[str] | None = None,
+    check_vma: bool = True,
+) -> Any:
+    """The function that runs ``f`` on every device of a mesh at once, on its blocks of the arguments.
+
+    JAX's, on this array type: blocks keep their rank, and collectives (`st.psum`, …) go along the mesh's axes. Sizes
+    need not divide: blocks follow the split rule, so that they may differ by one, or be empty. ``f`` may be any Python
+    function; it is called, not traced, and must not hold a lock while it calls a collective or a map (see `pmap` for
+    how calls share threads). Without ``f``, a decorator.
+
+    Args:
+        f: the function.
+        mesh: the devices; without it, the default mesh.
+        in_specs: how each argument is laid out: a `P` for an array; a pytree of them, in the form of the arguments or
+            of their beginnings; None for an argument that is passed as it is. Arguments that do not lie so are moved.
+        out_specs: along which dimensions the blocks of the results follow one another, in the same forms. What a `P`
+            does not name, it promises to be equal along, and so is checked.
+        axis_names: the mesh axes that are mapped, all of them without it. ``f`` is then called once for each place
+            along these, with tensors over the devices of the others, split along them as before; a `shard_map` over
+            those inside of ``f`` comes to single devices.
+        check_vma: False takes that promise unchecked; where it is broken, what the tensor holds is undefined. (The
+            check compares on the devices, and waits for them.)
+
+    Returns:
+        A function of as many arguments as ``in_specs`` speaks of. Its results are tensors on the mesh, laid out as
+        ``out_specs`` says; nothing moves where the blocks' sizes follow the split rule, else rows are rebalanced.
+
+    Raises:
+        ShardingError: a spec names an axis that the mesh does not have, or that is not mapped; an axis is mapped by a
+            map around this one.
+        ArgumentError: specs that do not have the form of what they speak of.
+        ShapeError: blocks that do not fit together; an output that is promised to be equal, and differs.
+        CollectiveError: devices that wait for one another in vain.
+        RecursionError: maps that call one another without end: the frames of all of them count.
+        Exception: what ``f`` raises, with a note of the shard and the device.
+
+    >>> mesh = st.make_mesh((4,), ("x",))
+    >>> @st.shard_map(mesh=mesh, in_specs=(st.P("x"), st.P()), out_specs=(st.P("x"), st.P()))
+    ... def scaled(block, by):
+    ...     return block * by, st.psum(block.sum(), "x")
+    >>> x, total = scaled(np.arange(6), 10)
+    >>> x.tolist(), x.sharding.spec, total.item()
+    ([0, 10, 20, 30, 40, 50], P('x'), 15)
+    """
+    if f is None:
+        return functools.partial(
+            shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axis_names, check_vma=check_vma
+        )
+    if not callable(f):
+        raise ArgumentTypeError(f"shard_map: f is a {type(f).__name__}; wanted a function")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise ArgumentTypeError(f"shard_map: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
+    _check_specs(in_specs, "in_specs", "an argument that is passed as it is")
+    _check_specs(out_specs, "out_specs", "a result that is None")
+    given = _given_names(axis_names)
+
+    @functools.wraps(f)
+    def mapped(*args: Any) -> Any:
+        here, over = _mesh_here(mesh or default_mesh(), given)
+        return _run(f, args, here, over, in_specs, out_specs, check_vma)
+
+    return mapped
+
+
+def _given_names(axis_names: Any) -> Chain | None:
+    if axis_names is None or isinstance(axis_names, str):
+        return None if axis_names is None else (axis_names,)
+    if not isinstance(axis_names, (tuple, list, set, frozenset)):
+        kind = type(axis_names).__name__
+        raise ArgumentTypeError(f"shard_map: axis_names is a {kind}; wanted a set of names of mesh axes")
+    return tuple(axis_names)
+
+
+def _run(
+    f: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh, over: Chain, in_specs: Any, out_specs: Any, check: bool
+) -> Any:
+    for what, said in (("in_specs", in_specs), ("out_specs", out_specs)):
+        for spec in leaves(said):
+            _check_axes(spec, mesh, over, what)
+    specs = _prefix(in_specs, args)
+    columns = []
+    for i, (argument, spec) in enumerate(zip(args, specs, strict=True)):
+        said = spread(spec, argument, f"shard_map: in_specs[{i}]", f"argument {i}")
+        columns.append(_column(argument, said, mesh, over, f"argument {i}"))
+    rest = tuple([name for name in mesh.axis_names if name not in over])
+    places = [place for _, place in places_along(mesh, rest)]
+    order = [name for name in mesh.axis_names if name in over]
+    results = run_mapped(f, columns, places, "shard_map", names=order, sizes=[mesh.shape[name] for name in order])
+
+    same_forms(results, "shard_map")
+
+    def outs(tree: Any) -> list[PartitionSpec | None]:
+        return spread(out_specs, tree, "shard_map: out_specs", "the result")
+
+    return joined(results, outs, mesh, over, "shard_map", check=check)
+
+
+def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> Column:
+    """What each call gets of an argument."""
+    rows: list[list[ShardedTensor] | None] = []
+    count = 0
+    found = leaves(argument)
+    for leaf, spec, path in zip(found, specs, paths(argument, what), strict=True):
+        if spec is None or (type(leaf) in SCALARS and not spec.chains):  # Python scalars stay what they are
+            rows.append(None)
+            continue
+        blocks = _blocks(leaf, spec, mesh, over, path)
+        rows.append(blocks)
+        count = len(blocks)
+    if not count:
+        return Column(Whole(argument), False)
+    held = [[Whole(leaf)] * count if row is None else row for leaf, row in zip(found, rows, strict=True)]
+    return Column([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
+
+
+def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) -> list[ShardedTensor]:
+    if leaf is None or isinstance(leaf, (str, bytes)):
+        raise ArgumentTypeError(
+            f"shard_map: {path} is a {type(leaf).__name__}; wanted an array, or None in in_specs to pass it as it is"
+        )
+    array = admit(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "shard_map")
+    if len(spec) > array.ndim:
+        raise ShapeError(f"shard_map: {path} has shape {array.shape}, and {spec} speaks of {len(spec)} dimensions")
+    chains = list(spec.chains_of(array.ndim))
+    if isinstance(array, ShardedTensor) and len(over) < len(mesh.axis_names) and array.sharding.mesh == mesh:
+        for d, chain in enumerate(array.sharding.spec.chains_of(array.ndim)):  # along the others, split as before
+            chains[d] = (*chains[d], *[axis for axis in chain if axis not in over])
+    return split_over(laid_out(array, NamedSharding(mesh, P(*chains)), "shard_map"), over)
+
+
+def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
+    """For each argument what is said of it."""
+    if in_specs is None or isinstance(in_specs, PartitionSpec):
+        return [in_specs] * len(args)
+    if not isinstance(in_specs, (tuple, list)):
+        kind = type(in_specs).__name__
+        raise ArgumentTypeError(f"shard_map: in_specs is a {kind}; wanted a tuple with an entry for each argument")
+    if len(in_specs) != len(args):
+        counts = f"{len(in_specs)} entries for {len(args)} arguments"
+        raise ArgumentError(f"shard_map: in_specs has {counts}; wanted one for each, or one for all")
+    return in_specs
+
+
+def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
+    """The part of the mesh on which the program around this call stands, and the axes that are mapped."""
+    program = around()
+    if program is not None:
+        bound = [name for name in mesh.axis_names if name in program.group.axes]
+        own = program.footing.devices if program.footing else ()
+        if bound and set(own) <= set(mesh.flat):
+            mesh = _part(mesh, tuple(bound), own)
+    over = mesh.axis_names if axis_names is None else axis_names
+    for name in over:
+        if name not in mesh.shape:
+            taken = program is not None and name in program.group.axes
+            why = "it is mapped by a map around this one" if taken else f"the mesh has {mesh.axis_names}"
+            raise ShardingError(f"shard_map: axis_names has {name!r}; {why}")
+    return mesh, over
+
+
+def _part(mesh: Mesh, bound: Chain, own: Sequence[Any]) -> Mesh:
+    """The devices of a mesh that a program has, as a mesh of the axes that are not mapped yet."""
+    rest = tuple([name for name in mesh.axis_names if name not in bound])
+    if not rest:
+        raise ShardingError(f"shard_map: every axis of {mesh!r} is mapped by a map around this one")
+    group = next((g for g in groups_along(mesh, rest) if {mesh.flat[k] for k in g} == set(own)), None)
+    if group is None:
+        raise ShardingError(
+            f"shard_map: the map around this one has not mapped {bound} of {mesh!r}, but axes of another mesh"
+        )
+    return submesh(mesh, group, rest)
+
+
+def _check_specs(specs: Any, what: str, nothing: str) -> None:
+    for spec in leaves(specs):
+        if spec is not None and not isinstance(spec, PartitionSpec):
+            raise ArgumentTypeError(
+                f"shard_map: {what} has a {type(spec).__name__} in it, {spec!r:.60}; wanted P, such as P('x', None), "
+                f"or None for {nothing}"
+            )
+
+
+def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str) -> None:
+    for axis in (axis for chain in (spec.chains if spec else ()) for axis in chain):
+        if axis not in over:
+            why = f"the map is over {over}" if axis in mesh.shape else f"the mesh has {mesh.axis_names}"
+            raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}")

@@ -1,0 +1,252 @@
+"""`smap`: arrays are split, a function of the user's is mapped over the parts, and the results are one tensor."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.placement import host_array, laid_out
+from shardtensor.functions.shard_lists import device_row, split
+from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.mesh import Mesh, mesh_of, shares
+from shardtensor.sharding.rules import normalize_axis
+from shardtensor.sharding.spec import P, PartitionSpec
+from shardtensor.spmd.launch import Column, run_mapped
+from shardtensor.spmd.outputs import check_array, joined, same_forms
+from shardtensor.tensor.pytree import leaves, map_leaves
+
+Entry = tuple["int | None", ...]
+"""For each grid axis the array axis that it splits, or None."""
+
+
+def smap(
+    fn: Callable[..., Any],
+    *args: Any,
+    axes: Any,
+    out_axes: Any = None,
+    devices: Sequence[Device] | Mesh | None = None,
+    axis_name: str | Sequence[str] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Splits the arguments, runs ``fn`` on every part, and puts the results together: one sharded tensor.
+
+    ===============================  ===================================================================================
+    `jax.smap`                       here
+    ===============================  ===================================================================================
+    needs a mesh that is set, and    takes all devices, or ``devices=``, and splits by itself, uneven sizes too
+    sizes that it divides
+    one mesh axis at a time          an axis for each argument, or a tuple of them for a grid of devices
+    traces ``fn``; axes ≥ 0          calls ``fn``, any Python function; negative axes count from the end
+    ===============================  ===================================================================================
+
+    Args:
+        fn: the function; it gets the backend's arrays (see `pmap`), and ``kwargs``.
+        *args: tensors, host arrays, or (with axis None) anything.
+        axes: one entry for each argument: the axis that is split (``axes=[2, 0]``: the first one's axis 2, the second
+            one's axis 0), None for an argument that goes whole to every device, or a tuple for a grid of devices,
+            whose entry k is the array axis that grid axis k splits (None: not split by it). For a single array a flat
+            list of several axes means the grid.
+        out_axes: where the results are put together, in the same forms; without it, where the first split argument
+            was split. Results of no dimensions are stacked. Where a tuple says None, the results along that grid axis
+            must be equal.
+        devices: which ones; without it, the default mesh's. They form the grid as evenly as can be, larger factor
+            first. A dimension with fewer elements than parts takes fewer devices, so that ``fn`` sees no empty part
+            of what is not empty. Without ``devices``, each call owns a share of all of them, for the maps in it (see
+            `pmap`).
+        axis_name: a name for each grid axis (a string, where there is one), by which collectives know it.
+
+    Raises:
+        ArgumentError: not one entry for each argument, no argument split, or tuples of different lengths.
+        AxisError: an argument has no such axis.
+        ShapeError: arguments that are split over one grid axis differ in size; a result has no such axis, or does not
+            fit the others.
+        Exception: what ``fn`` raises, with a note of the shard and the device.
+
+    >>> x, y = np.ones((2, 3, 8)), np.arange(8.0)
+    >>> st.smap(lambda x, y: x * y, x, y, axes=[2, 0]).shape
+    (2, 3, 8)
+    """
+    if not callable(fn):
+        raise ArgumentTypeError(f"smap: fn is a {type(fn).__name__}; wanted a function")
+    entries, rank = _entries(args, axes)
+    names = _names(axis_name, rank)
+    arrays, entries, sizes = _measured(args, entries, rank)
+    row = device_row(devices, "smap")
+    mesh = _grid_mesh(row, sizes, names or [f"g{k}" for k in range(rank)])
+    columns = []
+    for array, entry in zip(arrays, entries, strict=True):
+        if all(axis is None for axis in entry):
+            columns.append(Column(array, False))
+        else:
+            sharding = NamedSharding(mesh, _spec(entry, array.ndim, mesh))
+            columns.append(Column(split(laid_out(array, sharding, "smap")), True))
+    places = [mesh_of((device,)) for device in mesh.flat]
+    function = functools.partial(_call, fn, kwargs)
+    owned = shares(row.flat, mesh.size) if devices is None else places
+    results = run_mapped(function, columns, places, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
+    out = (
+        next(e for e in entries if any(axis is not None for axis in e)) if out_axes is None else _entry(out_axes, rank)
+    )
+    same_forms(results, "smap")
+    results = [_raised(tree, out, out_axes is None) for tree in results]
+    return joined(results, lambda tree: _specs(tree, out, out_axes is None, mesh), mesh, mesh.axis_names, "smap")
+
+
+def _call(fn: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> Any:
+    return fn(*parts, **kwargs)
+
+
+def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
+    """The names of the grid's axes; none, where none are given."""
+    if axis_name is None:
+        return ()
+    names = (
+        (axis_name,) if isinstance(axis_name, str) else tuple(axis_name) if isinstance(axis_name, (list, tuple)) else ()
+    )
+    if len(names) != rank or not all(isinstance(n, str) and n for n in names):
+        raise ArgumentError(f"smap: axis_name is {axis_name!r:.60}; wanted a name for each of {rank} grid axes")
+    return names
+
+
+def _measured(
+    args: Sequence[Any], entries: Sequence[Entry], rank: int
+) -> tuple[list[Any], list[Entry], list[int | None]]:
+    """The arguments, those that are split as arrays; their entries, counted from the first axis; and the size of what
+    each grid axis splits.
+    """
+    sizes: list[int | None] = [None] * rank
+    arrays, counted = [], []
+    for number, (argument, entry) in enumerate(zip(args, entries, strict=True)):
+        if all(axis is None for axis in entry):
+            arrays.append(argument)
+            counted.append(entry)
+            continue
+        array = host_array(argument, "smap")
+        arrays.append(array)
+        found: list[int | None] = []
+        for k, axis in enumerate(entry):
+            if axis is None:
+                found.append(None)
+                continue
+            (at,) = _axis(axis, array.ndim, f"argument {number}")
+            found.append(at)
+            if sizes[k] not in (None, array.shape[at]):
+                raise ShapeError(
+                    f"smap: argument {number} has {array.shape[at]} elements along axis {axis}, and grid axis {k} "
+                    f"splits {sizes[k]} of an argument before it; wanted equal sizes"
+                )
+            sizes[k] = array.shape[at]
+        counted.append(tuple(found))
+    return arrays, counted, sizes
+
+
+def _spec(entry: Entry, ndim: int, mesh: Mesh) -> PartitionSpec:
+    """Which grid axes split each dimension."""
+    return P(*[tuple([n for n, a in zip(mesh.axis_names, entry, strict=True) if a == d]) for d in range(ndim)])
+
+
+def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
+    """One entry for each argument, and the rank of the grid."""
+    if not args:
+        raise ArgumentError("smap: there is no argument to split; give at least one array")
+    if axes is None or isinstance(axes, int):
+        axes = [axes]
+    if not isinstance(axes, (list, tuple)):
+        raise ArgumentTypeError(
+            f"smap: axes is a {type(axes).__name__}; wanted a list with one entry for each argument"
+        )
+    flat = all(a is None or isinstance(a, int) for a in axes)
+    given = [tuple(axes)] if len(args) == 1 and len(axes) > 1 and flat else list(axes)
+    if len(given) != len(args):
+        raise ArgumentError(
+            f"smap: axes has {len(given)} entries for {len(args)} arguments; give one for each, None for a whole one"
+        )
+    rank = max((len(a) for a in given if isinstance(a, tuple)), default=1)
+    entries = [_entry(a, rank) for a in given]
+    if all(axis is None for entry in entries for axis in entry):
+        raise ArgumentError("smap: no argument is split; give an axis for at least one")
+    return entries, rank
+
+
+def _entry(given: Any, rank: int) -> Entry:
+    if given is None:
+        return (None,) * rank
+    entry = (given,) if isinstance(given, int) and rank == 1 else given
+    if not isinstance(entry, tuple) or not all(a is None or isinstance(a, int) for a in entry):
+        raise ArgumentError(
+            f"smap: {given!r} is no entry of axes for a grid of {rank} axes; wanted an axis, None, or a tuple of {rank}"
+        )
+    if len(entry) != rank:
+        raise ArgumentError(
+            f"smap: {given!r} has {len(entry)} entries and another argument {rank}; each names every grid axis"
+        )
+    return entry
+
+
+def _axis(axis: int, ndim: int, what: str) -> tuple[int, ...]:
+    try:
+        return (normalize_axis(axis, ndim),)
+    except ValueError as error:
+        raise type(error)(f"smap: {what}: {error}") from None
+
+
+def _grid_mesh(row: Mesh, sizes: Sequence[int | None], names: Sequence[str]) -> Mesh:
+    """The devices as a grid for dimensions of these sizes."""
+    counts = [min(n, max(size or 1, 1)) for n, size in zip(even_factors(row.size, len(sizes)), sizes, strict=True)]
+    grid = np.empty(math.prod(counts), object)
+    grid[:] = row.flat[: len(grid)]
+    return Mesh(grid.reshape(counts), names)
+
+
+def even_factors(number: int, count: int) -> tuple[int, ...]:
+    """``number`` as a product of ``count`` factors, as near to one another as can be, the larger ones first.
+
+    >>> from shardtensor.spmd.smap import even_factors
+    >>> even_factors(8, 2), even_factors(12, 2), even_factors(7, 2), even_factors(8, 3)
+    ((4, 2), (4, 3), (7, 1), (2, 2, 2))
+    """
+    if count == 1:
+        return (number,)
+    choices = []
+    for factor in range(1, number + 1):
+        if number % factor == 0:
+            choices.append(tuple(sorted((factor, *even_factors(number // factor, count - 1)), reverse=True)))
+    return min(choices, key=lambda c: (c[0], [-f for f in reversed(c)]))
+
+
+def _specs(tree: Any, out: Entry, default: bool, mesh: Mesh) -> list[PartitionSpec]:
+    """Along which dimensions of each leaf of a result the calls' arrays follow one another."""
+    specs = []
+    for leaf in leaves(tree):
+        entry = out
+        if not np.ndim(leaf) and default:  # results of no dimensions are stacked
+            order = sorted({a for a in out if a is not None})
+            entry = tuple([None if a is None else order.index(a) for a in out])
+        ndim = np.ndim(leaf) or (len(set(out) - {None}) if default else 0)
+        for axis in entry:
+            if axis is not None and not -ndim <= axis < ndim:
+                raise ShapeError(
+                    f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to put the results "
+                    "together; give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
+                )
+        entry = tuple([None if a is None else a % ndim for a in entry])
+        specs.append(_spec(entry, ndim, mesh))
+    return specs
+
+
+def _raised(tree: Any, out: Entry, default: bool) -> Any:
+    """A result whose arrays without dimensions have some, along which they can be stacked."""
+    count = len({a for a in out if a is not None})
+    return map_leaves(lambda x: _with_dimensions(x, count) if default else x, tree)
+
+
+def _with_dimensions(x: Any, count: int) -> Any:
+    check_array(x, "smap: the result")
+    return reshape(x, (1,) * count) if x is not None and not np.ndim(x) else x

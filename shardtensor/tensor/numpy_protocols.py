@@ -1,0 +1,359 @@
+"""The ways in from Python and NumPy: an operator of Python's, a method or a function of NumPy's on a tensor is a call
+of the operator of that name.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.registry import owner_of
+from shardtensor.core import OPS, Op, bind_into, call
+from shardtensor.errors import ArgumentTypeError, ShapeError
+
+
+def _is_operand(x: object) -> bool:
+    return isinstance(x, (Operators, np.ndarray, np.generic, bool, int, float, complex)) or owner_of(x) is not None
+
+
+def from_lists(x: list[Any] | tuple[Any, ...], who: str) -> np.ndarray[Any, Any]:
+    """Nested lists of numbers as the host array that NumPy makes of them.
+
+    Raises:
+        ArgumentTypeError: there are tensors among them.
+        ShapeError: the lists differ in length.
+    """
+    check_leaves(x, who)
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise ShapeError(f"{who}: nested lists of different lengths ({error})") from None
+
+
+def check_leaves(x: list[Any] | tuple[Any, ...], who: str) -> None:
+    """Raises ArgumentTypeError if there are tensors in nested lists: to gather them is left to the caller."""
+    for item in x:
+        if isinstance(item, (list, tuple)):
+            check_leaves(item, who)
+        elif isinstance(item, Operators):
+            raise ArgumentTypeError(
+                f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
+            )
+
+
+def _operand(x: Any, who: str) -> Any:
+    """An operand of Python's operators: lists become host arrays, as beside NumPy's arrays. NotImplemented for what is
+    none, so that Python asks the other operand.
+    """
+    if _is_operand(x):
+        return x
+    return from_lists(x, who) if isinstance(x, (list, tuple)) else NotImplemented
+
+
+def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """The method for ``self ⊕ other`` and the one for ``other ⊕ self``."""
+
+    def method(self: Any, other: Any) -> Any:
+        x = _operand(other, name)
+        return x if x is NotImplemented else call(name, self, x)
+
+    def reflected(self: Any, other: Any) -> Any:
+        x = _operand(other, name)
+        return x if x is NotImplemented else call(name, x, self)
+
+    return method, reflected
+
+
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    """The method for ``self ⊕= other``."""
+
+    def method(self: Any, other: Any) -> Any:
+        x = _operand(other, name)
+        if x is NotImplemented:
+            return x
+        if self._is_scalar:
+            return call(name, self, x)
+        bind_into(self, OPS[name], (self, x), ())
+        return self
+
+    return method
+
+
+def _method(name: str) -> Callable[..., Any]:
+    function = getattr(np, name)
+
+    def method(self: Any, *args: Any, **params: Any) -> Any:
+        return _as_numpy(function, OPS[name], (self, *args), params)
+
+    method.__name__ = name
+    method.__doc__ = f"``st.{name}`` of this tensor."
+    return method
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        return call(name, self)
+
+    return method
+
+
+def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of an operator, perhaps with ``out=``, a tensor or a host array."""
+    out = kwargs.get("out")
+    kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+    out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if out is None:
+        return op.dispatch(*args, **kwargs)
+    if isinstance(out, np.ndarray):
+        np.copyto(out, np.asarray(op.dispatch(*args, **kwargs)), casting="same_kind")
+    elif isinstance(out, Operators):
+        operands, params = op.split(*args, **kwargs)
+        bind_into(out, op, operands, params)
+    else:
+        raise ArgumentTypeError(f"{op.name}: out is a {type(out).__name__}; wanted a tensor or a host array")
+    return out
+
+
+# -- NumPy's calls ---------------------------------------------------------------------------------
+
+_WRITTEN_IN_C = {
+    "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    "empty_like": lambda prototype, /, dtype=None, order="K", subok=True, shape=None, *, device=None: None,
+    "where": lambda condition, x=None, y=None, /: None,
+}
+"""Functions whose signature not every NumPy can tell."""
+
+_OTHER_NAMES = {"ddof": "correction"}
+"""What NumPy calls parameters that have the standard's name here."""
+
+
+@functools.cache
+def _signature(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of NumPy's parameters that can be given by position, and the defaults of all that have one."""
+    parameters = inspect.signature(_WRITTEN_IN_C.get(function.__name__, function)).parameters.values()
+    by_position = tuple([p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])
+    return by_position, {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+@functools.cache
+def _translation(function: Any, op: Op) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], frozenset[str]]:
+    """The operator's names for those of NumPy's parameters that it has, and its own; which it takes by position only;
+    its names for NumPy's first parameters, up to one that it lacks; and those of its own that can be given by name.
+    """
+    ours = (*op.operands, *op.params, "out")
+    theirs = _signature(function)[0]
+    names = dict(zip(ours, ours, strict=True)) | dict(zip(theirs, op.operands, strict=False))
+    names |= {other: known for other, known in _OTHER_NAMES.items() if known in ours}
+    parameters = inspect.signature(op.dispatch).parameters.values()
+    by_position = tuple([p.name for p in parameters if p.kind is p.POSITIONAL_ONLY])
+    first = tuple([names[name] for name in itertools.takewhile(names.__contains__, theirs)])
+    return names, by_position, first, frozenset(ours) - {*by_position}
+
+
+def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of an operator with the arguments of NumPy's function, by position or by NumPy's names.
+
+    Raises:
+        ArgumentTypeError: there are more by position than NumPy takes, or one that the operator lacks is not what NumPy
+            has for it by default.
+    """
+    names, by_position, first, by_name = _translation(function, op)
+    count = len(by_position)
+    if first[:count] == by_position and count <= len(args) <= len(first) and kwargs.keys() <= by_name:
+        direct = dict(zip(first[count:], args[count:], strict=False))
+        if direct.keys().isdisjoint(kwargs) and not any(v is np._NoValue for v in (*args, *kwargs.values())):
+            return _with_out(op, args[:count], direct | kwargs)
+    known: dict[str, Any] = {}
+    for name, value in _named(function, args, kwargs).items():
+        if name not in names:
+            raise ArgumentTypeError(
+                f"numpy.{function.__name__}: has no sharded form here with {name}={value!r:.60}; leave {name} out, or "
+                "take the whole array on the host with np.asarray(x)"
+            )
+        if names[name] in known:
+            raise ArgumentTypeError(f"numpy.{function.__name__}: {names[name]} is given twice; wanted it once")
+        known[names[name]] = value
+    if missing := [name for name in by_position if name not in known]:
+        raise ArgumentTypeError(f"numpy.{function.__name__}: has no sharded form here without {' and '.join(missing)}")
+    return _with_out(op, [known.pop(name) for name in by_position], known)
+
+
+def _named(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of NumPy's function by NumPy's names, without those that are what NumPy has by default.
+
+    Raises:
+        ArgumentTypeError: there are more by position than NumPy takes, or one is given twice.
+    """
+    names, defaults = _signature(function)
+    if len(args) > len(names):
+        raise ArgumentTypeError(
+            f"{function.__name__}: {len(args)} arguments by position; it takes {len(names)}: {', '.join(names)}"
+        )
+    given = dict(zip(names, args, strict=False))
+    if twice := sorted(given.keys() & kwargs.keys()):
+        raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
+    return {n: v for n, v in (given | kwargs).items() if n not in defaults or not _is_default(v, defaults[n])}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) in (bool, int, float, str) and value == default)
+
+
+def _size(a: Any, axis: Any = None) -> int:
+    """`numpy.size`, worked out by NumPy on an array of that shape that takes no memory."""
+    return int(np.size(np.broadcast_to(np.empty(()), a.shape), axis))
+
+
+def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
+    """`numpy.copyto`, into or from a tensor."""
+    if isinstance(dst, np.ndarray):
+        np.copyto(dst, np.asarray(src), casting=casting, where=np.asarray(where))
+        return
+    dtype = src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
+    if not np.can_cast(dtype, dst.dtype, casting):
+        raise ArgumentTypeError(f"copyto: {dtype} to {dst.dtype} is not allowed by casting={casting!r}")
+    dst[...] = src if where is True else call("where", where, src, dst)
+
+
+def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
+    """`numpy.copy`, which gives arrays of scalars, too."""
+    if order not in ("K", "A", "C"):
+        raise ArgumentTypeError(f"numpy.copy: order is {order!r}; tensors have row-major order only: wanted 'K' or 'C'")
+    return call("asarray", a, copy=True)
+
+
+def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """`numpy.may_share_memory`: whether the stretches overlap that two tensors take of one base. A write to one shows
+    in the other only if they do.
+    """
+    if not (isinstance(a, Operators) and isinstance(b, Operators)):
+        return False
+    (base, low, high), (other, start, end) = _stretch(a), _stretch(b)
+    return base is other and low < end and start < high
+
+
+def _stretch(x: Any) -> tuple[Any, int, int]:
+    """The base of a tensor, and from where to where its elements are in it."""
+    window = getattr(x._storage, "window", None)
+    return (x, 0, x.size) if window is None else (x._storage.base, *window.stretch)
+
+
+_NUMPY_ALONE: dict[str, Callable[..., Any]] = {
+    "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory,
+    "ndim": lambda a: a.ndim, "shape": lambda a: a.shape, "size": _size,
+}  # fmt: skip
+"""Functions of NumPy's that are no operators: they compute nothing."""
+
+_METHODS = {"ravel": set(), "swapaxes": {"axis1", "axis2"}, "transpose": {"axes"}}
+"""Functions of NumPy's that are methods here, and the parameters that these have."""
+
+
+# NumPy's functions whose older names differ from the standard's.
+_FUNCTION_NAMES = {
+    "absolute": "abs", "amax": "max", "amin": "min", "around": "round",
+    "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
+    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert",
+    "left_shift": "bitwise_left_shift", "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
+}  # fmt: skip
+
+
+class Operators:
+    """What a tensor answers to Python's operators and NumPy's protocols."""
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        op = OPS.get(_FUNCTION_NAMES.get(ufunc.__name__, ufunc.__name__))
+        others = sorted(set(kwargs) - {"out", *(op.params if op else ())})
+        if method != "__call__" or others or op is None or len(op.operands) != len(inputs):
+            what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
+            asked = f" with {', '.join(others)}" if others else ""
+            raise ArgumentTypeError(
+                f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
+            )
+        operands = [from_lists(x, op.name) if isinstance(x, (list, tuple)) else x for x in inputs]
+        return _with_out(op, operands, kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function := _NUMPY_ALONE.get(func.__name__):
+            return function(*args, **kwargs)
+        if func.__name__ in _METHODS:
+            (_, x), *others = _named(func, args, kwargs).items()
+            if isinstance(x, Operators) and {name for name, _ in others} <= _METHODS[func.__name__]:
+                return getattr(x, func.__name__)(*[value for _, value in others])
+        op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
+        if op is None:
+            raise ArgumentTypeError(
+                f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
+            )
+        return _as_numpy(func, op, args, kwargs)
+
+    __hash__ = None  # type: ignore[assignment]  # equality is element by element
+
+    __abs__, __neg__, __pos__, __invert__ = map(_unary, ("abs", "negative", "positive", "bitwise_invert"))
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("subtract")
+    __mul__, __rmul__ = _binary("multiply")
+    __truediv__, __rtruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__ = _binary("remainder")
+    __pow__, __rpow__ = _binary("pow")
+    __matmul__, __rmatmul__ = _binary("matmul")
+    __and__, __rand__ = _binary("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("bitwise_left_shift")
+    __rshift__, __rrshift__ = _binary("bitwise_right_shift")
+    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]
+    __lt__, __le__ = _binary("less")[0], _binary("less_equal")[0]
+    __gt__, __ge__ = _binary("greater")[0], _binary("greater_equal")[0]
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self)
+
+    __iadd__, __isub__, __imul__ = map(_in_place, ("add", "subtract", "multiply"))
+    __itruediv__, __ifloordiv__, __imod__ = map(_in_place, ("divide", "floor_divide", "remainder"))
+    __ipow__, __imatmul__ = map(_in_place, ("pow", "matmul"))
+    __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
+    __ilshift__, __irshift__ = map(_in_place, ("bitwise_left_shift", "bitwise_right_shift"))
+
+    sum, prod, mean = map(_method, ("sum", "prod", "mean"))
+    max, min, var, std = map(_method, ("max", "min", "var", "std"))
+    any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
+    clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
+
+    def __format__(self, spec: str) -> str:
+        """The element of a tensor without dimensions, formatted as a Python scalar: ``f"{loss:.3f}"``.
+
+        Raises:
+            ArgumentTypeError: there is a format, and the tensor has dimensions.
+        """
+        x: Any = self
+        if not spec:
+            return str(x)
+        if x.ndim:
+            raise ArgumentTypeError(
+                f"format: {spec!r} of a tensor of shape {x.shape}; a format is for one element, such as x.item(), or "
+                "for a tensor without dimensions"
+            )
+        return format(x.item(), spec)
+
+    @property
+    def _is_scalar(self) -> bool:
+        """Whether a tensor without dimensions stands for what NumPy gives as a scalar, which never changes: results of
+        operators and of full indices. What is created, put or viewed is an array.
+        """
+        x: Any = self
+        return not x._aval.ndim and x._ledger is None and not hasattr(x._storage, "base")
+
+    def conj(self, out: Any = None) -> Any:
+        """``st.conj`` of this tensor."""
+        return _with_out(OPS["conj"], (self,), {"out": out})

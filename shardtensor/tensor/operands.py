@@ -1,0 +1,141 @@
+"""What operators take: tensors, host arrays, the arrays of backends, Python scalars; and what is known of a host
+array.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.ownership import read_only
+from shardtensor.backend.protocol import current_device
+from shardtensor.backend.registry import backend_of, owner_of
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.sharding.copy_plan import host_grid
+from shardtensor.sharding.layout import Grid, Shape, as_sharding
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor.value import aval
+
+
+def sharded_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype that tensors can have.
+
+    Raises:
+        ArgumentTypeError: it is none, or one of Python objects, text or records.
+    """
+    try:
+        known: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'") from None
+    if known.kind not in "biufcmM":
+        raise ArgumentTypeError(f"dtype {known} cannot be sharded; wanted bool, numbers or times")
+    return known
+
+
+class HostAval:
+    """What is known of a host array: shape and dtype. The same object for the same value, like `Aval`.
+
+    Raises:
+        ArgumentTypeError: tensors cannot have that dtype.
+    """
+
+    __slots__ = ("dtype", "nbytes", "ndim", "shape")
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any]) -> None:
+        self.shape = shape
+        self.dtype = sharded_dtype(dtype)
+        self.ndim = len(shape)
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+    @property
+    def grid(self) -> Grid:
+        """The one piece that it is."""
+        return host_grid(self.shape)
+
+
+host_aval = lru_cache(4096)(HostAval)
+
+
+def admit(x: Any, who: str) -> Any:
+    """An operand as plans take it: a tensor, a host array, a Python scalar or None.
+
+    An array on the device of the mapped function around this call is not committed: like a host array there, it goes
+    where the operands lie that were placed.
+
+    Raises:
+        ArgumentTypeError: it is nothing of the kind.
+    """
+    if x is None or type(x) is ShardedTensor or type(x) in SCALARS:
+        return x
+    if backend := owner_of(x):
+        device = backend.device_of(x)
+        backend.enter(device)
+        with backend.on(device):
+            mine = backend.xp.asarray(backend.asarray(x), copy=True)
+        backend.leave(device)  # the caller may write to x next
+        placed = device != current_device()
+        value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, who), placed)
+        return tensor(value, Storage(arrays=(mine,)))
+    if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # subclasses of Python's numbers, too
+        return np.asarray(x)
+    raise ArgumentTypeError(
+        f"{who}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
+        "(st.asarray makes a tensor of nested lists)"
+    )
+
+
+def located(x: Any) -> Any:
+    """A host array that is to be moved, as a tensor where it lies: in a mapped function on devices that share the
+    host's memory, such arrays are those of the call's device. Any other operand as it is.
+    """
+    device = current_device()
+    if not isinstance(x, np.ndarray) or device is None or not backend_of(device).one_memory:
+        return x
+    return tensor(aval(x.shape, x.dtype, as_sharding(device, x.ndim, "map"), False), Storage(read_only(x)))
+
+
+def is_data(x: Any) -> bool:
+    """Whether a leaf is an array that tensors can have; arrays of text and of objects are like any other leaf."""
+    return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or owner_of(x) is not None
+
+
+def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
+    """Scalars, and nested lists of them, as elements of that dtype: converted one by one, as NumPy assigns them. What
+    has no dimensions becomes a scalar of NumPy's. Errors call the argument ``name``.
+
+    Raises:
+        ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert them.
+    """
+    listed = isinstance(value, (list, tuple))
+    try:
+        if listed:
+            array = np.array(value, dtype=dtype)
+        else:
+            array = np.empty((), dtype)
+            array[()] = value
+    except TypeError as error:
+        raise ArgumentTypeError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
+    except ValueError as error:
+        if listed and "inhomogeneous" in str(error):
+            raise ShapeError(f"{name} has nested lists of different lengths ({error})") from None
+        raise ArgumentError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
+    return array if listed else array[()]
+
+
+def fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
+    """What `numpy.full` puts into arrays of that dtype: a scalar of NumPy's. Python integers must fit; floats, and
+    numbers that have a dtype, are cast.
+
+    Raises:
+        OverflowError: an integer does not fit.
+        ArgumentTypeError: NumPy has no such cast.
+    """
+    element = np.empty((), dtype)
+    try:
+        np.copyto(element, value, casting="unsafe")
+    except TypeError as error:
+        raise ArgumentTypeError(f"fill_value {value!r:.60} for elements of {dtype}: {error}") from None
+    return element[()]

@@ -1,0 +1,490 @@
+"""`ShardedTensor`: a handle on an immutable value whose pieces live on many devices. No algorithm is in here: what a
+tensor does, it asks of an operator through `call`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend.device import Device, HostArray
+from shardtensor.core import OPS, bind_into, call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, ShardTensorError
+from shardtensor.host.fork import in_children
+from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
+from shardtensor.sharding.mesh import Mesh
+from shardtensor.tensor.numpy_protocols import Operators
+from shardtensor.tensor.storage import Donated, Ledger, Storage, Writing
+from shardtensor.tensor.value import Aval, aval
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One device's part of a tensor.
+
+    Attributes:
+        device: where it is.
+        index: which part it is: ``x[index]``.
+        replica_id: 0 for the first device in mesh order that holds this part, 1 for the next, ...
+        data: the part, an array of the backend; not to be written to.
+    """
+
+    device: Device
+    index: tuple[slice, ...]
+    replica_id: int
+    data: Any
+
+
+class ShardedTensor(Operators):
+    """One NumPy-like array over many devices.
+
+    Made by `st.asarray`, `st.zeros`, `st.device_put` and their like, and by every operator; not by calling the class.
+    Operators give new tensors, whose sharding follows from their operands'. Indexing, ``T``, ``reshape`` and whatever
+    else is a view in NumPy are views: they write through, and see what is written later. Writing (``x[i] = v``,
+    ``x += y``, ``out=x``) keeps sharding and dtype, and shows in views of the tensor and nowhere else.
+
+    Tensors, meshes, shardings and devices can be pickled. A tensor is loaded onto the devices that it had: those of the
+    same backend and number. If one of them does not exist in the loading process, it is loaded onto the default mesh
+    (see `st.use_mesh`) instead, and a warning is logged: with its spec if the mesh has the axes that it names, else
+    split along its first dimension. A tensor of one device goes to one device.
+
+    >>> x = st.arange(6, device=st.make_mesh((3,), ("x",)))
+    >>> x + 1
+    ShardedTensor(shape=(6,), dtype=int64, sharding=P('x') on Mesh(x=3; numpy:0..2))
+    [1 2 3 4 5 6]
+    """
+
+    __slots__ = ("__weakref__", "_aval", "_ledger", "_storage")
+
+    _aval: Aval
+    _storage: Any  # Storage; or what stands in for one: a view, an element, a value being written, or Donated
+    _ledger: Ledger | None
+
+    def __init__(self) -> None:
+        raise ArgumentTypeError(
+            "ShardedTensor: not made by calling the class; use st.asarray, st.device_put or st.zeros"
+        )
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """The size of each dimension."""
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of the elements."""
+        return self._aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._aval.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._aval.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements, each counted once however many devices hold it."""
+        return self._aval.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self._aval.dtype.itemsize
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Which device holds which part."""
+        return self._aval.sharding
+
+    @property
+    def device(self) -> Device | Mesh:
+        """The group of devices it lives on: the mesh, or the device itself where there is one. Never the layout."""
+        mesh = self._aval.sharding.mesh
+        return mesh if mesh.size > 1 else mesh.flat[0]
+
+    @property
+    def committed(self) -> bool:
+        """Whether somebody chose its place. A tensor created without ``device=`` yields to any that was placed."""
+        return self._aval.committed
+
+    def devices(self) -> set[Device]:
+        """The devices that hold a part of it."""
+        return self._aval.sharding.device_set
+
+    @property
+    def is_donated(self) -> bool:
+        """Whether its memory was given away with ``donate=True``."""
+        storage = self._storage
+        return isinstance(getattr(storage, "base", self)._storage, Donated)
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The parts that this process holds, in mesh order.
+
+        >>> [s.data.tolist() for s in st.arange(5, device=st.make_mesh((2,), ("x",))).addressable_shards]
+        [[0, 1, 2], [3, 4]]
+        """
+        grid, seen, shards = self._aval.grid, dict[int, int](), []
+        backend = self._aval.backend
+        numbers = grid.linear_parts().tolist()
+        parked = getattr(self._storage, "shards", None)
+        arrays = [backend.export(a) for a in shard_arrays(self)] if parked is None else parked()
+        for k, (device, data) in enumerate(zip(grid.devices, arrays, strict=True)):
+            backend.leave(device)
+            replica = seen[numbers[k]] = seen.get(numbers[k], -1) + 1
+            shards.append(Shard(device, grid.index(k), replica, data))
+        return shards
+
+    def block_until_ready(self) -> ShardedTensor:
+        """Waits until its elements are computed, and returns it."""
+        storage = self._storage
+        if hasattr(storage, "settle"):
+            storage.settle()
+        else:
+            assert storage.array is not None or storage.arrays is not None
+        for device in self._aval.sharding.mesh.flat:
+            self._aval.backend.synchronize(device)
+        return self
+
+    # -- elsewhere ---------------------------------------------------------------------------------
+
+    def to_device(self, device: Device | Mesh | NamedSharding, /, *, stream: None = None) -> ShardedTensor:
+        """The same elements on a device, a mesh or in a sharding (see `st.device_put`)."""
+        if stream is not None:
+            raise ArgumentError("to_device: stream must be None; each device has its own")
+        return call("reshard", self, sharding=device)  # type: ignore[no-any-return]
+
+    def reshard(self, sharding: NamedSharding) -> ShardedTensor:
+        """The same elements in another sharding (see `st.reshard`)."""
+        return call("reshard", self, sharding=sharding)  # type: ignore[no-any-return]
+
+    def shard(self, axis: int = 0, *, devices: Sequence[Device] | None = None) -> list[ShardedTensor]:
+        """A list of single-device tensors: see `st.shard`."""
+        return call("shard", self, axis=axis, devices=devices)  # type: ignore[no-any-return]
+
+    def to_batched_list(self, batch_size: int, *, leftover: str = "keep") -> list[ShardedTensor]:
+        """Its rows in batches: see `st.to_batched_list`."""
+        return call("to_batched_list", self, batch_size=batch_size, leftover=leftover)  # type: ignore[no-any-return]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
+        array: HostArray = call("to_host", self)
+        if dtype is not None and array.dtype != np.dtype(dtype):
+            if copy is False:
+                raise ShapeError(
+                    f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
+                )
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return call("dlpack_device", self)  # type: ignore[no-any-return]
+
+    def tolist(self) -> Any:
+        """The elements as nested Python lists (a scalar for 0-d)."""
+        return np.asarray(self).tolist()
+
+    def item(self) -> Any:
+        """The only element, as a Python scalar.
+
+        Raises:
+            ShapeError: it has not exactly one.
+        """
+        if self.size != 1:
+            raise ShapeError(f"item: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one")
+        return np.asarray(self).item()
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(
+                f"bool: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one "
+                "(x.any() and x.all() are true or false)"
+            )
+        return bool(np.asarray(self).reshape(())[()])
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    def __index__(self) -> int:
+        if self.ndim or self.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                f"index: a tensor of shape {self.shape} and dtype {self.dtype} is no index; wanted an integer one "
+                "without dimensions"
+            )
+        return int(self._scalar("index"))
+
+    def _scalar(self, who: str) -> Any:
+        """The element of a tensor without dimensions. Others do not convert, as in NumPy and in the standard."""
+        if self.ndim:
+            raise ArgumentTypeError(
+                f"{who}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
+                "only element of any shape)"
+            )
+        return np.asarray(self)[()]
+
+    # -- its elements ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise ArgumentTypeError("len: the tensor has no dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[ShardedTensor]:
+        if not self.ndim:
+            raise ArgumentTypeError("iter: the tensor has no dimensions")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __getitem__(self, index: Any) -> ShardedTensor:
+        return call("getitem", self, index)  # type: ignore[no-any-return]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        bind_into(self, OPS["setitem"], (self, value), (index,))
+
+    @property
+    def real(self) -> ShardedTensor:
+        """The real part: a view."""
+        return call("real", self)  # type: ignore[no-any-return]
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        (self if self.dtype.kind != "c" or self._is_scalar else self.real)[...] = value
+
+    @property
+    def imag(self) -> ShardedTensor:
+        """The imaginary part: a view where the elements are complex."""
+        return call("imag", self)  # type: ignore[no-any-return]
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if self.dtype.kind != "c":
+            raise ArgumentTypeError(f"imag: a tensor of {self.dtype} has no imaginary part to write to")
+        (self if self._is_scalar else self.imag)[...] = value
+
+    def fill(self, value: Any) -> None:
+        """Writes a scalar to every element."""
+        self[...] = value
+
+    @property
+    def T(self) -> ShardedTensor:  # noqa: N802 - the standard's name
+        """The transpose: all dimensions in reverse order."""
+        return call("permute_dims", self, tuple(range(self.ndim))[::-1])  # type: ignore[no-any-return]
+
+    @property
+    def mT(self) -> ShardedTensor:  # noqa: N802 - the standard's name
+        """The transpose of its last two dimensions."""
+        return call("matrix_transpose", self)  # type: ignore[no-any-return]
+
+    def transpose(self, *axes: Any) -> ShardedTensor:
+        """Its dimensions in the order ``axes``, reversed without any: a view."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], SupportsIndex) else axes
+        return self.T if order is None or not len(order) else call("permute_dims", self, tuple(order))
+
+    def swapaxes(self, axis1: int, axis2: int, /) -> ShardedTensor:
+        """Two of its dimensions exchanged: a view."""
+        order = list(range(self.ndim))
+        try:
+            order[axis1], order[axis2] = order[axis2], order[axis1]
+        except IndexError:
+            raise AxisError(f"swapaxes: axes {axis1} and {axis2} of a tensor of {self.ndim} dimensions") from None
+        return call("permute_dims", self, tuple(order))  # type: ignore[no-any-return]
+
+    def ravel(self) -> ShardedTensor:
+        """Its elements in one dimension: a view where they lie one after the other, else a copy."""
+        flat = call("reshape", self, shape=(-1,))
+        window = getattr(flat._storage, "window", None)
+        straight = window is None or flat.size == 1 or (window.strides == (1,) and not window.part)
+        return flat if straight else self.flatten()
+
+    def flatten(self) -> ShardedTensor:
+        """A copy of its elements in one dimension."""
+        return call("reshape", self, shape=(-1,), copy=True)  # type: ignore[no-any-return]
+
+    def reshape(self, *shape: Any, copy: bool | None = None) -> ShardedTensor:
+        """The elements in another shape: see `st.reshape`."""
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape
+        return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
+
+    def astype(self, dtype: npt.DTypeLike, *, copy: bool = True) -> ShardedTensor:
+        """The elements in another dtype: see `st.astype`."""
+        return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
+
+    # -- copies ------------------------------------------------------------------------------------
+
+    def copy(self) -> ShardedTensor:
+        """A tensor of its own with the same value. Memory is copied when one of the two is written. What stands for a
+        scalar of NumPy's, such as a sum of all elements, stays one, which cannot be written.
+        """
+        storage = self._storage
+        if type(storage) is Storage:
+            made = tensor(self._aval, Storage(storage.array, storage.arrays))
+        else:
+            made = tensor(self._aval, call("reshard", self, sharding=self.sharding, may_alias=False)._storage)
+        return made if self._is_scalar else own(made)
+
+    def __copy__(self) -> ShardedTensor:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedTensor:
+        return self.copy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        scalar = self._is_scalar
+        return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed, scalar)
+
+    # -- how it looks ------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        sharding = self.sharding
+        kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
+        layout = f"{sharding.spec!r} on {sharding.mesh!r}{kind}"
+        head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
+        if self.is_donated:
+            return f"{head} <donated>"
+        if self._aval.backend.simulated:
+            return head
+        return f"{head}\n{_values(self)}"
+
+    def _repr_html_(self) -> str:
+        from shardtensor.sharding.visualize import html
+
+        return html(self)
+
+
+ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
+"""What operators take: tensors, host arrays and NumPy scalars (which go into the layout that is wanted), Python
+scalars (which stay scalars and do not widen a dtype); and the arrays of a backend.
+"""
+
+SCALARS = frozenset((bool, int, float, complex))
+
+
+def tensor(value: Aval, storage: Any) -> ShardedTensor:
+    """A handle on a value."""
+    x = _new(ShardedTensor)
+    x._aval = value
+    x._storage = storage
+    x._ledger = None
+    return x
+
+
+def ledger_of(x: ShardedTensor) -> Ledger:
+    """The tensor's ledger, which it gets when it first needs one."""
+    if x._ledger is None:
+        with _making_ledgers:
+            if x._ledger is None:
+                x._ledger = Ledger()
+    return x._ledger
+
+
+_making_ledgers = threading.Lock()
+
+
+@in_children
+def _unlock() -> None:
+    global _making_ledgers
+    _making_ledgers = threading.Lock()
+
+
+def own(x: ShardedTensor) -> ShardedTensor:
+    """The same tensor, which is an array even if it has no dimensions, and not what NumPy gives as a scalar."""
+    if not x._aval.ndim:
+        ledger_of(x)
+    return x
+
+
+def give_away(x: ShardedTensor, who: str) -> None:
+    """Takes a tensor's memory from it, for ``donate=True``."""
+    ledger = ledger_of(x)
+    with ledger.lock:
+        ledger.forget()
+        ledger.version += 1
+        x._storage = Donated(who)
+
+
+_new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
+
+
+def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
+    """The backend's array of each device, in mesh order."""
+    storage = x._storage
+    arrays = storage.arrays
+    if arrays is not None:
+        return arrays  # type: ignore[no-any-return]
+    whole, grid = storage.array, x._aval.grid
+    if not x.ndim or len(grid.devices) == 1:
+        return (whole,) * len(grid.devices)
+    return tuple([whole[index] for index in grid.indices])
+
+
+def settled(x: ShardedTensor) -> Any:
+    """The storage of a tensor, after writes that are in progress.
+
+    Raises:
+        DonatedError: the tensor was given away.
+    """
+    storage = x._storage
+    return storage.stored() if type(storage) in (Writing, Donated) else storage
+
+
+def _unpickle(
+    data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool, scalar: bool = False
+) -> ShardedTensor:
+    """What `__reduce__` describes; without ``scalar``, what earlier versions did. On other devices than it had the
+    tensor is not committed: nothing asked for its place.
+    """
+    target = on_existing_devices(sharding, len(shape))
+    try:
+        x = call("reshard", data.reshape(shape), sharding=target)
+    except ShardTensorError as error:
+        raise type(error)(
+            f"unpickle: a tensor that was pickled on {sharding.mesh!r} does not load on {target.mesh!r}: {error}. "
+            "Load it within `with st.use_mesh(mesh):`, with a mesh of another backend"
+        ) from None
+    made = tensor(aval(x.shape, x.dtype, target, committed and target == sharding), x._storage)
+    return made if scalar else own(made)
+
+
+def _values(x: ShardedTensor, edge: int = 3) -> str:
+    """The elements as text. Of a large tensor only the corners are read."""
+    if x.size <= np.get_printoptions()["threshold"]:
+        return str(np.asarray(x))
+    shown: list[Any] = [slice(None) if n <= 2 * edge + 1 else (slice(0, edge + 1), slice(n - edge, n)) for n in x.shape]
+    corners = _corners(x, shown, ())
+    with np.printoptions(threshold=0, edgeitems=edge):
+        return str(corners)
+
+
+def _corners(x: ShardedTensor, shown: list[Any], index: tuple[slice, ...]) -> HostArray:
+    dimension = len(index)
+    if dimension == len(shown):
+        return call("to_host", x, index=index)  # type: ignore[no-any-return]
+    here = shown[dimension]
+    if isinstance(here, slice):
+        return _corners(x, shown, (*index, here))
+    return np.concatenate([_corners(x, shown, (*index, part)) for part in here], axis=dimension)

@@ -1,0 +1,122 @@
+"""What a tensor is a handle on: what is known of a value (`Aval`), and where its elements are kept (`Storage`)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.device import HostArray
+from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import backend_of_group
+from shardtensor.errors import ArgumentTypeError
+from shardtensor.host import memory_pool as pool
+from shardtensor.host.blockwise import copy_into
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+
+
+class Aval:
+    """What is known of a tensor without its elements: shape, dtype, sharding, and whether somebody chose the sharding.
+
+    Made by `aval`, which gives the same object for the same value, so that avals are compared and hashed by identity:
+    that is what keeps a look-up in the plan cache under a microsecond.
+    """
+
+    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "parked", "shape", "sharding", "size")
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
+        sharding.check_rank(len(shape), "sharding")
+        self.shape = shape
+        self.dtype = dtype
+        self.sharding = sharding
+        self.committed = committed
+        self.ndim = len(shape)
+        self.size = math.prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+        self.backend: Backend = backend_of_group(sharding.mesh.flat)
+        self.parked = (
+            self.backend.pinned_host and sharding.memory_kind == "pinned_host"
+        )  # see shardtensor.communication.offload
+        if not self.backend.has_dtype(dtype):
+            raise ArgumentTypeError(
+                f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, or use another backend"
+            )
+
+    @property
+    def grid(self) -> Grid:
+        """Its shards."""
+        return self.sharding.grid(self.shape)
+
+
+@functools.lru_cache(8192)
+def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
+    """The `Aval` of that value."""
+    return Aval(shape, dtype, sharding, committed)
+
+
+def memory_kind(values: Iterable[Aval]) -> str | None:
+    """Where the result of an operator lies: in host memory only if all that it reads does."""
+    kinds = {value.sharding.memory_kind for value in values}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def on_devices(value: Aval) -> Aval:
+    """The same in device memory."""
+    if not value.parked:
+        return value
+    return aval(value.shape, value.dtype, value.sharding.with_memory_kind("device"), value.committed)
+
+
+def whole_of(array: Any, value: Aval) -> HostArray:
+    """What a kernel gave, as the buffer of a tensor: an array, of the dtype that was promised.
+
+    It stays writable, though nothing writes to it: NumPy copies read-only arrays before some reductions (argmax). What
+    leaves the library is a read-only view.
+    """
+    if type(array) is not np.ndarray or array.dtype != value.dtype:
+        array = Ghost(value.shape, value.dtype) if type(array) is Ghost else np.asarray(array, dtype=value.dtype)
+    return array  # type: ignore[no-any-return]
+
+
+def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
+    """One array from the pieces, and how many bytes were copied: none where they lie in one buffer as they should."""
+    if value.backend.simulated:
+        return Ghost(value.shape, value.dtype), 0  # type: ignore[return-value]
+    grid = value.grid
+    owners = [k for k in grid.owners() if pieces[k].size]
+    if len(owners) == 1 and pieces[owners[0]].shape == value.shape:
+        return pieces[owners[0]], 0
+    whole = in_place([pieces[k] for k in owners], [[b for b, _ in grid.box(k)] for k in owners], value.shape)
+    if whole is not None:
+        return whole, 0
+    array = pool.empty(value.shape, value.dtype)
+    for k in owners:
+        copy_into(array[grid.index(k)], pieces[k], breaks=True)
+    return array, array.nbytes
+
+
+def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape: Shape) -> HostArray | None:
+    """The array of that shape whose parts the pieces are, the first one at its origin, where they lie in one buffer as
+    its parts do; else None.
+    """
+    first = pieces[0] if pieces else None
+    if first is None or first.base is None or any(begins[0]):
+        return None
+    base, start = pool.owner_of(first), _address(first)
+    aligned = all(
+        pool.owner_of(piece) is base
+        and piece.strides == first.strides
+        and _address(piece) - start == sum(b * stride for b, stride in zip(begin, first.strides, strict=True))
+        for piece, begin in zip(pieces, begins, strict=True)
+    )
+    if not aligned or not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+        return None
+    return np.ndarray(shape, first.dtype, base, start - _address(base), first.strides)
+
+
+def _address(array: HostArray) -> int:
+    return int(array.__array_interface__["data"][0])

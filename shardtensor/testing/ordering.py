@@ -1,0 +1,252 @@
+"""The part of the suite about what happens when: devices that work behind the caller's back, copies between them, and
+memory that is freed at once. What is not ordered shows as wrong numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+import shardtensor as st
+from shardtensor.backend import Device, HostArray
+from shardtensor.testing.base import Kit
+from shardtensor.testing.layouts import array
+
+COMPUTED = "Backend.to_host: the values once they are computed"
+COPY = "Backend.to_device: a copy on the destination, nobody else's"
+WAITS = "Backend.record and wait: what is queued on a device after wait(device, token) runs after the token"
+KEPT = "Backend.to_device: the memory of the source is not given to others before it is read"
+NOT_SOLE = "Backend.to_device: the source is not `sole` before it is read"
+OFFLOAD = "Backend.offload and onload: a copy in host memory, and the way back"
+
+
+class OrderTests(Kit):
+    """Each device does what it is told in order; `record` and `wait` order what crosses devices."""
+
+    def test_reading_waits_for_what_is_queued(self) -> None:
+        """A host read at the end of a chain of work sees its end."""
+        for device in self.devices:
+            for times in (1, self.chain, 4 * self.chain):
+                x, wanted = self.worked(device, self.numbers(), times)
+                self.same(self.get(x, device), wanted, COMPUTED, f"after {times} additions on {device}")
+
+    def test_host_copies_stay(self) -> None:
+        """What was read does not change with what is queued afterwards, nor with what is read next."""
+        device = self.devices[0]
+        x, wanted = self.worked(device, self.numbers())
+        with self.it.on(device):
+            host = self.it.to_host(x, device)
+            x = self.it.xp.multiply(x, 0)
+            later = self.it.to_host(x, device)
+        self.same(np.asarray(host), wanted, COMPUTED, "and what is read later shows in them")
+        self.same(np.asarray(later), wanted * 0, COMPUTED)
+
+    def test_copies_between_all_devices(self) -> None:
+        """Every pair, a device and itself included; shapes and dtypes of all kinds."""
+        for source in self.devices:
+            for destination in self.devices:
+                for shape, dtype in [((), 0), ((0, 3), 0), ((5,), -1), ((3, 4, 5), 0), ((2, 3), -1)]:
+                    host = array(shape, self.dtypes[dtype], 5)
+                    made = self.send(self.put(host, source), source, destination)
+                    self.must(self.it.is_array(made), COPY, type(made))
+                    self.same(self.get(made, destination), host, COPY, f"from {source} to {destination}")
+
+    def test_copies_are_nobody_elses(self) -> None:
+        """What is written to the copy does not show in the source, nor the other way round."""
+        for source in self.devices:
+            for destination in self.devices:
+                x = self.put(self.numbers(), source)
+                y = self.send(x, source, destination)
+                self.write(y, 0, destination)
+                where = f"from {source} to {destination}"
+                self.same(self.get(x, source), self.numbers(), COPY, f"the source, after the copy was written, {where}")
+                y = self.send(x, source, destination)
+                self.get(y, destination)
+                self.write(x, 0, source)
+                self.same(self.get(y, destination), self.numbers(), COPY, f"the copy, after the source was, {where}")
+
+    def test_copies_wait_for_their_source(self) -> None:
+        """Work on one device, then a copy to another one, which works on with it, read at once."""
+        for source, destination in self.pairs:
+            x, wanted = self.worked(source, self.numbers())
+            y = self.send(x, source, destination)
+            with self.it.on(destination):
+                y = self.it.xp.multiply(y, 2)
+            self.same(self.get(y, destination), wanted * 2, WAITS, f"a copy from {source} to {destination}")
+
+    def test_copies_that_go_round(self) -> None:
+        """A chain over all devices and back: each waits for the one before."""
+        x, wanted = self.worked(self.devices[0], self.numbers())
+        ring = [*self.devices, self.devices[0]] * 3
+        for source, destination in itertools.pairwise(ring):
+            x = self.send(x, source, destination)
+            with self.it.on(destination):
+                x = self.it.xp.add(x, 1)
+            wanted = wanted + np.asarray(1, wanted.dtype)
+        self.same(self.get(x, ring[-1]), wanted, WAITS, f"after {len(ring) - 1} copies in a ring")
+
+    def test_devices_that_wait_for_each_other(self) -> None:
+        """Tokens are of what was queued before: two devices that wait for one another do not hang."""
+        for a, b in self.pairs:
+            (x, of_x), (y, of_y) = self.worked(a, self.numbers()), self.worked(b, self.numbers())
+            first, second = self.it.record(a), self.it.record(b)
+            self.it.wait(b, first)
+            self.it.wait(a, second)
+            x, y = self.send(x, a, b), self.send(y, b, a)
+            self.same(self.get(x, b), of_x, WAITS)
+            self.same(self.get(y, a), of_y, WAITS)
+
+    def test_sources_may_go_at_once(self) -> None:
+        """The source's last reference is dropped as soon as it is told to be copied, and memory is asked for again."""
+        for source, destination in self.pairs:
+            copies = []
+            for n in range(8):
+                x, wanted = self.worked(source, self.numbers(first=n + 1))
+                copies.append((self.send(x, source, destination), wanted))
+                del x
+                with self.it.on(source):
+                    again = [self.it.xp.zeros((self.size,), dtype=np.dtype(self.dtype)) for _ in range(4)]
+                del again
+            for y, wanted in copies:
+                self.same(self.get(y, destination), wanted, KEPT, f"from {source} to {destination}")
+
+    def test_sources_are_not_sole_before_they_are_read(self) -> None:
+        """Where a source is said to be `sole` at once, it is overwritten: the copy must not see that."""
+        for source, destination in self.pairs:
+            x, wanted = self.worked(source, self.numbers())
+            y = self.send(x, source, destination)
+            with self.it.on(source):
+                alone = self.it.sole(x, 1)
+            if alone:
+                self.write(x, 0, source)
+                self.get(x, source)
+            self.same(self.get(y, destination), wanted, NOT_SOLE, f"from {source} to {destination}")
+
+    def test_random_traffic(self) -> None:
+        """Work, copies, writes where that is allowed, and deletions, in random order, on all devices."""
+        for seed in range(4):
+            _Traffic(self, seed).run(10 * self.examples)
+
+    def test_traffic_in_threads(self) -> None:
+        """The same from several threads at once."""
+        with ThreadPoolExecutor(4) as pool:
+            for _ in pool.map(lambda seed: _Traffic(self, seed).run(4 * self.examples), range(100, 104)):
+                pass  # what a thread raised is raised here
+
+    # -- host memory that devices copy fast from ---------------------------------------------------
+
+    def test_offload_and_back(self) -> None:
+        """There and back, at once and after `settle`; on all devices, for shapes of all kinds."""
+        for device in self.devices:
+            for host in (
+                self.numbers(),
+                self.numbers(0),
+                np.asarray(self.numbers(1)[0]),
+                self.numbers(24).reshape(4, 6),
+            ):
+                for settled in (True, False):
+                    x, wanted = self.worked(device, host)
+                    self.same(self._back(x, device, settled), wanted, OFFLOAD, f"of shape {host.shape} on {device}")
+
+    def test_pin(self) -> None:
+        """A host array in that memory: a copy."""
+        device, host = self.devices[0], self.numbers()
+        pinned = self.it.pin(host)
+        host[...] = 0
+        with self.it.on(device):
+            x, token = self.it.onload(pinned, device, None)
+        if token is not None:
+            self.it.wait(device, token)
+        self.same(self.get(x, device), self.numbers(), "Backend.pin: a copy of a host array, which may be written")
+
+    def test_memory_kind_pinned_host(self) -> None:
+        """A tensor that waits there: the same values there, back, and read where it is; nothing shows a later write."""
+        mesh = st.make_mesh((len(self.devices),), ("x",), devices=list(self.devices))
+        host = self.numbers(41)
+        there = st.device_put(host, st.NamedSharding(mesh, st.P("x"), memory_kind="pinned_host"))
+        self.must(there.sharding.memory_kind == "pinned_host", "memory kinds are kept", there.sharding)
+        self.same(np.asarray(there), host, OFFLOAD, "read on the host")
+        back = st.device_put(there, st.NamedSharding(mesh, st.P("x")))
+        self.same(np.asarray(back + 1), host + 1, OFFLOAD, "back on the devices")
+        away = st.device_put(back, there.sharding)
+        back[:] = 0
+        self.same(np.asarray(away), host, OFFLOAD, "after the tensor that it was made of was written")
+
+    def _back(self, x: Any, device: Device, settled: bool) -> HostArray:
+        with self.it.on(device):
+            there, token = self.it.offload(x, device)
+        del x
+        if settled and token is not None:
+            self.it.settle(token)
+        with self.it.on(device):
+            self.it.xp.zeros((self.size,), dtype=np.dtype(self.dtype))
+            back, after = self.it.onload(there, device, token)
+        if after is not None:
+            self.it.wait(device, after)
+        return self.get(back, device)
+
+
+class _Traffic:
+    """Arrays on devices, each with what it should be, and random things done to them."""
+
+    def __init__(self, kit: Kit, seed: int) -> None:
+        self.kit = kit
+        self.random = np.random.default_rng(seed)
+        self.held: list[tuple[Any, Device, HostArray]] = []
+
+    def run(self, steps: int) -> None:
+        for step in range(steps):
+            actions = [self._make, self._work, self._work, self._copy, self._copy, self._copy, self._write, self._drop]
+            actions[self.random.integers(len(actions)) if len(self.held) > 2 else 0]()
+            if step % 16 == 15:
+                self._read(self._pick())
+        for one in self.held:
+            self._read(one)
+
+    def _pick(self) -> tuple[Any, Device, HostArray]:
+        return self.held[self.random.integers(len(self.held))]
+
+    def _some_device(self) -> Device:
+        return self.kit.devices[int(self.random.integers(len(self.kit.devices)))]
+
+    def _make(self) -> None:
+        device, value = self._some_device(), self.kit.numbers(first=int(self.random.integers(1, 50)))
+        self.held.append((self.kit.put(value, device), device, value))
+
+    def _work(self) -> None:
+        x, device, value = self._pick()
+        xp = self.kit.it.xp
+        with self.kit.it.on(device):
+            for _ in range(self.kit.chain // 4):
+                x = xp.subtract(101, x)
+                value = np.asarray(101, value.dtype) - value
+        self.held.append((x, device, value))
+
+    def _copy(self) -> None:
+        x, device, value = self._pick()
+        destination = self._some_device()
+        self.held.append((self.kit.send(x, device, destination), destination, value))
+        if self.random.random() < 0.5:
+            self._drop()
+
+    def _write(self) -> None:
+        at = self.random.integers(len(self.held))
+        x, device, value = self.held.pop(at)
+        with self.kit.it.on(device):
+            alone = self.kit.it.sole(x, 1)
+        if alone:
+            self.kit.write(x, 7, device)
+            value = np.full_like(value, 7)
+        self.held.append((x, device, value))
+
+    def _drop(self) -> None:
+        self.held.pop(self.random.integers(len(self.held)))
+        if not self.held:
+            self._make()
+
+    def _read(self, one: tuple[Any, Device, HostArray]) -> None:
+        x, device, value = one
+        self.kit.same(self.kit.get(x, device), value, f"{WAITS}; {NOT_SOLE}", "random traffic between devices")

@@ -1,0 +1,1439 @@
+"""The backend of CuPy on the double of it: that it is right in whatever order GPUs run, and needs all that it does for
+that. Each safeguard is taken out of its source, and the same program must then fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.backend import Backend, Device
+from shardtensor.backend import registry as plugins
+from shardtensor.communication.communicator import Exchange
+from shardtensor.errors import BackendError
+from shardtensor.host import threads as team
+from tests import fakecupy
+from tests.fakecupy import Race, WrongDeviceError
+
+pytest.importorskip("array_api_compat", reason="array-api-compat is not installed")
+
+import shardtensor_cupy
+from shardtensor_cupy import CuPyBackend, copies, lanes, nccl
+
+ROOT = Path(__file__).parents[2]
+ORDERS: list[dict[str, Any]] = [{"scheduler": "lazy"}, {"scheduler": "eager"}, *[{"seed": n} for n in range(3)]]
+_numbers = itertools.count()
+
+
+class Machine:
+    """Some GPUs that do not exist, and a backend of its own on them, two logical devices on each of two."""
+
+    def __init__(self, backend: CuPyBackend) -> None:
+        self.cupy: Any = backend._cupy
+        self.backend = backend
+        self.devices = list(backend.devices())
+
+    def mesh(self, *positions: int) -> st.Mesh:
+        """Those devices in a row, axis ``d``; without positions all of them."""
+        return st.Mesh([self.devices[k] for k in positions] or self.devices, "d")
+
+    def state(self) -> Any:
+        """What is current in this thread."""
+        cuda = self.cupy.cuda
+        count = cuda.runtime.getDeviceCount()
+        return cuda.runtime.getDevice(), [cuda.get_current_stream(k).ptr for k in range(count)]
+
+    def used(self) -> list[int]:
+        """Bytes in use of each GPU."""
+        used = []
+        for k in range(self.cupy.cuda.runtime.getDeviceCount()):
+            with self.cupy.cuda.Device(k):
+                used.append(self.cupy.get_default_memory_pool().used_bytes())
+        return used
+
+
+@contextlib.contextmanager
+def machine(count: int = 4, *, name: str | None = None, **config: Any) -> Iterator[Machine]:
+    """A machine for the length of a test: nothing may race on it, or be left current."""
+    fakecupy.install(**config)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SHARDTENSOR_NUM_DEVICES", str(count))
+            name = name or f"cupy{next(_numbers)}"  # plans and values know a backend by its name
+            made = Machine(type("Double", (CuPyBackend,), {"name": name})())
+            patch.delitem(plugins._loaded, "cupy", raising=False)  # whose arrays these would be, too
+            patch.setitem(plugins._loaded, name, made.backend)
+            before = made.state()
+            yield made
+            assert made.state() == before, "what was current before is so again"
+            races = list(fakecupy.races)
+            assert races == []
+    finally:
+        fakecupy.uninstall()
+
+
+@pytest.fixture(params=ORDERS, ids=lambda p: "-".join(map(str, p.values())))
+def gpus(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """Two GPUs and four devices, in every order."""
+    with machine(**request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def lazy() -> Iterator[Machine]:
+    """The same where nothing runs before somebody waits for it."""
+    with machine(scheduler="lazy") as made:
+        yield made
+
+
+def same(x: Any, wanted: Any) -> None:
+    np.testing.assert_array_equal(np.asarray(x), wanted)
+
+
+def address(x: st.ShardedTensor, k: int = 0) -> int:
+    """Where a shard is. No reference is kept."""
+    return int(x._storage.arrays[k].data.ptr)
+
+
+def numbers(n: int = 24) -> np.ndarray:
+    return np.arange(1.0, n + 1)
+
+
+# -- programs that need the safeguards -------------------------------------------------------------
+
+
+def moves(m: Machine) -> None:
+    """Work, a copy, work on the copy: between GPUs, and between devices that share one."""
+    for a, b in ((0, 1), (0, 2), (3, 0)):
+        x = st.device_put(numbers(), m.devices[a]) * 2
+        same(st.device_put(x, m.devices[b]) + 1, numbers() * 2 + 1)
+
+
+def copies_and_writes(m: Machine) -> None:
+    """The source is written while its copy is on its way: in place, and the copy does not see it."""
+    for b in (1, 2):
+        x = st.device_put(numbers(), m.devices[0]) * 2
+        place = address(x)
+        y = st.device_put(x, m.devices[b])
+        x += 1
+        x[3:] = 0
+        assert address(x) == place
+        same(y, numbers() * 2)
+        same(x, [3, 5, 7] + [0] * 21)
+
+
+def drops(m: Machine) -> None:
+    """The source is dropped while its copy is on its way, and its memory asked for again."""
+    made = []
+    for n in range(4):
+        for b in (1, 2):
+            x = st.device_put(numbers(), m.devices[0]) * n
+            made.append((st.device_put(x, m.devices[b]), n))
+            del x
+            again = [st.zeros(24, device=m.devices[0]) for _ in range(2)]
+            del again
+    for y, n in made:
+        same(y, numbers() * n)
+
+
+def turns(m: Machine) -> None:
+    """Rows become columns: what is sent is no contiguous part of what is there."""
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
+        mesh = m.mesh(*order)
+        host = numbers(64).reshape(8, 8)
+        x = st.device_put(host, st.NamedSharding(mesh, st.P("d"))) + 1
+        y = st.reshard(x, st.NamedSharding(mesh, st.P(None, "d")))
+        del x
+        z = st.zeros((8, 8), device=mesh) + 5
+        same(y * 2, (host + 1) * 2)
+        same(z, np.full((8, 8), 5))
+
+
+def staged(m: Machine) -> None:
+    """GPUs that are no peers: copies go through the host."""
+    made = []
+    for n in range(6):
+        x = st.device_put(numbers(), m.devices[0]) * n
+        made.append(st.device_put(x, m.devices[2]))
+        x += 1
+        del x
+        st.zeros(24, device=m.devices[0])
+    m.backend.synchronize(m.devices[0])  # the first half of each is done before the second half of any
+    for n, y in enumerate(made):
+        same(y + 1, numbers() * n + 1)
+
+
+def damaged(m: Machine) -> None:
+    """GPUs that say that they are peers, and are not."""
+    x = st.device_put(numbers(2000), m.devices[0]) * 3
+    same(st.device_put(x, m.devices[2]), numbers(2000) * 3)
+    same(st.device_put(st.device_put(x, m.devices[1]), m.devices[3]), numbers(2000) * 3)
+
+
+def offloads(m: Machine) -> None:
+    """To page-locked memory and back, the source dropped or written meanwhile."""
+    mesh = m.mesh()
+    away, here = st.NamedSharding(mesh, st.P("d"), memory_kind="pinned_host"), st.NamedSharding(mesh, st.P("d"))
+    made = []
+    for n in range(4):
+        x = st.device_put(numbers(), here) * n
+        made.append(st.device_put(x, away))
+        if n % 2:
+            x += 1
+        del x
+        again = st.zeros(24, device=mesh) - 7
+        back = st.device_put(made[-1], here) + 1
+        same(back, numbers() * n + 1)
+        same(again, np.full(24, -7))
+    for n, y in enumerate(made):
+        same(y, numbers() * n)
+
+
+def comes_back(m: Machine) -> None:
+    """Replicas share one host copy, which one device makes and all read."""
+    mesh = m.mesh()
+    x = st.device_put(numbers(), st.NamedSharding(mesh, st.P())) * 3
+    away = st.device_put(x, st.NamedSharding(mesh, st.P(), memory_kind="pinned_host"))
+    back = st.device_put(away, st.NamedSharding(mesh, st.P()))
+    for k in (3, 2, 1, 0):
+        same(m.backend.to_host(back._storage.arrays[k], m.devices[k]), numbers() * 3)
+
+
+def comes_and_goes(m: Machine) -> None:
+    """What is in page-locked memory is dropped as soon as it is told to come."""
+    here = st.NamedSharding(m.mesh(0), st.P())
+    made = []
+    for n in range(4):
+        away = st.device_put(numbers() * n, here.with_memory_kind("pinned_host"))
+        made.append(st.device_put(away, here))
+        del away
+        made.append(
+            st.device_put(
+                st.device_put(st.zeros(24, device=m.devices[0]) + n, here.with_memory_kind("pinned_host")), here
+            )
+        )
+    for n in range(4):
+        same(made[2 * n], numbers() * n)
+        same(made[2 * n + 1], np.full(24, n))
+
+
+def written_at_once(m: Machine) -> None:
+    """What comes from host memory is written as soon as it is told to come, and so is what goes there: the buffer is
+    needed all the same, and other buffers are asked for meanwhile.
+    """
+    here = st.NamedSharding(m.mesh(0), st.P())
+    away = here.with_memory_kind("pinned_host")
+    made, others, x = [], [], st.device_put(numbers(), m.devices[0]) * 1
+    for n in range(4):
+        y = st.device_put(st.device_put(numbers() * n, away), here)
+        y[3:] = n
+        z = st.device_put(x, m.devices[2])  # through the host where GPUs are no peers
+        z[3:] = n
+        st.device_put(x, away)
+        x[4:] = n
+        made.append((y, z))
+        others.append(m.backend.pin(numbers() - 100))
+    m.backend.synchronize(m.devices[0])
+    for n, (y, z) in enumerate(made):
+        same(y, [n, 2 * n, 3 * n] + [n] * 21)
+        same(z, [1, 2, 3] + [n] * 21)
+    for other in others:
+        assert other.tolist() == (numbers() - 100).tolist()
+
+
+def old_memory(m: Machine) -> None:
+    """What comes from page-locked memory gets a block that somebody on the device has just used."""
+    here = st.NamedSharding(m.mesh(0), st.P())
+    away = st.device_put(numbers(), here.with_memory_kind("pinned_host"))
+    for _ in range(3):
+        x = st.device_put(numbers(), here) * 5
+        y = x + 1
+        del x
+        back = st.device_put(away, here)
+        same(back, numbers())
+        same(y, numbers() * 5 + 1)
+        del back, y
+
+
+def their_stream(m: Machine) -> None:
+    """The caller makes arrays on a stream of his own, and reads shards there."""
+    cupy = m.cupy
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            a = cupy.arange(24.0) * 3
+            x = st.asarray(a) + 1
+            a += 1  # the caller's own again
+            shard = x.addressable_shards[0].data
+            b = shard * 2
+            same(x, np.arange(24) * 3 + 1)
+            assert b.get().tolist() == ((np.arange(24) * 3 + 1) * 2).tolist()
+            assert a.get().tolist() == (np.arange(24) * 3 + 1).tolist()
+
+
+def null_stream(m: Machine) -> None:
+    """Code that knows of no streams, beside the library's."""
+    cupy = m.cupy
+    for gpu in (0, 1):
+        with cupy.cuda.Device(gpu):
+            a = cupy.arange(24.0) * 3
+            x = st.asarray(a) + 1
+            b = x.addressable_shards[0].data * 2
+            y = st.asarray(b) - 1
+            assert (y.addressable_shards[0].data + a).get().tolist() == (np.arange(24) * 9 + 1).tolist()
+
+
+@contextlib.contextmanager
+def own_streams(m: Machine) -> Iterator[None]:
+    """The caller has streams of his own current on all GPUs, by ``use()``."""
+    cuda, streams = m.cupy.cuda, []
+    for gpu in (1, 0):
+        with cuda.Device(gpu):
+            streams.append(cuda.Stream(non_blocking=True).use())
+    try:
+        yield
+    finally:
+        for gpu in (1, 0):
+            with cuda.Device(gpu):
+                cuda.Stream.null.use()
+
+
+def maps(m: Machine) -> None:
+    """Functions of the caller's, with one that fails among them; his own current stream is as it was."""
+    parts = st.shard(numbers(), devices=m.devices)
+
+    def fails(x: Any) -> Any:
+        raise ZeroDivisionError
+
+    with own_streams(m):
+        before = m.state()
+        assert st.unshard(st.pmap(lambda x: x + 1, parts)).tolist() == (numbers() + 1).tolist()
+        assert m.state() == before
+        with pytest.raises(ZeroDivisionError):
+            st.pmap(fails, parts)
+        assert m.state() == before
+        with pytest.raises(ZeroDivisionError), m.backend.on(m.devices[3]):
+            raise ZeroDivisionError
+        assert m.state() == before
+
+
+def with_blocks(m: Machine) -> None:
+    """The mapped function has a ``with`` block of its own, and the caller, too: after it the device's stream is back."""
+    cupy = m.cupy
+    home = {m.devices[k]: m.backend._lanes[m.devices[k]].stream for k in range(4)}
+
+    def work(x: Any) -> Any:
+        ours = cupy.cuda.get_current_stream()
+        y, z = x * 2, cupy.empty_like(x)
+        theirs = cupy.cuda.Stream(non_blocking=True)
+        theirs.wait_event(ours.record())
+        with theirs:
+            cupy.add(y, 1, out=z)
+        ours.wait_event(theirs.record())
+        assert cupy.cuda.get_current_stream() is ours is home[st.current_device()]
+        return z * y
+
+    parts = st.shard(numbers(), devices=m.devices)
+    with cupy.cuda.Device(1), cupy.cuda.Stream(non_blocking=True):
+        made = st.pmap(work, parts)
+        same(st.unshard(made), (numbers() * 2 + 1) * numbers() * 2)
+
+
+def leaves_stream(m: Machine) -> None:
+    """The mapped function leaves another stream current: what it has queued there is waited for."""
+    cupy = m.cupy
+    outs = [st.device_put(numbers(), d) for d in m.devices]
+    streams = []
+
+    def work(x: Any) -> Any:
+        made = cupy.empty_like(x)
+        ours = cupy.cuda.get_current_stream()
+        streams.append(cupy.cuda.Stream(non_blocking=True).use())
+        streams[-1].wait_event(ours.record())
+        cupy.multiply(x, 3, out=made)
+        return made
+
+    for y in st.pmap(work, outs):
+        same(y + 1, numbers() * 3 + 1)
+    for d in m.devices:
+        a = outs[d.id]._storage.arrays[0]
+        with m.backend.on(d):
+            b = work(a)
+        with m.backend.on(d):
+            b += 1
+        assert m.backend.to_host(b, d).tolist() == (numbers() * 3 + 1).tolist()
+
+
+def memory_of_a_stream(m: Machine) -> None:
+    """The mapped function leaves another stream current, and its result is memory of that stream's."""
+    cupy, streams = m.cupy, []
+
+    def work(x: Any) -> Any:
+        ours = cupy.cuda.get_current_stream()
+        streams.append(cupy.cuda.Stream(non_blocking=True).use())
+        streams[-1].wait_event(ours.record())
+        return x * 2
+
+    made = st.pmap(work, [st.device_put(numbers(), d) for d in m.devices])
+    more = [y + 1 for y in made]
+    made.clear()
+    for d, stream in zip(m.devices, streams, strict=True):
+        with cupy.cuda.Device(m.backend.dlpack_device(d)[1]), stream:
+            cupy.zeros(24)
+    for y in more:
+        same(y, numbers() * 2 + 1)
+
+
+def leaves_device(m: Machine) -> None:
+    """The mapped function leaves another GPU current."""
+    cupy = m.cupy
+
+    def work(x: Any) -> Any:
+        y = x * 2
+        cupy.cuda.Device(int(not cupy.cuda.Device().id)).use()
+        return y
+
+    parts = st.shard(numbers(), devices=m.devices)
+    with own_streams(m):
+        before = m.state()
+        for d, x in zip(m.devices, parts, strict=True):
+            with m.backend.on(d):
+                y = work(x._storage.arrays[0])
+            assert m.state() == before
+            same(x, m.backend.to_host(y, d) / 2)
+
+
+def nested(m: Machine) -> None:
+    """A map within a map on the same device, whose function leaves another stream current."""
+    cupy, streams = m.cupy, []
+
+    def inner(x: Any) -> Any:
+        streams.append(cupy.cuda.Stream(non_blocking=True).use())
+        return 1
+
+    def outer(x: Any) -> Any:
+        ours = cupy.cuda.get_current_stream()
+        with m.backend.on(st.current_device()):
+            inner(x)
+        assert cupy.cuda.get_current_stream() is ours
+        return x * 2
+
+    same(st.unshard(st.pmap(outer, st.shard(numbers(), devices=m.devices))), numbers() * 2)
+
+
+def caller_beside(m: Machine) -> None:
+    """The mapped function finds an array outside of it, which the caller's own stream makes; its result goes there."""
+    cupy = m.cupy
+    with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
+        a = cupy.arange(24.0) * 2
+        (x,) = st.pmap(lambda x: x + a, [st.device_put(numbers(), m.devices[0])])
+        a *= 0
+        same(x, np.arange(24) * 2 + numbers())
+
+
+def meets(m: Machine) -> None:
+    """Programs exchange what they have just made, and write to it as soon as they have the others'."""
+    n = len(m.devices)
+    turn = [(k, (k + 1) % n) for k in range(n)]
+
+    def work(x: Any) -> Any:
+        ours = m.cupy.cuda.get_current_stream()
+        mine, seen = x * 2, []
+        for _ in range(3):
+            seen.append((st.ppermute(mine, "i", turn), st.psum(mine, "i"), st.all_gather(mine, "i")))
+            assert m.cupy.cuda.get_current_stream() is ours is m.backend._lanes[st.current_device()].stream
+            mine += 1
+        return seen
+
+    blocks = [numbers() + 100 * k for k in range(n)]
+    before = m.state()
+    made = st.pmap(work, [st.device_put(b, d) for b, d in zip(blocks, m.devices, strict=True)], axis_name="i")
+    assert m.state() == before
+    for k, seen in enumerate(made):
+        for step, (turned, total, gathered) in enumerate(seen):
+            now = [b * 2 + step for b in blocks]
+            same(turned, now[k - 1])
+            same(total, np.sum(now, axis=0))
+            same(gathered, np.stack(now))
+
+
+PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
+    f.__name__: (f, config)
+    for f, config in [
+        (moves, {}), (copies_and_writes, {}), (drops, {}), (turns, {}), (staged, {"peers": [[0, 0], [0, 0]]}),
+        (damaged, {"corrupt": {(0, 1)}}), (offloads, {}), (comes_back, {}), (comes_and_goes, {}), (old_memory, {}),
+        (their_stream, {}), (null_stream, {}), (maps, {}), (with_blocks, {}), (leaves_stream, {}), (leaves_device, {}),
+        (nested, {}), (meets, {}),
+        (memory_of_a_stream, {}), (caller_beside, {}), (written_at_once, {"peers": [[0, 0], [0, 0]]}),
+    ]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda p: "-".join(map(str, p.values())))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str, order: dict[str, Any]) -> None:
+    program, config = PROGRAMS[name]
+    with machine(**config, **order) as m:
+        program(m)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_in_many_orders(name: str, seed: int) -> None:
+    program, config = PROGRAMS[name]
+    for gpu_count, count in ((2, 4), (4, 4)):
+        with machine(
+            count, devices=gpu_count, seed=seed, **({} if gpu_count == 4 and "peers" in config else config)
+        ) as m:
+            program(m)
+
+
+# -- the safeguards --------------------------------------------------------------------------------
+
+Lane, Current, Copier, Flights, Peers = lanes.Lane, lanes.Current, copies.Copier, copies.Flights, copies.Peers
+
+SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, what takes its place, who sees it
+    "a copy waits for its source": (
+        CuPyBackend.wait, "self._lanes[device].stream.wait_event(token)", "pass", "moves"),
+    "a writer waits for readers": (
+        Flights.settle, "flight.owner.wait_event(flight.event)", "pass", "copies_and_writes"),
+    "a writer lets go of readers": (
+        CuPyBackend.sole, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
+    "sources are kept": (
+        Copier.across, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
+    "sources are kept until the copy is there": (Flights.prune, "self._queue[0].event.done", "True", "drops"),
+    "host buffers are kept when the writer is alone": (
+        Flights.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
+        "written_at_once"),
+    "temporaries are kept": (
+        Copier.across, "self.flights.add(destination.record(), array, source.stream)", "pass", "turns"),
+    "what is sent is contiguous": (CuPyBackend.contiguous, "array.flags.c_contiguous", "True", "turns"),
+    "the GPU is current": (Current.__enter__, "lane.gpu.__enter__()", "pass", "moves"),
+    "the stream is current": (Current.__enter__, "lane.stream.__enter__()", "pass", "moves"),
+    "the GPU is restored": (Current.__exit__, "lane.gpu.__exit__()", "pass", "maps"),
+    "all is restored after errors": (
+        Current.__exit__, "lane, saved = self._lane, self._saved", "lane, saved = self._lane, self._saved\n"
+        "    if error is not None: return", "maps"),
+    "what was use()d is restored": (Current.__exit__, "saved.use()", "pass", "maps"),
+    "the stream is pushed": (Current.__enter__, "lane.stream.__enter__()", "lane.stream.use()", "with_blocks"),
+    "a stream that is left is waited for": (
+        Current.__exit__, "lane.stream.wait_event(lane.record(left))", "pass", "leaves_stream"),
+    "memory of a stream that is left is copied": (
+        CuPyBackend.adopt, "device is not None and", "False and", "memory_of_a_stream"),
+    "a GPU that is left is left": (Current.__exit__, "lane.gpu.use()", "pass", "leaves_device"),
+    "arrays that come in are waited for": (CuPyBackend.enter, "lane.stream.wait_event(lane.record(theirs))", "pass", "their_stream"),
+    "arrays that go out are waited for": (CuPyBackend.leave, "theirs.wait_event(lane.record())", "pass", "their_stream"),
+    "what a function finds outside is waited for": (
+        CuPyBackend.enter, "lane.stream.wait_event(lane.record(theirs))", "pass", "caller_beside"),
+    "what a function has read may be written": (
+        CuPyBackend.leave, "theirs.wait_event(lane.record())", "pass", "caller_beside"),
+    "streams are blocking": (
+        Lane.__init__, "self.stream = cupy.cuda.Stream()", "self.stream = cupy.cuda.Stream(non_blocking=True)",
+        "null_stream"),
+    "peers are tested": (Peers.reach, "self._arrives(source, destination)", "True", "damaged"),
+    "staging: the second half waits": (
+        Copier.across, "destination.stream.wait_event(source.record())", "pass", "staged"),
+    "staging: the buffer is kept": (
+        Copier.across, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
+    "offload waits for what is computed": (Copier.off, "lane.copies.wait_event(lane.record())", "pass", "offloads"),
+    "offload keeps the array": (Copier.off, "self.flights.add(event, array, lane.stream, host)", "pass", "offloads"),
+    "onload waits for who had the block": (Copier.on, "lane.copies.wait_event(lane.record())", "pass", "old_memory"),
+    "onload waits for the offload": (Copier.on, "lane.copies.wait_event(after[0])", "pass", "comes_back"),
+    "onload keeps the buffer": (Copier.on, "self.flights.add(event, out, lane.stream, host)", "pass", "comes_and_goes"),
+    "the device waits for the onload": (
+        CuPyBackend.wait, "self._lanes[device].stream.wait_event(token)", "pass", "comes_and_goes"),
+    "what is offered is not written before it is read": (
+        Exchange.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
+    "devices on one GPU copy": (
+        Copier.across, "out = self._cupy.empty(array.shape, array.dtype)",
+        "if source.gpu.id == destination.gpu.id: return array\n"
+        "    out = self._cupy.empty(array.shape, array.dtype)", "copies_and_writes"),
+}  # fmt: skip
+
+
+def take_out(patch: pytest.MonkeyPatch, function: Any, code: str, instead: str) -> None:
+    """Replaces a part of a method's source, for the length of a test."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert code in source, f"{function.__qualname__} has no {code!r} any more"
+    scope: dict[str, Any] = {}
+    exec(compile(source.replace(code, instead), function.__code__.co_filename, "exec"), function.__globals__, scope)
+    owner = getattr(sys.modules[function.__module__], function.__qualname__.split(".")[0])
+    patch.setattr(owner, function.__name__, scope[function.__name__])
+
+
+FAILURES = (AssertionError, RuntimeError, Race, WrongDeviceError, IndexError)
+
+
+@pytest.mark.parametrize("name", SAFEGUARDS)
+def test_safeguard_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, code, instead, program = SAFEGUARDS[name]
+    take_out(monkeypatch, function, code, instead)
+    caught = []
+    for order in ORDERS:
+        run, config = PROGRAMS[program]
+        try:
+            with machine(**config, **order) as m:
+                run(m)
+        except FAILURES as error:
+            caught.append(error)
+    assert caught, f"nothing fails without it: {name}"
+
+
+def test_collectives_in_with_blocks_are_refused() -> None:
+    """CuPy keeps a stack of streams for each thread, and programs take turns in it."""
+    with machine() as m:
+        before = m.state()
+
+        def work(x: Any) -> Any:
+            with m.cupy.cuda.Stream(non_blocking=True):
+                return st.psum(x, "i")
+
+        parts = [st.device_put(numbers(), d) for d in m.devices]
+        with pytest.raises(BackendError, match=r"a stream of the program's own.*leave its `with` block"):
+            st.pmap(work, parts, axis_name="i")
+        assert m.state() == before
+        made = st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")
+        same(made[0], numbers() * len(m.devices))
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+RING = [[int({i, j} in ({0, 2}, {2, 1}, {1, 3})) for j in range(4)] for i in range(4)]
+ONE_WAY = [[0, 1, 1, 0], [0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 0]]  # 0 reads 1, and 1 does not read 0
+PAIRS = [[int(i // 2 == j // 2) for j in range(4)] for i in range(4)]
+CROSSED = [[int(i % 2 == j % 2) for j in range(4)] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("peers", "count", "row"),
+    [
+        (None, 4, [0, 1, 2, 3]),
+        ([[0] * 4] * 4, 4, [0, 1, 2, 3]),
+        (RING, 4, [0, 2, 1, 3]),
+        (ONE_WAY, 4, [0, 2, 1, 3]),
+        (PAIRS, 4, [0, 1, 2, 3]),
+        (CROSSED, 4, [0, 2, 1, 3]),
+        (CROSSED, 8, [0, 1, 4, 5, 2, 3, 6, 7]),
+        (RING, 3, [0, 2, 1]),
+    ],
+)
+def test_neighbours_in_a_mesh_are_peers(
+    peers: Any, count: int, row: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with machine(count, devices=4, peers=peers) as m:
+        monkeypatch.setattr(plugins, "default_backend", lambda: m.backend)
+        assert [d.id for d in st.make_mesh((count,), ("x",)).flat] == row
+        assert [d.id for d in st.make_mesh((2,), ("x",)).flat] == row[:2]
+        x = st.arange(10, device=st.make_mesh((count,), ("x",)))
+        same(x[1:] + x[:-1], np.arange(10)[1:] + np.arange(10)[:-1])
+
+
+def test_devices_are_dealt_over_gpus_in_blocks() -> None:
+    for count, gpu_count, homes in ((5, 2, [0, 0, 0, 1, 1]), (2, 4, [0, 1]), (8, 1, [0] * 8), (3, 3, [0, 1, 2])):
+        with machine(count, devices=gpu_count) as m:
+            assert [m.backend.dlpack_device(d) for d in m.devices] == [(2, gpu) for gpu in homes]
+            assert {d.kind for d in m.devices} == {"Fake GPU"}
+            same(st.arange(7, device=m.mesh()) * 2, np.arange(7) * 2)
+            assert m.backend.memory_info(m.devices[0])[1] == 1 << 30
+            if count < gpu_count:
+                with m.cupy.cuda.Device(3):
+                    stranger = m.cupy.arange(3)
+                with pytest.raises(BackendError, match="lies on GPU 3, which is none of the 2 devices"):
+                    st.asarray(stranger)
+
+
+def test_as_many_devices_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakecupy.install(devices=3)
+    try:
+        monkeypatch.delenv("SHARDTENSOR_NUM_DEVICES")
+        assert [d.id for d in CuPyBackend().devices()] == [0, 1, 2]
+    finally:
+        fakecupy.uninstall()
+
+
+def test_devices_on_one_gpu_share_nothing(gpus: Machine) -> None:
+    x = st.device_put(numbers(), gpus.devices[0])
+    y = st.device_put(x, gpus.devices[1])
+    every = st.device_put(x, st.NamedSharding(gpus.mesh(), st.P()))
+    places = [address(x), address(y), *[address(every, k) for k in range(1, 4)]]
+    assert len(set(places)) == 5
+    y[:] = 0
+    same(x, numbers())
+
+
+def test_results_of_another_gpu_are_refused(gpus: Machine) -> None:
+    def astray(x: Any) -> Any:
+        with gpus.cupy.cuda.Device(1):
+            return gpus.cupy.ones(3)
+
+    with pytest.raises(BackendError, match=r"a mapped function on GPU 0 returned an array of GPU 1; move it") as caught:
+        st.pmap(astray, [st.zeros(3, device=gpus.devices[0])])
+    assert str(gpus.devices[0]) in str(caught.value.__notes__)
+
+
+# -- peers -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def straight(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The pairs of GPUs between which copies went straight."""
+    module, seen = importlib.import_module("tests.fakecupy.memory"), []
+    copy = module.device_copy
+
+    def spy(to: Any, src: Any, size: int, s: Any) -> Any:
+        seen.append((src.device_id, to.device_id))
+        return copy(to, src, size, s)
+
+    monkeypatch.setattr(module, "device_copy", spy)
+    return seen
+
+
+def test_damaged_peers_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with machine(corrupt={(0, 1)}) as m, caplog.at_level(logging.WARNING, "shardtensor"):
+        for _ in range(3):
+            x = st.device_put(numbers(2000), m.devices[0])
+            same(st.device_put(st.device_put(x, m.devices[2]), m.devices[0]), numbers(2000))
+    assert [r.getMessage() for r in caplog.records] == [
+        "GPU 1 says that it reads GPU 0, and copies arrive damaged: they go through host memory instead"
+    ]
+
+
+def test_peers_are_tested_once_for_each_direction(straight: list[tuple[int, int]]) -> None:
+    with machine() as m:
+        x = st.device_put(numbers(), m.devices[0])
+        for _ in range(3):
+            st.device_put(x, m.devices[3])
+        assert straight == [(0, 1)] * 4  # the test, and the three
+        st.device_put(st.device_put(x, m.devices[3]), m.devices[0])
+        assert straight[4:] == [(0, 1), (1, 0), (1, 0)]
+
+
+def self_tests_at_once(patch: pytest.MonkeyPatch, patience: float) -> int:
+    """How often a pair of GPUs is tested where two threads ask for it: the first test goes on until a second begins,
+    or so many seconds.
+    """
+    begun, second = list[int](), threading.Event()
+
+    def arrives(peers: Any, source: int, destination: int) -> bool:
+        begun.append(threading.get_ident())
+        if len(begun) > 1:
+            second.set()
+        second.wait(patience)
+        return True
+
+    patch.setattr(Peers, "_arrives", arrives)
+    with machine() as m:
+        answers = list[bool]()
+        threads = [
+            threading.Thread(target=lambda: answers.append(m.backend._copier.peers.reach(0, 1))) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == [True, True]
+    return len(begun)
+
+
+def test_peers_are_tested_once_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert self_tests_at_once(monkeypatch, 0.2) == 1
+    take_out(monkeypatch, Peers.reach, "with self._lock:", "if True:")
+    assert self_tests_at_once(monkeypatch, 60) == 2
+
+
+def test_peers_off(monkeypatch: pytest.MonkeyPatch, straight: list[tuple[int, int]]) -> None:
+    monkeypatch.setenv("SHARDTENSOR_CUPY_P2P", "off")
+    with machine(scheduler="lazy") as m:
+        staged(m)
+        turns(m)
+    assert all(a == b for a, b in straight)
+
+
+@pytest.mark.parametrize("value", ["on", "", "OFF"])
+def test_bad_words_for_peers(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDTENSOR_CUPY_P2P", value)
+    fakecupy.install()
+    try:
+        with pytest.raises(BackendError, match=f"SHARDTENSOR_CUPY_P2P is {value!r}; it must be auto or off"):
+            CuPyBackend()
+    finally:
+        fakecupy.uninstall()
+
+
+# -- maps ------------------------------------------------------------------------------------------
+
+
+def test_pmap_launches_all_before_it_waits(lazy: Machine) -> None:
+    simulated = importlib.import_module("tests.fakecupy.world").world
+    parts = st.shard(numbers(), devices=lazy.devices)
+    for d in lazy.devices:
+        lazy.backend.synchronize(d)
+    made = st.pmap(lambda x: (x * 2 + 1).sum(), parts)
+    total = st.pmap(lambda x: x - 1, made)
+    queues = [simulated.by_ptr[lazy.backend._lanes[d].stream.ptr].queue for d in lazy.devices]
+    assert all(len(queue) >= 3 for queue in queues)
+    assert [y.item() for y in total] == [(np.asarray(p) * 2 + 1).sum() - 1 for p in parts]
+
+
+def test_functions_that_block_run_in_threads(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    threads, devices = set(), list[Any]()
+
+    def work(x: Any) -> Any:
+        y = x + 1
+        threads.add(threading.get_ident())
+        time.sleep(0.02)
+        devices.append(gpus.cupy.cuda.runtime.getDevice())
+        return y * float(y.get().sum())
+
+    parts = st.shard(numbers(), devices=gpus.devices)
+    made = st.pmap(work, parts)
+    assert len(threads) > 1
+    assert sorted(devices) == [0, 0, 1, 1]
+    for x, y in zip(parts, made, strict=True):
+        same(y, (np.asarray(x) + 1) * (np.asarray(x) + 1).sum())
+
+
+def test_threads_at_once(gpus: Machine) -> None:
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(15):
+                host = rng.random(16)
+                x = st.device_put(host, gpus.mesh())
+                y = st.device_put(x, gpus.mesh(*rng.permutation(4).tolist()))
+                x += 1
+                same(x[3:] + y[:-3], (host + 1)[3:] + host[:-3])
+        except BaseException as error:  # carried out of the thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_writes_are_in_place(gpus: Machine) -> None:
+    cupy = gpus.cupy
+    mesh = gpus.mesh()
+    for make in (lambda: st.arange(24.0, device=mesh), lambda: st.device_put(np.arange(24.0), mesh) + 0):
+        x, host = make(), np.arange(24.0)
+        places = [address(x, k) for k in range(4)]
+        with st.transfers() as log:
+            x += 1
+            x[3:20:2] = 5
+            x[x > 7] *= 2
+            x[-1] = 0
+        host += 1
+        host[3:20:2] = 5
+        host[host > 7] *= 2
+        host[-1] = 0
+        assert [address(x, k) for k in range(4)] == places
+        same(x, host)
+    shard = x.addressable_shards[2].data  # whoever holds a part of it
+    x += 1
+    assert [address(x, k) == places[k] for k in range(4)] == [True, True, False, True]
+    with cupy.cuda.Device(1):
+        assert shard.get().tolist() == host[12:18].tolist()
+    same(x, host + 1)
+
+
+def test_what_is_held_is_copied_before_it_is_written(gpus: Machine) -> None:
+    cupy = gpus.cupy
+    for hold in (
+        lambda x: x.addressable_shards[0].data[2:4],
+        lambda x: cupy.from_dlpack(x),
+        lambda x: x.copy(),
+        lambda x: st.pmap(lambda a: a, [x]),
+        lambda x: st.device_put(x, x.sharding),
+    ):
+        with cupy.cuda.Device(0):
+            x = st.device_put(np.arange(8.0), gpus.devices[0]) + 0
+            place = address(x)
+            held = hold(x)
+            x += 1
+            assert address(x) != place, hold
+            del held
+            place = address(x)
+            x += 1
+            assert address(x) == place
+            same(x, np.arange(8) + 2)
+
+
+def test_donated_memory_is_handed_over(gpus: Machine) -> None:
+    x = st.device_put(numbers(), gpus.devices[3]) * 1
+    place = address(x)
+
+    def work(a: Any) -> Any:
+        a += 1
+        return a
+
+    (y,) = st.pmap(work, [x], donate=True)
+    assert address(y) == place
+    same(y, numbers() + 1)
+
+
+def test_pinned_memory_of_the_callers_may_be_written_at_once(gpus: Machine) -> None:
+    cupyx = importlib.import_module("cupyx")
+    for shape in ((24,), (4, 6)):
+        host = cupyx.empty_pinned(shape, "float64")
+        made = []
+        for n in range(4):
+            host[...] = n
+            made.append((st.device_put(host, gpus.mesh()), st.device_put(host[::2], gpus.devices[1])))
+            host[...] = -1
+        del host
+        for n, (x, y) in enumerate(made):
+            same(x, np.full(shape, n))
+            same(y, np.full(shape, n)[::2])
+
+
+def random_steps(m: Machine, steps: int, seed: int) -> list[list[int]]:
+    """Operators, moves and writes of all kinds; the bytes that are in use from time to time."""
+    rng, mesh = np.random.default_rng(seed), m.mesh()
+    shardings = [
+        st.NamedSharding(mesh, st.P("d")),
+        st.NamedSharding(mesh, st.P(None, "d")),
+        st.NamedSharding(mesh, st.P()),
+        st.NamedSharding(mesh, st.P("d"), memory_kind="pinned_host"),
+    ]
+    host = rng.random((12, 8))
+    x = st.device_put(host, shardings[0])
+    seen = []
+    for step in range(steps):
+        kind = int(rng.integers(8))
+        if kind == 0:
+            x, host = x * 0.5 + 1, host * 0.5 + 1
+        elif kind == 1:
+            x = st.device_put(x, shardings[int(rng.integers(4))])
+        elif kind == 2:
+            i, j = (int(n) for n in rng.integers(1, 12, 2))
+            x[:i] = j
+            host[:i] = j
+        elif kind == 3:
+            x += 1
+            host += 1
+        elif kind == 4:
+            x[x > 2] = 0.25
+            host[host > 2] = 0.25
+        elif kind == 5:
+            x[1:] = x[:-1] + x[1:]
+            host[1:] = host[:-1] + host[1:]
+        elif kind == 6:
+            x, host = x - x.mean(axis=0), host - host.mean(axis=0)
+        else:
+            y = st.pmap(lambda a: a * 1.5, st.shard(x, devices=m.devices))
+            x, host = st.device_put(st.unshard(y), shardings[0]), host * 1.5
+            del y
+        if step % 100 == 99:
+            np.testing.assert_allclose(np.asarray(x), host, rtol=1e-9, atol=1e-9)
+            host = np.array(np.asarray(x))
+            rest = st.device_put(x, shardings[3])
+            del x
+            for d in m.devices:
+                m.backend.synchronize(d)
+                with m.backend.on(d):
+                    pass
+            seen.append(m.used())
+            x = st.device_put(rest, shardings[0])
+            del rest
+    return seen
+
+
+@pytest.mark.parametrize(
+    "order", [{"scheduler": "random"}, pytest.param({"scheduler": "lazy"}, marks=pytest.mark.full)]
+)
+def test_nothing_grows(order: dict[str, Any]) -> None:
+    with machine(**order) as m:
+        seen = random_steps(m, 2000, 1)
+        assert seen == [[0, 0]] * len(seen)
+        for d in m.devices:
+            m.backend.synchronize(d)
+        m.backend._copier.flights.prune()
+        assert len(m.backend._copier.flights) == 0
+        assert not m.backend._copier.flights._by_memory
+        pool = m.cupy.get_default_memory_pool()
+        assert pool.total_bytes() < (8 << 20) + (1 << 18)  # the test of the peers has left two arrays of 4 MiB
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_random_steps_in_many_orders(seed: int) -> None:
+    with machine(seed=seed) as m:
+        random_steps(m, 500, seed)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x.block_until_ready(), np.asarray, float, repr], ids=["wait", "np", "float", "repr"]
+)
+def test_errors_of_the_gpu_name_the_device(lazy: Machine, read: Callable[[Any], Any]) -> None:
+    for d in (lazy.devices[3], lazy.devices[0]):
+        x = st.ones((), device=d)
+        with lazy.backend.on(d):
+            fakecupy.fail()
+        y = x + 1
+        with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it: .*launch"):
+            read(y)
+
+
+@pytest.mark.parametrize("read", [lambda x: x.block_until_ready(), np.asarray], ids=["wait", "np"])
+def test_errors_on_the_way_to_host_memory_name_the_device(lazy: Machine, read: Callable[[Any], Any]) -> None:
+    d = lazy.devices[2]
+    x = st.ones(4, device=d)
+    with lazy.backend.on(d):
+        fakecupy.fail()
+    y = st.device_put(x + 1, st.SingleDeviceSharding(d, memory_kind="pinned_host"))
+    with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it"):
+        read(y)
+
+
+def test_errors_in_mapped_functions_name_the_device(gpus: Machine) -> None:
+    def work(x: Any) -> Any:
+        raise gpus.cupy.cuda.runtime.CUDARuntimeError(700)
+
+    with pytest.raises(BackendError, match=rf"{gpus.devices[0]} \(Fake GPU\) failed.*IllegalAddress"):
+        st.pmap(work, st.shard(numbers(), devices=gpus.devices))
+
+
+FEW = [ORDERS[0], *[pytest.param(order, marks=pytest.mark.full) for order in ORDERS[1:]]]  # a full memory asks for gc
+
+
+@pytest.mark.parametrize("order", FEW)
+def test_a_full_memory(order: dict[str, Any]) -> None:
+    with machine(memory=1 << 20, **order) as m:
+        there = st.NamedSharding(m.mesh(0), st.P())
+        x = st.device_put(np.arange(50000.0), there)
+        y = x + 1
+        for attempt in (
+            lambda: x * 2,
+            lambda: st.zeros(50000, device=m.devices[1]),
+            lambda: st.device_put(np.zeros(50000), m.devices[1]),
+            lambda: st.pmap(lambda a: a - 1, [x]),
+            lambda y=y: st.concat([x, y]),
+        ):
+            with pytest.raises(st.DeviceMemoryError) as caught:
+                attempt()
+            assert isinstance(caught.value, MemoryError)
+            said = str(caught.value)
+            assert f"{m.devices[0]} (" in said or f"{m.devices[1]} (" in said
+            assert "Out of memory allocating " in said
+            assert "0.2 of 1.0 MiB" in said.replace("MiB of", "of")
+            assert "delete some" in said
+            del caught
+        del attempt
+        before = np.asarray(x)
+        view = x.addressable_shards[0].data
+        with pytest.raises(st.DeviceMemoryError):
+            x += 1  # needs a copy
+        same(x, before)
+        del view
+        x += 1
+        same(x, before + 1)
+        same(y, before + 1)
+        del y
+        same(x * 2, (before + 1) * 2)
+
+
+def at_most_twice(make: Callable[[], Any]) -> Any:
+    with contextlib.suppress(st.DeviceMemoryError):
+        return make()
+    return make()
+
+
+@pytest.mark.parametrize("order", FEW)
+def test_what_was_moved_away_makes_room(order: dict[str, Any]) -> None:
+    """At once, or, where the copy is still under way, when it is asked for again."""
+    with machine(memory=10 << 20, **order) as m:
+        x = st.device_put(np.arange(700000.0), m.devices[0])
+        y = st.device_put(x, m.devices[2])
+        del x
+        z = at_most_twice(lambda: st.zeros(700000, device=m.devices[0]))
+        away = st.device_put(z, st.SingleDeviceSharding(m.devices[0], memory_kind="pinned_host"))
+        del z
+        same(at_most_twice(lambda: st.ones(700000, device=m.devices[0])), np.ones(700000))
+        same(y, np.arange(700000))
+        same(away, np.zeros(700000))
+
+
+# -- NCCL ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reductions(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each reduction that NCCL was asked for, whether it did it."""
+    seen, ask = list[bool](), nccl.all_reduce
+    nccl._communicators.cache_clear()
+
+    def spy(*args: Any) -> Any:
+        made = ask(*args)
+        seen.append(made is not None)
+        return made
+
+    monkeypatch.setattr(shardtensor_cupy, "all_reduce", spy)
+    return seen
+
+
+SUMS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda xp, x: xp.sum(x, axis=0),
+    "prod": lambda xp, x: xp.prod(x, axis=0),
+    "max": lambda xp, x: xp.max(x, axis=0),
+    "min": lambda xp, x: xp.min(x),
+    "matmul": lambda xp, x: xp.matmul(x.T, x),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64", "int16", "bool", "float32", "float64"]
+)
+def test_reductions_by_nccl(name: str, dtype: str, reductions: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    if dtype == "bool" and name == "matmul":
+        pytest.skip("NumPy's matmul of bools is no sum")
+    host = (np.arange(24).reshape(8, 3) % 5 - (2 if np.dtype(dtype).kind in "if" else 0)).astype(dtype)
+    wanted = SUMS[name](np, host)
+    for n, (gpu_count, library) in enumerate(((4, True), (2, True), (4, False))):
+        if not library:
+            monkeypatch.setattr(nccl, "_library", lambda: None)
+        with machine(devices=gpu_count, **ORDERS[n]) as m:
+            x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
+            y = SUMS[name](st, x)
+            assert y.dtype == wanted.dtype
+            same(y, wanted)
+            for shard in range(4):
+                d = m.devices[shard]
+                if y.sharding.mesh.size == 4:
+                    same(m.backend.to_host(y._storage.arrays[shard], d), wanted)
+    kind = np.dtype(wanted.dtype)
+    wants = kind.kind in "iu" and kind.char in "bBiIlL"
+    assert reductions == ([True, False, False] if wants else [False] * len(reductions))
+    assert bool(reductions) == (kind.kind in "iu")
+
+
+def test_nccl_along_one_axis_of_two(reductions: list[bool]) -> None:
+    with machine(devices=4) as m:
+        mesh = st.Mesh(np.array(m.devices, object).reshape(2, 2), ("x", "y"))
+        host = np.arange(48).reshape(8, 6)
+        x = st.device_put(host, st.NamedSharding(mesh, st.P("x", "y")))
+        same(st.sum(x, axis=0), host.sum(axis=0))
+        assert reductions == [True, True]
+        same(st.sum(x[1:5], axis=1), host[1:5].sum(axis=1))
+        same(st.sum(st.device_put(host[:1], x.sharding)), host[:1].sum())  # some have nothing to say
+
+
+STRIDED: dict[str, Callable[[Any, Any], Any]] = {
+    "reversed": lambda xp, v: v[::-1],
+    "every other": lambda xp, v: v[1::2],
+    "transposed": lambda xp, v: v.T,
+    "a column": lambda xp, v: v[:, 1],
+    "broadcast": lambda xp, v: xp.broadcast_to(v[0], v.shape),
+}
+
+
+@pytest.mark.parametrize("layout", STRIDED)
+@pytest.mark.parametrize("name", ["psum", "pprod", "pmax", "pmin"])
+def test_nccl_gets_contiguous_arrays(name: str, layout: str, reductions: list[bool]) -> None:
+    """NCCL takes an address and a count: a strided view must be copied, in any order of its elements in memory."""
+    blocks = [np.arange(24).reshape(6, 4) * (3 * k + 1) - 7 for k in range(3)]
+    wanted = REDUCERS[name].reduce([STRIDED[layout](np, block) for block in blocks])
+    for order in ORDERS:
+        reductions.clear()
+        with machine(3, devices=3, **order) as m:
+
+            def work(v: Any, m: Machine = m) -> Any:
+                return getattr(st, name)(STRIDED[layout](m.cupy, v), "i")
+
+            parts = [st.device_put(block, d) for block, d in zip(blocks, m.devices, strict=True)]
+            for made in st.pmap(work, parts, axis_name="i"):
+                same(made, wanted)
+        assert reductions == [True]
+
+
+REDUCERS = {"psum": np.add, "pprod": np.multiply, "pmax": np.maximum, "pmin": np.minimum}
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min"])
+def test_reductions_of_transposed_integers(name: str, reductions: list[bool]) -> None:
+    host = np.arange(210).reshape(5, 6, 7) % 11 - 5
+    with machine(4, devices=4) as m:
+        for spec in (st.P("d"), st.P(None, "d"), st.P(None, None, "d")):
+            x = st.device_put(host, st.NamedSharding(m.mesh(), spec))
+            for axes in itertools.permutations(range(3)):
+                turned = st.permute_dims(x, axes)
+                for axis in (None, 0, 1, 2):
+                    same(getattr(st, name)(turned, axis=axis), getattr(np, name)(host.transpose(axes), axis=axis))
+    assert any(reductions)
+
+
+def test_reductions_in_threads(reductions: list[bool]) -> None:
+    """Communicators are not to be used by two at once."""
+    with machine(devices=4) as m:
+        errors: list[BaseException] = []
+
+        def work(n: int) -> None:
+            try:
+                for k in range(20):
+                    x = st.device_put(np.arange(16) * n + k, m.mesh())
+                    assert int(st.sum(x)) == 120 * n + 16 * k
+            except BaseException as error:  # carried out of the thread
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert reductions == [True] * 60
+
+
+# -- finding it ------------------------------------------------------------------------------------
+
+
+def python(code: str, *path: Path, **env: str) -> str:
+    """What a program prints, in a process of its own with those directories first."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
+    found = os.pathsep.join(filter(None, [*map(str, path), str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT,
+        env=kept | {"PYTHONPATH": found} | env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+STUB = """
+class CUDARuntimeError(RuntimeError):
+    status = {status}
+def getDeviceCount():
+    {body}
+import types
+cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(
+    CUDARuntimeError=CUDARuntimeError, getDeviceCount=getDeviceCount))
+__version__ = "14.9"
+"""
+FAILS = "raise CUDARuntimeError('cudaErrorWhatever: so it is')"
+UNUSABLE = {
+    "broken": ("raise ImportError('libnvrtc.so.12: cannot open')", r"installed and does not import: .*libnvrtc.*uninstall every cupy package"),
+    "old driver": (STUB.format(status=35, body=FAILS), r"CuPy 14\.9 is installed, and there is no NVIDIA driver, or it is older.*so it is"),
+    "no GPU": (STUB.format(status=100, body=FAILS), r"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
+    "else": (STUB.format(status=999, body=FAILS), r"the CUDA runtime does not start; look at nvidia-smi \(cudaErrorWhatever"),
+    "none": (STUB.format(status=0, body="return 0"), r"CuPy 14\.9 is installed, and there is no GPU; look at nvidia-smi"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", UNUSABLE)
+def test_what_is_said_where_it_cannot_be_used(why: str, tmp_path: Path) -> None:
+    code, said = UNUSABLE[why]
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text(code)
+    program = f"""
+        import re, shardtensor as st
+        assert st.devices()[0].backend == "numpy"
+        try:
+            st.devices("cupy")
+        except st.BackendError as error:
+            assert re.search({said!r}, str(error), re.S), error
+        else:
+            raise SystemExit("usable")
+    """
+    python(program, tmp_path)
+
+
+def test_what_is_said_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "cupy" else find(name, *a))
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(BackendError, match=r"CuPy is not installed; `pip install cupy-cuda12x` or `cupy-cuda13x`"):
+        CuPyBackend()
+
+
+def test_it_is_not_imported_unasked(tmp_path: Path) -> None:
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text("raise SystemExit('cupy was imported')")
+    program = """
+        import sys, shardtensor as st
+        assert "cupy" not in sys.modules
+        x = st.arange(5) + 1
+        assert x.tolist() == [1, 2, 3, 4, 5] and x.sharding.mesh.flat[0].backend == "numpy"
+        assert st.unshard(st.pmap(lambda a: a * 2, st.shard(x))).tolist() == [2, 4, 6, 8, 10]
+        assert not {"cupy", "array_api_compat", "shardtensor_cupy"} & set(sys.modules)
+    """
+    python(program, tmp_path, SHARDTENSOR_BACKEND="numpy")
+    python("import sys, shardtensor; assert 'cupy' not in sys.modules", tmp_path)
+
+
+@pytest.mark.parametrize(("gpu_count", "name"), [(0, "numpy"), (2, "cupy")])
+def test_it_is_the_default_where_there_is_a_gpu(gpu_count: int, name: str) -> None:
+    program = f"""
+        from tests import fakecupy
+        fakecupy.install(devices={gpu_count})
+        import shardtensor as st
+        assert st.devices()[0].backend == {name!r}, st.devices()
+        assert (st.arange(7) * 2).tolist() == [0, 2, 4, 6, 8, 10, 12]
+        assert {gpu_count} == 0 or [d.id for d in st.devices()] == [0, 1]
+    """
+    python(program)
+
+
+def test_the_real_one_without_a_gpu() -> None:
+    """CuPy's own wheel on a machine without a GPU: it says what is missing, and everything else works."""
+    program = """
+        import importlib.util, sys
+        if importlib.util.find_spec("cupy") is None:
+            raise SystemExit(print("skip: CuPy is not installed here"))
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import cupy
+        if cupy.is_available():
+            raise SystemExit(print("skip: there is a GPU here"))
+        import shardtensor as st
+        assert st.devices()[0].backend == "numpy"
+        try:
+            st.devices("cupy")
+        except st.BackendError as error:
+            print(error)
+        else:
+            raise SystemExit("usable")
+        assert (st.arange(5) + 1).tolist() == [1, 2, 3, 4, 5]
+        assert st.unshard(st.pmap(lambda a: a + 1, st.shard(st.arange(3)))).tolist() == [1, 2, 3]
+    """
+    said = python(program).strip()
+    if said.startswith("skip: "):
+        pytest.skip(said.removeprefix("skip: "))
+    assert "is installed, and there is no NVIDIA driver" in said or "the driver sees no GPU" in said
+
+
+# -- beside other backends -------------------------------------------------------------------------
+
+
+def torch_devices() -> list[Device]:
+    try:
+        return st.devices("torch")
+    except BackendError:
+        return []
+
+
+@pytest.mark.parametrize("op", ["stack", "concat", "unshard", "add", "matmul"])
+def test_operands_of_several_backends(gpus: Machine, op: str) -> None:
+    """The result is where the operand lies that costs most to move; what moves is counted."""
+    homes = [gpus.devices[:2], st.devices("numpy")[:2], st.devices("checked")[:2], torch_devices()[:2]]
+    for k, home in enumerate(homes):
+        if not home:
+            continue
+        for other in homes[k + 1 :] + homes[:k]:
+            if not other:
+                continue
+            large, small = numbers(48).reshape(12, 4), numbers(16).reshape(4, 4)
+            if op == "add":
+                small = small[0]
+            if op == "stack":
+                small = large.copy()
+            x, y = st.device_put(large, st.Mesh(home, "d")), st.device_put(small, st.Mesh(other, "d"))
+            with st.transfers() as log:
+                z = getattr(st, op)(x, y) if op in ("add", "matmul") else getattr(st, op)([x, y])
+            assert z.devices() == set(home)
+            wanted = {"add": np.add, "matmul": np.matmul}.get(op)
+            joined = np.stack if op == "stack" else np.concatenate
+            same(z, wanted(large, small) if wanted else joined([large, small]))
+            crossed = [r for r in log if r.source.backend != r.destination.backend]
+            assert {r.destination.backend for r in crossed} == {home[0].backend}
+            assert sum(r.copied for r in crossed) >= (small.nbytes if home[0].backend != "numpy" else 0)
+
+
+class Toy(Backend):
+    """Another library on the same GPUs, which works on the null stream, and must not be sent through the host."""
+
+    name = "toy"
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+        self.gpus = [Device("toy", k) for k in range(2)]
+
+    def devices(self) -> list[Device]:
+        return self.gpus
+
+    @property
+    def xp(self) -> Any:
+        return importlib.import_module("array_api_compat.cupy")
+
+    def is_array(self, x: object) -> bool:
+        return isinstance(x, self.cupy.ndarray)
+
+    def on(self, device: Device) -> Any:
+        return self.cupy.cuda.Device(device.id)
+
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        return self.cupy.array(array.get())
+
+    def from_host(self, array: Any, device: Device) -> Any:
+        return self.cupy.array(array)
+
+    def to_host(self, array: Any, device: Device) -> Any:
+        return array.get()
+
+    def synchronize(self, device: Device) -> None:
+        with self.on(device):
+            self.cupy.cuda.Device().synchronize()
+
+    def dlpack_device(self, device: Device) -> tuple[int, int]:
+        return (2, device.id)
+
+
+def test_backends_that_share_a_gpu_do_without_the_host(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Toy(gpus.cupy)
+    second = type("Second", (CuPyBackend,), {"name": f"second{next(_numbers)}"})()
+    monkeypatch.setitem(plugins._loaded, "toy", toy)
+    monkeypatch.setitem(plugins._loaded, second.name, second)
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("through the host")
+
+    for a, b in ((gpus.backend, toy), (toy, gpus.backend), (gpus.backend, second), (second, gpus.backend)):
+        for source in a.devices():
+            there = next(d for d in b.devices() if b.dlpack_device(d) == a.dlpack_device(source))
+            with pytest.MonkeyPatch.context() as patch:
+                x = st.device_put(numbers(), source) * 2
+                for backend in (gpus.backend, toy, second):
+                    patch.setattr(backend, "from_host", refuse, raising=False)
+                    patch.setattr(backend, "to_host", refuse, raising=False)
+                with st.transfers() as log:
+                    y = st.device_put(x, there)
+                    x += 1
+                    z = y + 1
+                    assert st.concat([y, x]).devices() == {there}
+            assert next((r.source, r.destination, r.bytes, r.copied) for r in log) == (source, there, 192, 192)
+            same(z, numbers() * 2 + 1)
+            same(x, numbers() * 2 + 1)
+            del x
+            same(y, numbers() * 2)
+    far = st.device_put(st.arange(3, device=gpus.devices[0]), toy.gpus[1])  # on another GPU there is no other way
+    assert far.tolist() == [0, 1, 2]

@@ -1,0 +1,602 @@
+"""What only a GPU can show: ``python -m pytest tests/backends/test_gpu.py``, from a checkout, with CuPy, pytest and hypothesis.
+
+Where there is none, the tests marked `gpu` are skipped, and most of them are rehearsed in small on the double of CuPy,
+so that they run at the first try where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor import cli
+from shardtensor.backend.registry import load
+from shardtensor.testing import BackendTests
+from tests import kernels
+from tests.cases import CASES, check
+from tests.conftest import NO_GPU, NO_TORCH
+from tests.layouts import all_specs, assert_same, mesh_of, placed
+
+ROOT = Path(__file__).parents[2]
+MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}
+TORCH_CUDA = not NO_TORCH and st.devices("torch")[0].kind != "cpu"
+
+# Other libraries' warnings are no failures where nobody has seen them yet.
+gpu = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+REHEARSED: list[tuple[str, Callable[[], None]]] = []
+
+
+def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that needs a GPU, and files it for the rehearsal."""
+    REHEARSED.append((test.__name__, test))
+    return marked(test)
+
+
+def marked(test: Any) -> Any:
+    """Marks what needs a GPU."""
+    return functools.reduce(lambda made, mark: mark(made), gpu, test)
+
+
+def small(full: Any, rehearsed: Any) -> Any:
+    """A size, a number of steps, an option: on a GPU, and on the double."""
+    return rehearsed if NO_GPU else full
+
+
+def cupy_module() -> Any:
+    return importlib.import_module("cupy")
+
+
+def devices() -> list[st.Device]:
+    return st.devices("cupy")
+
+
+def gpu_of(device: st.Device) -> int:
+    return int(load("cupy").dlpack_device(device)[1])
+
+
+def one_on_each_gpu() -> list[st.Device]:
+    found = {gpu_of(d): d for d in reversed(devices())}
+    if len(found) < 2:
+        pytest.skip("there is one GPU, and this needs two")
+    return [found[n] for n in sorted(found)]
+
+
+def pooled() -> tuple[int, int]:
+    """Bytes of CuPy's pool: in use, and all; once nothing is under way."""
+    cupy, used, total = cupy_module(), 0, 0
+    for number in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(number) as device:
+            device.synchronize()
+            used += cupy.get_default_memory_pool().used_bytes()
+            total += cupy.get_default_memory_pool().total_bytes()
+    return used, total
+
+
+# -- the kit, and every operator -------------------------------------------------------------------
+
+
+@marked
+class TestOnTheGPU(BackendTests):
+    backend = "cupy"
+    examples = 10
+    chain = 50
+    size = 1 << 18
+
+
+@marked
+@pytest.mark.skipif(not TORCH_CUDA, reason=f"PyTorch sees no GPU{': ' * bool(NO_TORCH)}{NO_TORCH}")
+class TestTorchOnTheGPU(BackendTests):
+    backend = "torch"
+    examples = 5
+    chain = 50
+    size = 1 << 18
+
+
+def operate(name: str, count: int, examples: int) -> None:
+    """An operator on drawn operands, under drawn shardings over so many logical devices."""
+
+    @hypothesis.settings(max_examples=examples)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        made = CASES[name](data)
+        mesh = mesh_of(data.draw(some.sampled_from(MESHES[count])), "cupy", 0 if count == 8 else 8 - count)
+        operands = [placed(data, x, "cupy", mesh) for x in made.operands]
+        if not any(isinstance(x, st.ShardedTensor) for x in operands):
+            operands[0] = st.device_put(made.operands[0], st.NamedSharding(mesh, st.P()))
+        check(name, made, operands)
+
+    run()
+
+
+@marked
+@pytest.mark.parametrize("count", MESHES)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_operator(name: str, count: int) -> None:
+    operate(name, count, 15)
+
+
+REHEARSED += [(f"{name}-{n}", functools.partial(operate, name, n, 2)) for name in ("matmul", "concat") for n in MESHES]
+
+
+# -- order -----------------------------------------------------------------------------------------
+
+
+SPIN = r"""
+extern "C" __global__ void spin(unsigned long long nanoseconds) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - begin < nanoseconds);
+}
+"""
+
+
+@functools.cache
+def _spin() -> Any:
+    return cupy_module().RawKernel(SPIN, "spin")
+
+
+def hold_up(microseconds: int, device: st.Device | None = None) -> None:
+    """Keeps a device, or else the current stream, busy: what is queued behind it and not ordered after it runs first."""
+    with contextlib.nullcontext() if device is None else load("cupy").on(device):
+        _spin()((1,), (1,), (np.uint64(1000 * microseconds),))
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    kernels.install(monkeypatch, cupy_module())
+    _spin.cache_clear()
+    yield
+    _spin.cache_clear()
+
+
+def poison() -> Any:
+    """A ``with`` block in which memory is overwritten as soon as it is freed, in the stream that may use it next (the
+    double does so by itself). What reads it later than the owner knows of then reads NaN and -1.
+    """
+    cupy = cupy_module()
+    streams: dict[tuple[int, int], int] = {}
+
+    class Poison(cupy.cuda.MemoryHook):
+        name = "poison"
+
+        def malloc_postprocess(self, *, device_id: int, mem_ptr: int, pmem_id: int, **_: Any) -> None:
+            streams[mem_ptr, pmem_id] = cupy.cuda.get_current_stream(device_id).ptr
+
+        def free_preprocess(self, *, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int) -> None:
+            stream = streams.pop((mem_ptr, pmem_id), None)
+            if stream is not None:  # else another thread has allocated it, and nobody knows for which stream
+                with cupy.cuda.Device(device_id):
+                    cupy.cuda.runtime.memsetAsync(mem_ptr, 0xFF, mem_size, stream)
+
+    return Poison()
+
+
+class Chains:
+    """Tensors on all devices, each with what NumPy says that it is, and random things done to both."""
+
+    def __init__(self, seed: int, rows: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.rows = rows
+        self.held: list[tuple[Any, np.ndarray]] = []
+        self.stream = cupy_module().cuda.Stream(non_blocking=True)
+
+    def run(self, steps: int) -> None:
+        actions = [self.make, self.combine, self.combine, self.move, self.move, self.write, self.write, self.view]
+        actions += [self.map, self.park, self.lend, self.drop, self.drop]
+        for step in range(steps):
+            if self.random.random() < 0.3:
+                hold_up(int(self.random.integers(20, 300)), devices()[self.random.integers(8)])
+            (self.make if len(self.held) < 2 else actions[self.random.integers(len(actions))])()
+            if len(self.held) > 12:
+                self.drop()
+            if step % 20 == 19:
+                self.look(*self.pick())
+        for one in self.held:
+            self.look(*one)
+
+    def look(self, x: Any, right: np.ndarray) -> None:
+        np.testing.assert_array_equal(np.asarray(x), right)
+
+    def pick(self) -> tuple[Any, np.ndarray]:
+        return self.held[self.random.integers(len(self.held))]
+
+    def somewhere(self) -> st.NamedSharding:
+        shape = [(1,), (2,), (3,), (8,), (2, 3), (4, 2)][self.random.integers(6)]
+        mesh = mesh_of(shape, "cupy", int(self.random.integers(8 - int(np.prod(shape)) + 1)))
+        specs = all_specs(mesh, 2)
+        return st.NamedSharding(mesh, specs[self.random.integers(len(specs))])
+
+    def make(self) -> None:
+        right = self.random.integers(-99, 99, (self.rows, 7))
+        self.held.append((st.device_put(right, self.somewhere()), right))
+
+    def combine(self) -> None:
+        (x, a), (y, b) = self.pick(), self.pick()
+        self.held.append((x - 3 * y, a - 3 * b))
+
+    def move(self) -> None:
+        x, right = self.pick()
+        self.held.append((st.reshard(x, self.somewhere()), right))
+
+    def write(self) -> None:
+        """To one that nothing else is: the others must not see it, whatever memory they share."""
+        at = self.random.integers(len(self.held))
+        x, right = self.held[at]
+        begin = int(self.random.integers(self.rows))
+        made, right = x.copy() if self.random.random() < 0.5 else x + 0, right.copy()
+        made[begin:, ::2] = 5
+        made += 1
+        right[begin:, ::2] = 5
+        right += 1
+        self.held[at] = made, right
+
+    def view(self) -> None:
+        x, right = self.pick()
+        made, right = x + 1, right + 1
+        made[::-1].T[:3] -= 2
+        right[::-1].T[:3] -= 2
+        self.held.append((made, right))
+
+    def map(self) -> None:
+        x, right = self.pick()
+
+        def work(a: Any) -> Any:
+            if self.random.random() < 0.3:
+                hold_up(100)
+            b = a * 2
+            b += 1
+            return b
+
+        self.held.append((st.unshard(st.pmap(work, st.shard(x, devices=devices()))), 2 * right + 1))
+
+    def park(self) -> None:
+        x, right = self.pick()
+        self.held.append((st.device_put(x, self.somewhere().with_memory_kind("pinned_host")), right))
+
+    def lend(self) -> None:
+        """To code on the null stream or on a stream of the caller's, and back."""
+        x, right = self.pick()
+        x = st.device_put(x, devices()[self.random.integers(8)])
+        own = self.random.random() < 0.5 and gpu_of(x.device) == self.stream.device_id
+        with cupy_module().cuda.Device(gpu_of(x.device)), self.stream if own else contextlib.nullcontext():
+            hold_up(int(self.random.integers(10, 200)))
+            made = x.addressable_shards[0].data * 4
+            self.held.append((st.asarray(made, copy=True), 4 * right))
+            if own:  # what is dropped while a stream of his own reads it is the caller's to order
+                self.stream.synchronize()
+
+    def drop(self) -> None:
+        self.held.pop(self.random.integers(len(self.held)))
+
+
+def stress(seed: int) -> None:
+    with poison():
+        Chains(seed, small(20_000, 9)).run(small(300, 60))
+
+
+@marked
+@pytest.mark.parametrize("seed", range(20))
+def test_random_chains_on_eight_devices(seed: int) -> None:
+    stress(seed)
+
+
+REHEARSED += [(f"chains-{seed}", functools.partial(stress, seed)) for seed in range(3)]
+
+
+@on_gpu
+def test_random_chains_in_threads() -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(stress, range(100, 103)))  # what a thread raised is raised here
+
+
+@marked
+def test_freed_memory_is_overwritten() -> None:
+    """What the stress stands on."""
+    cupy, n = cupy_module(), 1 << 20
+    with poison():
+        x = cupy.zeros(n, "uint8")
+        same = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(x.data.ptr, n, None), 0)
+        y = cupy.ndarray((n,), "uint8", same)
+        del x
+        assert (y.get() == 0xFF).all()
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU: CuPy calls the hook")
+def test_the_hook_that_overwrites(monkeypatch: pytest.MonkeyPatch, stubs: None) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(cupy_module().cuda.runtime, "memsetAsync", lambda *args: done.append(args), raising=False)
+    with poison() as hook:
+        hook.malloc_postprocess(device_id=1, size=5, mem_size=512, mem_ptr=4096, pmem_id=1)
+        for number in (2, 1, 1):
+            hook.free_preprocess(device_id=1, mem_size=512, mem_ptr=4096, pmem_id=number)
+    assert done == [(4096, 0xFF, 512, 0)]
+
+
+@on_gpu
+def test_streams_of_the_callers_own() -> None:
+    cupy, n = cupy_module(), small(1 << 22, 64)
+    for device in (devices()[0], devices()[-1]):
+        with cupy.cuda.Device(gpu_of(device)):
+            for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(), cupy.cuda.Stream.null):
+                with stream:
+                    hold_up(2000)
+                    raw = cupy.arange(n) * 3
+                    x = st.device_put(st.asarray(raw), device) + 1  # it enters: after what the caller has queued
+                    hold_up(2000, device)
+                    back = x.addressable_shards[0].data * 2  # and leaves: what he queues comes after the device's work
+                    assert cupy.cuda.get_current_stream().ptr == stream.ptr
+                    stream.synchronize()
+                    np.testing.assert_array_equal(back.get(), 2 * (3 * np.arange(n) + 1))
+                np.testing.assert_array_equal(np.asarray(x), 3 * np.arange(n) + 1)
+
+
+@on_gpu
+def test_mapped_functions_that_use_a_stream_of_their_own() -> None:
+    cupy, n = cupy_module(), small(1 << 20, 64)
+
+    def work(a: Any) -> Any:
+        stream = cupy.cuda.Stream()
+        stream.use()  # and never back
+        stream.wait_event(load("cupy").record(st.current_device()))
+        hold_up(1000)
+        return a + 1
+
+    before = cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr
+    parts = st.pmap(work, st.shard(np.arange(n), devices=devices()))
+    np.testing.assert_array_equal(np.asarray(st.unshard(parts) * 2), 2 * (np.arange(n) + 1))
+    assert (cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr) == before
+
+
+# -- mapped functions ------------------------------------------------------------------------------
+
+
+@on_gpu
+def test_raw_kernels_are_mapped() -> None:
+    cupy, n = cupy_module(), small(1 << 20, 64)
+    twice = cupy.RawKernel(kernels.TWICE, "twice")
+    host = np.arange(n + 3, dtype="float64")
+
+    def work(a: Any) -> Any:
+        hold_up(200)
+        out = cupy.empty_like(a)
+        twice((a.size // 256 + 1,), (256,), (a, out, np.int64(a.size)))
+        return out
+
+    parts = st.shard(host, devices=devices())
+    for _ in range(3):
+        parts = st.pmap(work, parts)
+    assert_same(st.unshard(parts), 8 * host, exact=True)
+
+
+@on_gpu
+def test_elementwise_kernels_are_mapped() -> None:
+    cupy = cupy_module()
+    kernel = cupy.ElementwiseKernel("float64 x, float64 y", "float64 z", "z = x * x + y", "square_and_add")
+    x, y = np.arange(1000.0), np.linspace(0, 1, 1000)
+    made = st.pmap(kernel, st.shard(x, devices=devices()), st.shard(y, devices=devices()))
+    assert_same(st.unshard(made), x * x + y)
+
+
+@on_gpu
+def test_matrix_products_are_mapped() -> None:
+    """By cuBLAS, whose handle all devices of one GPU share: on the stream of each."""
+    n = small(500, 12)
+    random = np.random.default_rng(0)
+    a, b = random.integers(-9, 9, (8 * n, n)).astype("float64"), random.integers(-9, 9, (n, n)).astype("float64")
+    for _ in range(small(20, 1)):
+        parts = st.pmap(lambda x, w: (x @ w) @ w.T, st.shard(a, devices=devices()), b)
+        assert_same(st.unshard(parts), a @ b @ b.T, exact=True)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@on_gpu
+def test_out_of_memory_leaves_tensors_usable() -> None:
+    cupy, home = cupy_module(), devices()[0]
+    x = st.device_put(np.arange(1000.0), home)
+    with cupy.cuda.Device(gpu_of(home)) as device:
+        pool = cupy.get_default_memory_pool()
+        gc.collect()
+        device.synchronize()
+        pool.free_all_blocks()
+        pool.set_limit(size=pool.total_bytes() + (4 << 20))
+    try:
+        with pytest.raises(st.DeviceMemoryError, match=str(home)) as caught:
+            st.ones((64 << 20,), dtype="uint8", device=home)
+        assert isinstance(caught.value, MemoryError)
+        assert_same(x + 1, np.arange(1000.0) + 1)
+        x[:10] = 7
+        assert float(x[9]) == 7
+    finally:
+        with cupy.cuda.Device(gpu_of(home)):
+            pool.set_limit(size=0)
+    assert st.ones((64 << 20,), dtype="uint8", device=home)[-1].item() == 1
+
+
+@on_gpu
+def test_the_pool_does_not_grow() -> None:
+    """What is under way holds memory: so it is waited for, and let go of by the step after."""
+    rows = st.NamedSharding(mesh_of((8,), "cupy"), st.P("x"))
+    x, y = [st.ones((512, 16), device=rows) for _ in range(2)]
+    sizes = []
+    for step in range(11 * small(1000, 10)):
+        x += y
+        x[1:] = 0.5 * (x[1:] + x[:-1])
+        x = st.tanh(x - st.mean(x))
+        if step % small(1000, 10) >= small(1000, 10) - 2:
+            x.block_until_ready()
+            sizes.append(pooled())
+    used, total = zip(*sizes[1::2], strict=True)
+    assert max(used) <= used[0] + 16 * x.nbytes, used
+    assert max(total) <= 1.5 * total[0] + (32 << 20), total
+
+
+@on_gpu
+def test_pinned_host_and_back() -> None:
+    mesh = mesh_of((8,), "cupy")
+    for shape in ((small(1 << 20, 40), 7), (3, 0), (1, 5), (5, 9)):
+        right = np.arange(np.prod(shape)).reshape(shape)
+        for spec in all_specs(mesh, 2):
+            there = st.NamedSharding(mesh, spec, memory_kind="pinned_host")
+            x = st.device_put(right, there.with_memory_kind("device"))
+            for turn in range(3):
+                hold_up(300, devices()[turn])
+                away = st.device_put(x * 2, there)
+                x = st.device_put(away, there.with_memory_kind("device")) - turn
+                np.testing.assert_array_equal(np.asarray(away), 2 * right)
+                right = 2 * right - turn
+            x[...] = 0
+            assert away.sharding.memory_kind == "pinned_host"
+            np.testing.assert_array_equal(np.asarray(away + 1), right + 3)
+            right = np.arange(np.prod(shape)).reshape(shape)
+
+
+# -- several GPUs ----------------------------------------------------------------------------------
+
+
+@on_gpu
+def test_gpus_read_one_another_or_through_the_host() -> None:
+    right = np.arange(small(1 << 22, 100))
+    row = one_on_each_gpu()
+    peers = load("cupy")._copier.peers
+    for source in row:
+        for destination in row:
+            for straight in (True, False):
+                a, b = gpu_of(source), gpu_of(destination)
+                known = peers.reach(a, b)
+                peers._known[a, b] = known and straight
+                x = st.device_put(right, source)
+                hold_up(500, source)
+                assert_same(st.device_put(x * 2, destination) + 1, 2 * right + 1)
+                peers._known[a, b] = known
+
+
+@on_gpu
+def test_integers_are_summed_by_nccl() -> None:
+    row = one_on_each_gpu()
+    if not getattr(importlib.import_module("cupy.cuda.nccl"), "available", True):
+        pytest.skip("NCCL is not installed")
+    backend, arrays = load("cupy"), []
+    for k, device in enumerate(row):
+        hold_up(300, device)
+        with backend.on(device):
+            arrays.append(backend.from_host(np.arange(1000) + k, device))
+    made = backend.all_reduce(arrays, row, "add")
+    assert made is not None
+    right = sum(np.arange(1000) + k for k in range(len(row)))
+    for array, device in zip(made, row, strict=True):
+        with backend.on(device):
+            np.testing.assert_array_equal(backend.to_host(array, device), right)
+    x = st.device_put(np.arange(10_000).reshape(-1, 100), st.NamedSharding(st.Mesh(row, ("x",)), st.P("x")))
+    assert_same(st.sum(x, axis=0), np.arange(10_000).reshape(-1, 100).sum(axis=0))
+
+
+# -- other libraries -------------------------------------------------------------------------------
+
+
+def shared_with(theirs: Any, address: Callable[[Any], int], back: Callable[[Any], Any], right: np.ndarray) -> None:
+    """That a library's array comes in, in the same memory, and is not passed on; that what nothing else holds goes out
+    in the same memory; and that no write shows in either.
+    """
+    x = st.from_dlpack(theirs)
+    assert x.device.backend == "cupy"
+    assert x.addressable_shards[0].data.data.ptr == address(theirs)
+    assert address(back(x)) != address(theirs)
+    y = x + 1
+    here = y.addressable_shards[0].data.data.ptr
+    out = back(y)
+    assert address(out) == here
+    copy = y.copy()
+    y[:5] = 0
+    np.testing.assert_array_equal(np.asarray(copy), right + 1)
+    np.testing.assert_array_equal(np.asarray(st.from_dlpack(out)), right + 1)
+    np.testing.assert_array_equal(np.asarray(x + 1), right + 1)
+    x[:5] = 0
+    np.testing.assert_array_equal(np.asarray(st.from_dlpack(theirs)), right)
+
+
+@on_gpu
+def test_cupys_own_arrays_are_shared() -> None:
+    cupy = cupy_module()
+    theirs = cupy.arange(small(1 << 20, 64)) * 3
+    shared_with(theirs, lambda a: a.data.ptr, cupy.from_dlpack, 3 * np.arange(theirs.size))
+
+
+@marked
+def test_torch_shares_memory() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            theirs = torch.arange(1 << 20, device="cuda") * 3
+            shared_with(theirs, lambda t: t.data_ptr(), torch.from_dlpack, 3 * np.arange(1 << 20))
+            y = torch.from_dlpack(st.device_put(np.arange(1 << 20), devices()[0]) * 5)
+            assert torch.equal((y + 1).cpu(), 5 * torch.arange(1 << 20) + 1)
+
+
+@marked
+def test_jax_shares_memory() -> None:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX sees no GPU")
+    theirs = jax.numpy.arange(1 << 20, dtype="int32") * 3
+    shared_with(
+        theirs, lambda j: j.unsafe_buffer_pointer(), jax.dlpack.from_dlpack, 3 * np.arange(1 << 20, dtype="int32")
+    )
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+@on_gpu
+def test_the_demo_passes() -> None:
+    assert cli.main(["demo", "--backend", "cupy", *small([], ["--steps", "2"])]) == 0
+    assert cli.main(["info"]) == 0
+
+
+@marked
+def test_the_gpu_is_the_default() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SHARDTENSOR_")}
+    code = "import shardtensor as st; print(st.ones(3).sum().item(), st.devices()[0])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["3.0", "cupy:0"], done.stderr
+
+
+def test_the_page_runs() -> None:
+    """The Python of docs/gpus.md, from top to bottom, in a process whose default backend is cupy."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gpus.md").read_text(), re.DOTALL)
+    double = "import pytest\nfrom tests import fakecupy, kernels\n"
+    double += "kernels.install(pytest.MonkeyPatch(), fakecupy.install(devices=1))\n"
+    env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "cupy"}
+    after = "assert not fakecupy.races, list(fakecupy.races)\n" if NO_GPU else ""
+    code = (double if NO_GPU else "") + "\n".join(blocks) + "\n" + after
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+# -- where there is no GPU -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU: the tests themselves run")
+@pytest.mark.parametrize("test", [test for _, test in REHEARSED], ids=[name for name, _ in REHEARSED])
+def test_rehearsal(test: Callable[[], None], stubs: None) -> None:
+    test()

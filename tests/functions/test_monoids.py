@@ -1,0 +1,587 @@
+"""How shards' results become one: each monoid against NumPy's own reduction, and the order in which it is done."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.backend.registry import load
+from shardtensor.communication.all_reduce import Ways, all_reduce, messages
+from shardtensor.core import OPS
+from shardtensor.functions.monoids import MONOIDS
+from shardtensor.interpreters.execution import plan_cache as running
+from shardtensor.interpreters.execution import planning as plans
+from shardtensor.interpreters.execution import shard_reduction as blocks
+from shardtensor.interpreters.execution import strategies as work
+from shardtensor.sharding.mesh import groups_along
+from shardtensor.sharding.shard_context import Place
+from tests.layouts import MESHES, NAMES, READ_ONLY, all_specs, array, everywhere, mesh_of, meshes, on_host, specs
+
+Shape = tuple[int, ...]
+Part = tuple[slice, ...]
+
+PICKS = ["max", "min", "argmax", "argmin"]  # not defined for no elements
+LETTERS = {"b": "bool", "i": "int8", "u": "uint8", "f": "float32", "c": "complex64"}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """NumPy warns of means of nothing, overflows and NaN; so does what runs on it."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
+
+
+# -- monoids alone ---------------------------------------------------------------------------------
+
+
+def state_of(name: str, x: np.ndarray, part: Part, axis: Any, **params: Any) -> Any:
+    """What the shard ``x[part]`` says."""
+    box = tuple((s.start, s.stop) for s in part)
+    place = Place((), (box,), (), (x.shape,), answer(name, x[(slice(0, 1),) * x.ndim], axis, **params).dtype)
+    partial = MONOIDS[name].partial
+    if partial is None:
+        return getattr(np, name)(x[part], axis=axis, **params)
+    return partial(np, place, x[part], axis=axis, **params)
+
+
+def finished(name: str, x: np.ndarray, state: Any, axis: Any, **params: Any) -> np.ndarray:
+    dtype = answer(name, x[(slice(0, 1),) * x.ndim], axis, **params).dtype
+    place = Place.everywhere((), [x.shape], dtype)
+    return np.asarray(MONOIDS[name].finish(np, place, state, axis=axis, **params))
+
+
+def answer(name: str, x: np.ndarray, axis: Any, **params: Any) -> np.ndarray:
+    return np.asarray(getattr(np, name)(x, axis=axis, **params))
+
+
+def merged(name: str, states: list[Any]) -> Any:
+    return functools.reduce(functools.partial(MONOIDS[name].merge, np), states)
+
+
+def bracketed(name: str, states: list[Any], data: Any) -> Any:
+    """The states in their order, merged in a tree that is drawn."""
+    states = list(states)
+    while len(states) > 1:
+        i = data.draw(some.integers(0, len(states) - 2))
+        states[i : i + 2] = [MONOIDS[name].merge(np, states[i], states[i + 1])]
+    return states[0]
+
+
+@some.composite
+def cuts(draw: Any, shape: Shape, axis: Any, *, empty: bool) -> list[Part]:
+    """Parts of the dimensions that vanish, in row-major order; some without elements, if that is allowed."""
+    ndim = len(shape)
+    gone = range(ndim) if axis is None else [a % ndim for a in (axis if isinstance(axis, tuple) else (axis,))]
+    runs = []
+    for d, n in enumerate(shape):
+        at = sorted(draw(some.lists(some.integers(0, n), max_size=3))) if d in gone else []
+        runs.append([slice(a, b) for a, b in itertools.pairwise([0, *at, n]) if b > a or empty] or [slice(0, n)])
+    return list(itertools.product(*runs))
+
+
+def same(found: np.ndarray, wanted: np.ndarray, name: str) -> None:
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    if wanted.dtype.kind in "biu" or name in ("max", "min"):
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        limit = {"float16": 4e-3, "float32": 1e-5, "complex64": 1e-5}.get(str(wanted.dtype), 1e-12)
+        np.testing.assert_allclose(found, wanted, rtol=limit, atol=limit)
+
+
+@some.composite
+def problems(
+    draw: Any, name: str, dtypes: Any = ("bool", "int8", "uint8", "int64", "float16", "float32", "float64", "complex64")
+) -> Any:
+    low = 1 if name in PICKS else 0
+    shape = tuple(draw(some.lists(some.integers(low, 7), min_size=1, max_size=3)))
+    ndim = len(shape)
+    axes: list[Any] = [None, *range(-ndim, ndim)]
+    if not name.startswith("arg"):
+        axes += [a for n in range(ndim + 1) for a in itertools.combinations(range(ndim), n)]
+    axis = draw(some.sampled_from(axes))
+    x = array(shape, draw(some.sampled_from(dtypes)), draw(some.integers(0, 999)))
+    if name == "prod" and x.dtype.kind in "fc":
+        x = 1 + x / 64  # products that neither vanish nor overflow
+    return x, axis, draw(some.booleans())
+
+
+@pytest.mark.parametrize("name", sorted(MONOIDS))
+def test_against_numpy(name: str) -> None:
+    @hypothesis.settings(max_examples=80)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        x, axis, keepdims = data.draw(problems(name))
+        params: dict[str, Any] = {"keepdims": keepdims}
+        if name in ("var", "std"):
+            params["correction"] = data.draw(some.sampled_from([0.0, 1, 0.5]))
+        if axis == () and name in ("mean", "var", "std"):
+            axis = None
+        wanted = answer(name, x, axis, **params)
+        parts = data.draw(cuts(x.shape, axis, empty=name not in (*PICKS, "var", "std")))
+        states = [state_of(name, x, p, axis, **params) for p in parts]
+        same(finished(name, x, merged(name, states), axis, **params), wanted, name)
+        same(finished(name, x, bracketed(name, states, data), axis, **params), wanted, name)  # associative
+
+    run()
+
+
+@pytest.mark.parametrize("name", sorted(MONOIDS))
+def test_exact_ones_know_no_order(name: str) -> None:
+    """What `exact` promises: however the elements are grouped, and in whatever order the groups are merged."""
+    kinds = MONOIDS[name].exact
+    if not kinds:
+        assert name in ("mean", "var", "std")
+        return
+
+    @hypothesis.settings(max_examples=60)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        x, axis, keepdims = data.draw(
+            problems(name, [LETTERS[k] for k in kinds if k != "f"] + ["float64"] * ("f" in kinds))
+        )
+        if answer(name, x, axis).dtype.kind not in kinds:
+            return
+        if x.dtype.kind in "fc":
+            x.flat[data.draw(some.integers(0, x.size - 1))] = np.nan
+        parts = data.draw(some.permutations(data.draw(cuts(x.shape, axis, empty=name not in PICKS))))
+        states = [state_of(name, x, p, axis, keepdims=keepdims) for p in parts]
+        found = finished(name, x, bracketed(name, states, data), axis, keepdims=keepdims)
+        wanted = answer(name, x, axis, keepdims=keepdims)
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)
+
+    run()
+
+
+def test_every_operator_that_combines_has_a_monoid() -> None:
+    assert {op.combine for op in OPS.values() if op.combine} <= set(MONOIDS)
+    assert {name for name in MONOIDS if OPS[name].combine == name} == set(MONOIDS)
+
+
+def test_variance_does_not_cancel() -> None:
+    """The mean is 1e9 times the deviation: Σx² - (Σx)²/n would have no digit left."""
+    x = 1e9 + np.random.default_rng(1).normal(size=1000)
+    parts: list[Part] = [(slice(a, a + 100),) for a in range(0, 1000, 100)]
+    states = [state_of("var", x, p, None) for p in parts]
+    exact = np.var(x - 1e9)  # what is subtracted is exact
+    np.testing.assert_allclose(finished("var", x, merged("var", states), None), exact, rtol=1e-7)
+
+
+def test_mean_of_half_precision_is_summed_in_single() -> None:
+    x = np.full(4096, 100, np.float16)  # the sum is beyond float16
+    states = [state_of("mean", x, (slice(a, a + 1024),), None) for a in range(0, 4096, 1024)]
+    found = finished("mean", x, merged("mean", states), None)
+    assert found.dtype == np.float16
+    assert found == 100
+
+
+def test_place() -> None:
+    place = Place.everywhere((2, 3), [(2, 3), ()], np.dtype("f8"))
+    assert place.box == ((0, 2), (0, 3))
+    assert place.boxes == (((0, 2), (0, 3)), ())
+    assert place.local_shape == (2, 3)
+    assert Place(((1, 4), (2, 2)), (), (9, 9), (), None).local_shape == (3, 0)
+
+
+# -- NaN and ties, on devices ----------------------------------------------------------------------
+
+
+def on(mesh: st.Mesh, spec: st.P, x: np.ndarray) -> st.ShardedTensor:
+    return st.device_put(x, st.NamedSharding(mesh, spec))
+
+
+@pytest.mark.parametrize("name", ["max", "min", "mean", "sum", "var", "std", "prod"])
+def test_nan_is_never_lost(name: str, backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    for spec in all_specs(mesh, 1):
+        for at in range(7):
+            x = np.arange(7.0)
+            x[at] = np.nan
+            assert np.isnan(float(getattr(st, name)(on(mesh, spec, x)))), (spec, at)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_the_first_nan_wins(name: str, backend: str) -> None:
+    """Wherever the parts lie; P(('y', 'x')) puts later parts earlier into mesh order."""
+    mesh = mesh_of((2, 2), backend)
+    for spec in all_specs(mesh, 1):
+        for a, b in itertools.combinations(range(7), 2):
+            x = np.array([3.0, -9, 9, 0, -9, 9, 1])
+            x[[a, b]] = np.nan
+            assert int(getattr(st, name)(on(mesh, spec, x))) == a
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", ["int64", "float64", "bool", "complex128"])
+def test_the_first_tie_wins(name: str, dtype: str, backend: str) -> None:
+    mesh = mesh_of((2, 3), backend)
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 2, (5, 7)).astype(dtype)
+    for spec in all_specs(mesh, 2):
+        placed = on(mesh, spec, x)
+        for axis, keepdims in itertools.product([None, 0, 1, -1], [False, True]):
+            found = getattr(st, name)(placed, axis=axis, keepdims=keepdims)
+            wanted = getattr(np, name)(x, axis=axis, keepdims=keepdims)
+            np.testing.assert_array_equal(np.asarray(found), wanted)
+            assert found.dtype == wanted.dtype
+    constant = on(mesh, st.P(("y", "x")), np.zeros(11))
+    assert int(getattr(st, name)(constant)) == 0
+
+
+@pytest.mark.parametrize("name", sorted(MONOIDS))
+def test_parts_without_elements(name: str, backend: str) -> None:
+    """More devices than rows; and arrays of no elements, where NumPy has an answer."""
+    mesh = mesh_of((8,), backend)
+    for shape in [(1,), (3,), (2, 5), (5, 1, 2), (0,), (0, 3), (3, 0), (2, 0, 3)]:
+        x = array(shape, "float64", 3)
+        for axis, d in itertools.product([None, *range(len(shape))], range(len(shape))):
+            placed = on(mesh, st.P(*[None] * d, "x"), x)
+            try:
+                wanted = answer(name, x, axis)
+            except ValueError:
+                with pytest.raises(st.ShapeError, match=name):
+                    getattr(st, name)(placed, axis=axis)
+            else:
+                same(np.asarray(getattr(st, name)(placed, axis=axis)), wanted, name)
+
+
+# -- the order -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_groups_along(shape: Shape) -> None:
+    mesh = mesh_of(shape, "numpy")
+    places = list(np.ndindex(*shape))
+    for count in range(len(shape) + 1):
+        for axes in itertools.permutations(mesh.axis_names, count):
+            kept = [d for d, name in enumerate(mesh.axis_names) if name not in axes]
+            wanted: dict[Shape, list[int]] = {}
+            for position, place in enumerate(places):
+                wanted.setdefault(tuple(place[d] for d in kept), []).append(position)
+            assert groups_along(mesh, axes) == list(wanted.values())
+
+
+class Watched:
+    """Ways on lists of strings, which say what was merged where; and what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int, int]] = []
+
+    def send(self, state: list[str], source: int, destination: int) -> list[str]:
+        if source != destination:
+            self.sent.append((source, destination, len(state)))
+        return state
+
+    @property
+    def ways(self) -> Ways:
+        return Ways(
+            self.send,
+            lambda k, a, b: [f"({x}{y}@{k})" for x, y in zip(a, b, strict=True)],
+            lambda k, state: [f"{x}." for x in state],
+            lambda k, state, begin, end: state[begin:end],
+            lambda k, parts: [x for part in parts for x in part],
+        )
+
+
+def test_groups_are_reduced_from_left_to_right() -> None:
+    watched, states = Watched(), [[c] for c in "abcdef"]
+    for group, said in ([0, 2, 4], "((ac@0)e@0)."), ([1, 3, 5], "((bd@1)f@1)."), ([3], "d."):
+        found = all_reduce(group, group, states, watched.ways, 1, scattered=False)
+        assert found == {k: [said] for k in group}
+    assert watched.sent == [(2, 0, 1), (4, 0, 1), (0, 2, 1), (0, 4, 1), (3, 1, 1), (5, 1, 1), (1, 3, 1), (1, 5, 1)]
+    assert states == [[c] for c in "abcdef"]
+
+
+def test_large_results_are_combined_in_chunks_and_in_the_same_order() -> None:
+    watched, states = Watched(), [[f"{c}{i}" for i in range(5)] for c in "abcd"]
+    found = all_reduce([0, 1, 2, 3], [0, 1, 3], states, watched.ways, 5, scattered=True)
+    wanted = [f"((a{i}b{i}@{k})d{i}@{k})." for i, k in enumerate([0, 0, 1, 1, 3])]
+    assert found == dict.fromkeys(range(4), wanted)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize(
+    ("group", "speakers"), [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]), ([5, 2, 7], [2, 7]), ([1, 3, 4], [1, 3, 4])]
+)
+def test_messages_are_what_is_sent(group: list[int], speakers: list[int], scattered: bool) -> None:
+    watched, states = Watched(), [["x"] * 7] * 8
+    all_reduce(group, speakers, states, watched.ways, 7, scattered)
+    wanted = sorted(m for m in messages(group, speakers, 7, 7, scattered) if m[2])
+    assert sorted(watched.sent) == wanted
+    n, m = len(speakers), len(group)
+    assert sum(size for *_, size in wanted) == 7 * (n - 1 + m - 1)
+    if (
+        scattered and n == m
+    ):  # no device sends or receives more than 2 (n - 1) / n of the result, but for whole elements
+        for k in group:
+            assert sum(size for a, *_, size in wanted if a == k) <= 2 * (n - 1) * -(-7 // n)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "var", "argmax", "prod", "max"])
+def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the way over chunks, and by that over the first device; with an empty shard that has nothing to say."""
+    mesh = st.make_mesh((3, 2), ("x", "y"), devices=st.devices("checked"))
+    x = np.random.default_rng(0).standard_normal((2, 5, 4)).astype("float32")
+    for spec in st.P(("x", "y")), st.P("y", "x"), st.P(None, ("y", "x")):
+        given = st.device_put(x, st.NamedSharding(mesh, spec))
+        found = []
+        for limit in 1, 1 << 30:
+            monkeypatch.setattr(work, "SCATTERED_FROM", limit)
+            running._plans.clear()
+            with st.transfers() as log:
+                found.append(getattr(st, name)(given, axis=(0, 1) if name in ("sum", "max") else 0))
+            if limit == 1:
+                first = log.bytes
+            assert log.bytes == first == log.copied
+        few, many = found
+        assert_same_bits(few, many)
+
+
+def assert_same_bits(a: st.ShardedTensor, b: st.ShardedTensor) -> None:
+    for left, right in zip(a.addressable_shards, b.addressable_shards, strict=True):
+        assert on_host(left.data, left.device).tobytes() == on_host(right.data, right.device).tobytes()
+
+
+def computed(device: st.Device, name: str, *args: Any, **params: Any) -> Any:
+    """What a function makes of host arrays on a device, to the bit: libraries add in orders of their own."""
+    if device.backend in READ_ONLY:
+        return getattr(np, name)(*args, **params)
+    backend = load(device.backend)
+    with backend.on(device):
+        arrays = [x if isinstance(x, int) else backend.from_host(x, device) for x in args]
+        return backend.to_host(getattr(backend.xp, name)(*arrays, **params), device)
+
+
+def left_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bool, name: str) -> dict[Any, np.ndarray]:
+    """For each device what its result must be: the sums of the parts, one after the other in mesh order. Where nothing is
+    to be combined and all lie in one memory, it is cut from the sums of the whole: NumPy adds a column that stands alone
+    in another order than one among others.
+    """
+    mesh = sharding.mesh
+    gone = range(x.ndim) if axis is None else [a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))]
+    owed = {axis for d in gone for axis in sharding.spec.chains_of(x.ndim)[d]}
+    kept = [d for d, axis in enumerate(mesh.axis_names) if axis not in owed]
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    index = sharding.devices_indices_map(x.shape)
+    merge, reduce = ("multiply", "prod") if name == "prod" else ("add", "sum")
+    out: dict[Any, Any] = {}
+    if load(mesh.flat[0].backend).one_memory and all(sizes[a] == 1 for a in owed):
+        total = getattr(np, reduce)(x, axis=axis, keepdims=True)
+        cut = {d: [slice(None) if k in gone else s for k, s in enumerate(index[d])] for d in mesh.flat}
+        out = {d: total[tuple(c)] if keepdims else total[tuple(c)].squeeze(tuple(gone)) for d, c in cut.items()}
+    for here, there in [] if out else itertools.product(np.ndindex(*mesh.axis_sizes), repeat=2):
+        part = x[index[mesh.devices[there]]]
+        if part.size and all(here[d] == there[d] for d in kept):
+            device = mesh.devices[here]
+            state = computed(device, reduce, part, axis=axis, keepdims=keepdims)
+            out[device] = computed(device, merge, out[device], state) if device in out else state
+    if name == "mean":
+        count = math.prod(x.shape[d] for d in gone)
+        out = {device: computed(device, "divide", total, count) for device, total in out.items()}
+    return out
+
+
+@some.composite
+def sums(draw: Any, backend: str, dtypes: Any = ("float32", "float64", "complex64", "complex128", "float16")) -> Any:
+    """Numbers of very different sizes, so that the order shows in the last bits; a sharding; axes."""
+    shape = tuple(draw(some.lists(some.integers(1, 13), min_size=1, max_size=3)))
+    rng = np.random.default_rng(draw(some.integers(0, 10**6)))
+    x = rng.normal(size=shape) * 10 ** rng.uniform(-2, 2, shape)
+    dtype = np.dtype(draw(some.sampled_from(dtypes)))
+    if dtype.kind == "c":
+        x = x + 1j * rng.normal(size=shape)
+    mesh = draw(meshes(backend))
+    sharding = st.NamedSharding(mesh, draw(specs(mesh, len(shape))))
+    axes = [None, *[a for n in range(1, len(shape) + 1) for a in itertools.combinations(range(len(shape)), n)]]
+    return x.astype(dtype), sharding, draw(some.sampled_from(axes)), draw(some.booleans())
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["", "watched"])
+@pytest.mark.parametrize("name", ["sum", "prod", "mean"])
+def test_sums_are_folded_in_mesh_order(name: str, watched: bool, backend: str) -> None:
+    """To the bit, on every device. NumPy's means of float16 and complex numbers round in their own way: not here."""
+
+    @hypothesis.settings(max_examples=150)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        dtypes = ["float32", "float64"] + ["float16", "complex64", "complex128"] * (name != "mean")
+        x, sharding, axis, keepdims = data.draw(sums(backend, dtypes))
+        placed = st.device_put(x, sharding)
+        if watched:
+            with st.transfers():
+                found = getattr(st, name)(placed, axis=axis, keepdims=keepdims)
+        else:
+            found = getattr(st, name)(placed, axis=axis, keepdims=keepdims)
+        wanted = left_fold(x, sharding, axis, keepdims, name)
+        kept = set(range(x.ndim)) - set(range(x.ndim) if axis is None else axis)
+        for shard in found.addressable_shards:
+            if any(
+                x.shape[d] and not len(range(*s.indices(x.shape[d]))) for d, s in _box(sharding, shard.device, x, kept)
+            ):
+                continue  # it holds nothing of the result
+            right = np.asarray(wanted[shard.device])
+            left = on_host(shard.data, shard.device)
+            assert left.shape == right.shape
+            assert left.dtype == right.dtype == x.dtype
+            assert left.tobytes() == right.tobytes(), (x.tolist(), sharding, axis)
+
+    run()
+
+
+def _box(sharding: st.NamedSharding, device: Any, x: np.ndarray, kept: set[int]) -> list[tuple[int, slice]]:
+    index = sharding.devices_indices_map(x.shape)[device]
+    return [(d, index[d]) for d in sorted(kept)]
+
+
+@everywhere
+def test_mesh_order_by_hand(backend: str) -> None:
+    """1e16 + 1 + 1 - 1e16 says in what order it was added: 0 where the large one comes first, 2 where it comes last."""
+    mesh = mesh_of((4,), backend)
+    for x, wanted in [
+        ([1e16, 1, 1, -1e16], 0),
+        ([1, 1, 1e16, -1e16], 2),
+        ([1e16, -1e16, 1, 1], 2),
+        ([1, 1e16, 1, -1e16], 0),
+    ]:
+        assert float(st.sum(on(mesh, st.P("x"), np.array(x)))) == wanted
+    # The devices of P(('y', 'x')) hold parts 0, 2, 1, 3 in mesh order.
+    square = mesh_of((2, 2), backend)
+    x = np.array([1, 1e16, 1, -1e16])
+    assert float(st.sum(on(square, st.P(("x", "y")), x))) == 0
+    assert float(st.sum(on(square, st.P(("y", "x")), x))) == 2
+    with st.transfers():
+        assert float(st.sum(on(square, st.P(("y", "x")), x))) == 2
+
+
+# -- where devices share one memory: all partial sums in one pass ----------------------------------
+
+LENGTHS = some.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 130, 200, 257])
+ROWS = some.one_of(LENGTHS, some.integers(1, 1100))
+
+
+@some.composite
+def row_sums(draw: Any) -> Any:
+    rest = draw(some.lists(LENGTHS, max_size=2))
+    while math.prod(rest) > 2000:
+        rest.pop()
+    shape = (min(draw(ROWS), 40_000 // math.prod(rest)), *rest)
+    rng = np.random.default_rng(draw(some.integers(0, 10**6)))
+    x = rng.normal(size=shape) * 10 ** rng.uniform(-3, 3, shape)
+    axis = draw(
+        some.sampled_from([a for a in (None, 0, (0, 1), (0, 2), (0, 1, 2)) if a in (None, 0) or max(a) < len(shape)])
+    )
+    grid = draw(some.sampled_from(MESHES))
+    axes = draw(some.lists(some.sampled_from(NAMES[: len(grid)]), unique=True, min_size=1))
+    return x, axis, draw(some.booleans()), grid, st.P(tuple(axes))
+
+
+def bits(x: st.ShardedTensor) -> list[bytes]:
+    return [on_host(s.data, s.device).tobytes() for s in x.addressable_shards]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["sum", "mean", "prod"])
+def test_fast_path_gives_the_bits_of_the_general_way(name: str, dtype: str) -> None:
+    @hypothesis.settings(max_examples=120)
+    @hypothesis.given(case=row_sums())
+    def run(case: Any) -> None:
+        x, axis, keepdims, grid, spec = case
+        x = np.clip(x / 8 + 1, 0.5, 1.5).astype(dtype) if name == "prod" else x.astype(dtype)
+        fast, general = (on(mesh_of(grid, backend), spec, x) for backend in ("numpy", "checked"))
+        function = getattr(st, name)
+        found = function(fast, axis=axis, keepdims=keepdims)
+        wanted = function(general, axis=axis, keepdims=keepdims)
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        assert found.sharding.spec == wanted.sharding.spec
+        assert bits(found) == bits(wanted)
+        with st.transfers():  # who counts takes the general way
+            assert bits(function(fast, axis=axis, keepdims=keepdims)) == bits(wanted)
+
+    run()
+
+
+def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the test above compares the general way with itself."""
+    taken = []
+
+    def spy(name: str, value: Any, params: Any, move: Any, general: Any) -> Any:
+        plan = blocks.partial_sums(name, value, params, move, general)
+        taken.append((name, plan is not general))
+        return plan
+
+    monkeypatch.setattr(plans, "partial_sums", spy)
+    monkeypatch.setattr(running, "_plans", {})  # of other tests
+    mesh = mesh_of((4,), "numpy")
+    x = on(mesh, st.P("x"), np.ones((13, 3)))
+    st.sum(x)
+    st.mean(x, axis=0)
+    st.prod(x, axis=(0, 1), keepdims=True)
+    assert taken == [("sum", True), ("mean", True), ("prod", True)]
+    taken.clear()
+    st.sum(on(mesh, st.P(None, "x"), np.ones((13, 5))))  # columns: not by rows
+    st.var(x, axis=0)
+    assert [fast for _, fast in taken] == [False, False]
+
+
+@pytest.mark.parametrize("name", sorted(MONOIDS))
+def test_who_counts_changes_no_bit(name: str, backend: str) -> None:
+    """Under `st.transfers` reductions run in the general way; the same mesh gives the same bits all the same."""
+
+    @hypothesis.settings(max_examples=60)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        x, sharding, axis, keepdims = data.draw(sums(backend))
+        if name.startswith("arg"):
+            axis = None if axis is None else axis[0]
+        placed = st.device_put(x, sharding)
+        alone = getattr(st, name)(placed, axis=axis, keepdims=keepdims)
+        with st.transfers():
+            counted = getattr(st, name)(placed, axis=axis, keepdims=keepdims)
+        assert counted.sharding == alone.sharding
+        assert bits(counted) == bits(alone)
+
+    run()
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_who_counts_does_not_change_the_sign_of_zero(name: str) -> None:
+    """0.0 and -0.0 are equal, and which of them NumPy takes depends on how the elements are grouped."""
+    mesh = mesh_of((2,), "numpy")
+    for seed in range(40):
+        x = on(mesh, st.P("x"), np.where(np.random.default_rng(seed).random(25) < 0.5, -0.0, 0.0))
+        alone = getattr(st, name)(x)
+        with st.transfers():
+            counted = getattr(st, name)(x)
+        assert np.signbit(float(alone)) == np.signbit(float(counted)), seed
+
+
+@pytest.mark.parametrize("name", sorted(MONOIDS))
+def test_the_same_bits_every_time(name: str, backend: str) -> None:
+    mesh = mesh_of((2, 3), backend)
+    x = np.random.default_rng(3).normal(size=(37, 5)).astype("float32")
+    placed = [on(mesh, st.P(("y", "x")), x) for _ in range(5)]
+    assert len({tuple(bits(getattr(st, name)(p, axis=0))) for p in placed}) == 1
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "mean"])
+def test_other_memory_orders_take_the_general_way(name: str) -> None:
+    mesh = mesh_of((4,), "numpy")
+    for rows, columns in [(130, 9), (37, 300), (1000, 3)]:
+        x = 1 + np.random.default_rng(rows).normal(size=(columns, rows)) / 100
+        turned = on(mesh, st.P(None, "x"), x).T
+        alone = getattr(st, name)(turned)
+        with st.transfers():
+            counted = getattr(st, name)(turned)
+        assert bits(alone) == bits(counted)

@@ -1,0 +1,1407 @@
+"""Threads that work beside the caller: how many, what they do, how they end; what BLAS may use meanwhile; and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import gc
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import shardtensor as st
+from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.host import blas_threads as blas
+from shardtensor.host import blockwise as passes
+from shardtensor.host import memory_pool as pool
+from shardtensor.host import signals as interrupts
+from shardtensor.host import threads as team
+from shardtensor.host.blas_threads import Limit
+from shardtensor.host.threads import each
+from shardtensor.interpreters.execution import blocked_reduction as folds
+from shardtensor.interpreters.execution import plan_cache as running
+from shardtensor.interpreters.execution import strategies as work
+from tests.conftest import Late
+from tests.spmd.test_scheduler import (
+    ROOT,
+    hard_end,  # noqa: F401 - hard_end works by being here
+    in_time,
+    raised_at,
+    scripted,
+)
+
+LARGE = 1 << 20
+"""Elements of float64 that are worth threads."""
+
+
+@pytest.fixture
+def four() -> Iterator[None]:
+    """Four threads, however many cores there are."""
+    before = list(team._said)
+    st.set_num_threads(4)
+    yield
+    team._said[:] = before
+
+
+@pytest.fixture
+def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody has said how many threads; there are five cores."""
+    monkeypatch.delenv("SHARDTENSOR_NUM_THREADS", raising=False)
+    monkeypatch.setattr(team, "usable_cores", lambda: 5)
+    monkeypatch.setattr(team, "_said", [])
+    team._threads_said.cache_clear()
+    yield
+    team._threads_said.cache_clear()
+
+
+def beside(*calls: Callable[[], Any], seconds: float = 10) -> list[Any]:
+    """What calls give that are made at once, each in a thread of its own."""
+    results: list[Any] = [None] * len(calls)
+    errors: list[BaseException] = []
+
+    def run(k: int) -> None:
+        try:
+            results[k] = calls[k]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    in_time(lambda: [thread.join() for thread in threads], seconds)
+    if errors:
+        raise errors[0]
+    return results
+
+
+# -- how many --------------------------------------------------------------------------------------
+
+
+def test_as_many_as_cores(unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert st.num_threads() == 5
+    monkeypatch.setattr(team, "usable_cores", lambda: 2)  # the mask has changed
+    assert st.num_threads() == 2
+
+
+@pytest.mark.parametrize(("said", "wanted"), [("1", 1), ("3", 3), ("007", 7), ("128", 128)])
+def test_the_environment_says(said: str, wanted: int, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", said)
+    assert st.num_threads() == wanted
+    with st.set_num_threads(2):
+        assert st.num_threads() == 2
+        with st.set_num_threads(None):
+            assert st.num_threads() == wanted
+    st.set_num_threads(6)
+    assert st.num_threads() == 6
+    st.set_num_threads(None)
+    assert st.num_threads() == wanted
+
+
+@pytest.mark.parametrize(
+    "said", ["0", "-1", "1.5", "", " ", " 2", "two", "+2", "1e3", "\u0663", "\u00b2", "0x2", "4097", "99999999999"]
+)
+def test_the_environment_says_nonsense(said: str, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", said)
+    for _ in range(2):
+        with pytest.raises(
+            BackendError, match=r"^SHARDTENSOR_NUM_THREADS is .*; wanted a whole number from 1 to 4,096: set it before"
+        ) as caught:
+            st.num_threads()
+        assert repr(said) in str(caught.value)
+    with pytest.raises(BackendError, match="SHARDTENSOR_NUM_THREADS"):
+        st.ones(LARGE) + 1
+    with st.set_num_threads(3):
+        assert st.num_threads() == 3
+
+
+def environment(**said: str) -> dict[str, str]:
+    return {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error", **said}
+
+
+def test_the_environment_of_a_process() -> None:
+    script = "import shardtensor as st, threading\nprint(st.num_threads())\nprint(float(st.sum(st.ones(1 << 21) + 1)))\nprint(threading.active_count())"
+    for said, output in [("3", "3\n4194304.0\n3\n"), ("1", "1\n4194304.0\n1\n")]:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment(SHARDTENSOR_NUM_THREADS=said),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
+
+
+def test_numbers_that_are_set(unsaid: None) -> None:
+    st.set_num_threads(3)
+    assert st.num_threads() == 3
+    assert beside(st.num_threads) == [3]
+    with st.set_num_threads(7):
+        assert st.num_threads() == 7
+        assert beside(st.num_threads) == [3]  # for other threads nothing has changed
+        with st.set_num_threads(2):
+            assert st.num_threads() == 2
+            st.set_num_threads(9)  # for the process; here somebody said 2
+            assert st.num_threads() == 2
+            assert beside(st.num_threads) == [9]
+        assert st.num_threads() == 7
+        with pytest.raises(ZeroDivisionError), st.set_num_threads(4):
+            1 / 0
+        assert st.num_threads() == 7
+        with st.set_num_threads(None):
+            assert st.num_threads() == 5
+        assert st.num_threads() == 7
+    assert st.num_threads() == 9
+    st.set_num_threads(None)
+    assert st.num_threads() == 5
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.0, "2", True, False, np.int64(3), [1], float("nan")], ids=repr)
+def test_bad_numbers(number: Any, unsaid: None) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"^set_num_threads: number is .*; wanted a whole number from 1 to 4,096, or None$"
+    ):
+        st.set_num_threads(number)
+    assert st.num_threads() == 5
+
+
+def test_programs_of_a_map_have_the_callers_number(unsaid: None) -> None:
+    with st.set_num_threads(3):
+        made = in_time(lambda: st.pmap(lambda x: np.full(1, st.num_threads()), [np.ones(1)] * 4))
+        assert [int(np.asarray(m)[0]) for m in made] == [3] * 4
+
+    def alone(x: Any) -> Any:
+        with st.set_num_threads(2):
+            x = st.psum(x, "i")
+            return x * st.num_threads()
+
+    made = in_time(lambda: st.pmap(alone, [np.ones(1)] * 4, axis_name="i"))
+    assert [float(np.asarray(m)[0]) for m in made] == [8.0] * 4
+    assert st.num_threads() == 5
+
+
+def test_managers_in_threads_leave_the_process_alone(unsaid: None) -> None:
+    one, two = st.set_num_threads(1), st.set_num_threads(2)  # as two threads may come to it
+    with one, two:
+        pass
+    try:
+        assert st.num_threads() == 5
+    finally:
+        st.set_num_threads(None)
+
+
+STYLE: contextvars.ContextVar[Any] = contextvars.ContextVar("style", default="none")
+
+
+# -- each ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, None])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 50])
+def test_every_one_once(count: int, threads: int | None, four: None) -> None:
+    with st.set_num_threads(7):
+        for _ in range(20):
+            done: list[int] = []
+            seen: set[int] = set()
+            each(lambda k: (done.append(k), seen.add(threading.get_ident())), count, threads=threads)  # noqa: B023
+            assert sorted(done) == list(range(count))
+            assert len(seen) <= min(threads or 7, max(count, 1))
+            if threads == 1 or count < 2:
+                assert seen <= {threading.get_ident()}
+                assert done == sorted(done)
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(count=some.integers(0, 40), threads=some.integers(1, 6), seed=some.integers(0, 99))
+def test_every_one_once_at_any_pace(count: int, threads: int, seed: int) -> None:
+    paces = random.Random(seed).choices([0, 0, 0, 1e-4, 1e-3], k=count)
+    done: list[int] = []
+    with st.set_num_threads(threads):
+        each(lambda k: (time.sleep(paces[k]), done.append(k)), count)
+    assert sorted(done) == list(range(count))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_so_many_work_at_once(count: int, four: None) -> None:
+    meeting = threading.Barrier(count)
+    in_time(lambda: beside(lambda: st.set_num_threads(4) and each(lambda k: meeting.wait(5), count)))
+    meeting = threading.Barrier(2)
+    most, at_once = [0], [0]
+    lock = threading.Lock()
+
+    def work(k: int) -> None:
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+        time.sleep(0.002)
+        with lock:
+            at_once[0] -= 1
+
+    each(work, 20, threads=2)
+    assert most == [2]
+
+
+def test_threads_stay(four: None) -> None:
+    each(lambda k: time.sleep(0.001), 8)
+    before = {t.ident: t for t in threading.enumerate()}
+    for _ in range(30):
+        each(lambda k: None, 8)
+    assert {t.ident for t in threading.enumerate()} <= set(before)
+    helpers = [t for t in before.values() if t.name.startswith("shardtensor_")]
+    assert len(helpers) >= 3
+    assert all(t.daemon for t in helpers)
+
+
+def test_short_work_wakes_nobody(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(team._Team, "hand", never)
+    x = st.ones(1000)
+    assert float(st.sum(st.sqrt(x + x) * x)) == pytest.approx(1000 * 2**0.5)
+    x += 1
+    x[3:] = 2.0
+    y = st.ones((50, 50))
+    y @ y
+    with pytest.raises(AssertionError):
+        st.ones(LARGE) + 1
+
+
+@pytest.mark.parametrize("where", ["caller", "helper", "anywhere"])
+def test_the_error_of_one(where: str, four: None) -> None:
+    caller = threading.get_ident()
+    state = {"working": 0, "done": 0}
+    lock, met = threading.Lock(), threading.Barrier(4)
+
+    def work(k: int) -> None:
+        with lock:
+            state["working"] += 1
+        try:
+            if k < 4:
+                met.wait(5)
+            if k == 3 if where == "anywhere" else k < 4 and (threading.get_ident() == caller) == (where == "caller"):
+                raise LookupError("of one")
+            time.sleep(0.02)
+        finally:
+            with lock:
+                state["working"] -= 1
+                state["done"] += 1
+
+    for _ in range(3):
+        with pytest.raises(LookupError, match="of one"):
+            each(work, 1000)
+        assert state["working"] == 0  # nobody works on
+        assert state["done"] < 40
+        state["done"] = 0
+        time.sleep(0.03)
+        assert state["done"] == 0
+        done: list[int] = []
+        each(done.append, 9)
+        assert sorted(done) == list(range(9))
+
+
+def test_the_first_of_two_errors_is_the_callers(four: None) -> None:
+    caller, met, failed = threading.get_ident(), threading.Barrier(2), threading.Event()
+
+    def work(k: int) -> None:
+        met.wait(5)
+        if threading.get_ident() == caller:
+            threading.Timer(0.02, failed.set).start()
+            raise KeyError("first")
+        failed.wait(5)
+        raise ValueError("second")
+
+    with pytest.raises(KeyError, match="first"):
+        each(work, 2, threads=2)
+
+
+def test_the_first_of_two_errors_is_a_helpers(four: None) -> None:
+    caller, met, failed = threading.get_ident(), threading.Barrier(2), threading.Event()
+
+    def work(k: int) -> None:
+        met.wait(5)
+        if threading.get_ident() == caller:
+            failed.wait(5)
+            raise ValueError("second")
+        threading.Timer(0.02, failed.set).start()
+        raise KeyError("first")
+
+    with pytest.raises(KeyError, match="first"):
+        each(work, 2, threads=2)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, MemoryError, Warning])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_errors_of_every_kind(kind: type[BaseException], threads: int, four: None) -> None:
+    caller, met = threading.get_ident(), threading.Barrier(threads)
+
+    def work(k: int) -> None:
+        met.wait(5)
+        if threads == 1 or threading.get_ident() != caller:
+            raise kind("this")
+
+    with pytest.raises(kind, match="this"):
+        each(work, threads, threads=threads)
+
+
+class Truthless(Exception):
+    def __bool__(self) -> bool:
+        return False
+
+
+def test_errors_that_count_for_nothing_are_raised(four: None) -> None:
+    caller, met = threading.get_ident(), threading.Barrier(4)
+
+    def work(k: int) -> None:
+        met.wait(5)
+        if threading.get_ident() != caller:
+            raise Truthless
+
+    with pytest.raises(Truthless):
+        each(work, 4)
+
+
+def test_nothing_is_kept(four: None) -> None:
+    """Neither by threads that wait for other work, nor by errors."""
+    gc.collect()
+    gc.disable()
+    try:
+        for fails in (False, True):
+            held, seen = np.zeros(10), np.zeros(10)
+            refs = [weakref.ref(held), weakref.ref(seen)]
+
+            def work(k: int, held: Any = held, fails: bool = fails) -> None:
+                time.sleep(0.001)
+                if fails and k > 2:
+                    raise LookupError(held.size)
+
+            context = contextvars.copy_context()
+            context.run(STYLE.set, seen)
+            with pytest.raises(LookupError) if fails else contextlib.nullcontext():
+                context.run(each, work, 12)
+            del held, seen, work, context
+            deadline = time.perf_counter() + 2
+            while any(ref() is not None for ref in refs) and time.perf_counter() < deadline:
+                time.sleep(0.001)
+            assert all(ref() is None for ref in refs)
+    finally:
+        gc.enable()
+
+
+def test_each_in_each(four: None) -> None:
+    done: Counter[tuple[int, int, int]] = Counter()
+    lock = threading.Lock()
+
+    def leaf(i: int, j: int, k: int) -> None:
+        with lock:
+            done[i, j, k] += 1
+
+    in_time(lambda: beside(lambda: each(lambda i: each(lambda j: each(lambda k: leaf(i, j, k), 5), 6), 7)))
+    each(lambda i: each(lambda j: each(lambda k: leaf(i, j, k), 5), 6), 7)
+    assert done == dict.fromkeys(itertools.product(range(7), range(6), range(5)), 2)
+
+    def fails(i: int, j: int) -> None:
+        if (i, j) == (3, 2):
+            raise LookupError("inner")
+
+    with pytest.raises(LookupError, match="inner"):
+        each(lambda i: each(lambda j: fails(i, j), 4), 50)
+
+
+def test_each_in_many_threads(four: None) -> None:
+    def run(number: int) -> list[int]:
+        random_ = random.Random(number)
+        wrong = []
+        for turn in range(40):
+            count, done = random_.randrange(12), list[int]()
+            if random_.random() < 0.2:
+
+                def work(k: int, number: int = number) -> None:
+                    raise LookupError(number)
+
+                try:
+                    each(work, count)
+                except LookupError as error:
+                    if error.args != (number,):
+                        wrong.append(turn)
+            else:
+                each(done.append, count)
+                if sorted(done) != list(range(count)):
+                    wrong.append(turn)
+        return wrong
+
+    assert beside(*[functools.partial(run, n) for n in range(8)], seconds=60) == [[]] * 8
+
+
+def test_operators_in_many_threads(four: None) -> None:
+    x = np.arange(float(LARGE))
+
+    def run(number: int) -> bool:
+        tensor = st.asarray(x)
+        right = True
+        for _ in range(4):
+            tensor = tensor + number
+            right &= float(st.max(tensor)) == LARGE - 1 + number
+            tensor -= number
+        return right and np.array_equal(np.asarray(tensor), x)
+
+    assert beside(*[functools.partial(run, n) for n in range(6)], seconds=60) == [True] * 6
+
+
+def test_each_in_programs(four: None) -> None:
+    def program(x: Any) -> Any:
+        done: list[int] = []
+        each(lambda k: done.append(k), 20)
+        x = st.psum(x + len(done), "i")
+        y = x + st.ones(LARGE)
+        return st.sum(y)
+
+    made = in_time(lambda: st.pmap(program, [np.full(1, float(k)) for k in range(6)], axis_name="i"), 60)
+    assert [float(m) for m in made] == [(15 + 120 + 1.0) * LARGE] * 6
+
+
+def test_helpers_see_what_the_caller_sees(four: None) -> None:
+    STYLE.set("caller's")
+    met = threading.Barrier(4)
+    seen: list[Any] = []
+
+    def work(k: int) -> None:
+        met.wait(5)
+        seen.append((STYLE.get(), np.geterr()["over"], st.num_threads(), len({*np.geterr().values()})))
+        STYLE.set(f"mine {k}")  # which stays here
+
+    with np.errstate(all="raise"), st.set_num_threads(4):
+        each(work, 4)
+        helpers = seen[:]
+    assert helpers == [("caller's", "raise", 4, 1)] * 4
+    STYLE.set("other")
+    seen.clear()
+    with np.errstate(over="print", under="raise"), st.set_num_threads(4):
+        each(work, 4)
+    assert [(style, mode) for style, mode, *_ in seen] == [("other", "print")] * 4
+
+
+@pytest.mark.parametrize("mode", ["raise", "warn", "ignore", "call"])
+def test_errors_of_floating_point_in_threads(mode: str, four: None) -> None:
+    said: list[Any] = []
+    x, y = st.ones(LARGE), st.asarray(np.r_[np.ones(LARGE - 1), 0.0])
+    with (
+        np.errstate(divide=mode, call=lambda *error: said.append(error)),
+        warnings.catch_warnings(record=True) as heard,
+    ):
+        warnings.simplefilter("always")
+        if mode == "raise":
+            with pytest.raises(FloatingPointError, match="divide by zero encountered in divide"):
+                x / y
+        else:
+            assert np.isinf(np.asarray(x / y)[-1])
+        assert np.geterr()["divide"] == mode
+    assert [str(w.message) for w in heard] == ["divide by zero encountered in divide"] * (mode == "warn")
+    assert said == [("divide by zero", 1)] * (mode == "call")
+
+
+def test_nobody_waits_for_busy_helpers(four: None) -> None:
+    gate, busy = threading.Event(), threading.Semaphore(0)
+
+    def blocks(k: int) -> None:
+        busy.release()
+        gate.wait(20)
+
+    other = threading.Thread(target=lambda: each(blocks, 4), daemon=True)
+    other.start()
+    try:
+        for _ in range(4):
+            assert busy.acquire(timeout=5)
+        count = len([t for t in threading.enumerate() if t.name.startswith("shardtensor_")])
+        blocked = threading.Thread(target=lambda: each(blocks, 4, threads=count), daemon=True)  # of those left over
+        blocked.start()
+        time.sleep(0.05)
+        began = time.perf_counter()
+        seen: list[int] = []
+        each(lambda k: seen.append(threading.get_ident()), 30)
+        assert len(seen) == 30
+        with pytest.raises(LookupError):
+            each(lambda k: {}[k], 5)
+        assert float(st.sum(st.ones(LARGE) + 1)) == 2 * LARGE
+        assert time.perf_counter() - began < 2
+    finally:
+        gate.set()
+        other.join(5)
+        blocked.join(5)
+
+
+def test_an_idle_team_costs_nothing(four: None) -> None:
+    each(lambda k: time.sleep(0.001), 12)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.02
+
+
+def test_fork_of_a_team() -> None:
+    said = scripted(
+        """
+        import threading
+        from shardtensor import team
+        from shardtensor.host.blas_threads import Limit
+
+        def works(turns):
+            met = threading.Barrier(4)
+            team.each(lambda k: met.wait(10), 4)
+            for _ in range(turns):
+                assert float(st.sum(st.ones(1 << 20) + 1)) == 2 << 20
+            y = st.ones((300, 300))
+            assert float((y @ y)[1, 2]) == 300
+            return st.pmap(lambda x: st.psum(x, "i"), [np.ones(2)] * 8, axis_name="i")[3].tolist() == [8.0] * 2
+
+        st.set_num_threads(4)
+        assert works(2)
+        end = threading.Event()
+        def busy():
+            while not end.is_set():
+                team.each(lambda k: end.wait(0.001), 8)
+        others = [threading.Thread(target=busy) for _ in range(2)]
+        for thread in others: thread.start()
+        codes = []
+        for turn in range(6):
+            if not (child := os.fork()):
+                assert st.num_threads() == 4
+                ok = works(1)
+                if not (grandchild := os.fork()):
+                    os._exit(0 if works(1) else 1)
+                os._exit(0 if ok and os.waitpid(grandchild, 0)[1] == 0 else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        end.set()
+        for thread in others: thread.join()
+        print(codes, works(1))
+        """
+    )  # fmt: skip
+    assert said == f"{[0] * 6} True\n"
+
+
+def test_fork_inside_of_each() -> None:
+    """A helper forks: its child has but this thread, and works all the same."""
+    said = scripted(
+        """
+        from shardtensor import team
+        st.set_num_threads(4)
+        st.sum(st.ones(1 << 20) + 1)
+        codes = []
+        def work(k):
+            if not (child := os.fork()):
+                done = []
+                team.each(done.append, 9)
+                os._exit(0 if sorted(done) == list(range(9)) and float(st.sum(st.ones(1 << 20) + 1)) == 2 << 20 else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        team.each(work, 6)
+        print(codes)
+        """
+    )
+    assert said == f"{[0] * 6}\n"
+
+
+ENDS = {
+    "helpers wait": "team.each(lambda k: time.sleep(0.01), 8)",
+    "an operator was the last": "x = st.ones(1 << 20) + 1",
+    "an error was the last": "try: team.each(lambda k: {}[k], 8)\nexcept KeyError: pass",
+    "a daemon works": "threading.Thread(target=forever, args=(lambda: st.ones(1 << 20) + 1,), daemon=True).start()\ntime.sleep(0.2)",
+    "a daemon has short work": "threading.Thread(target=forever, args=(lambda: team.each(lambda k: None, 8),), daemon=True).start()\ntime.sleep(0.2)",
+    "an operator at exit": "import atexit\natexit.register(lambda: (st.ones((500, 500)) + 1) @ st.ones((500, 500)))",
+    "an operator after the last": "y = st.ones((500, 500))\nclass Last:\n    def __del__(self):\n        assert sys.is_finalizing()\n        st.sum(y @ y + 1)\n        print('done')\nst.sum(y @ y + 1)\nlast = Last()",
+    "the first one after the last": "y = st.ones((500, 500))\nclass Last:\n    def __del__(self):\n        st.matmul(y, y)\n        print('done')\nlast = Last()",
+    "a daemon sleeps": "threading.Thread(target=lambda: team.each(lambda k: time.sleep(30), 8), daemon=True).start()\ntime.sleep(0.2)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(ENDS))
+def test_the_end_of_the_interpreter(name: str) -> None:
+    head = "import sys, time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor import team\n"
+    head += "def forever(call):\n    while True: call()\nst.set_num_threads(5)\n"
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", f"{head}{ENDS[name]}\nprint(time.perf_counter() - began)"],
+        env=environment(SHARDTENSOR_NUM_DEVICES="8"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    wall = time.perf_counter() - began
+    assert (done.returncode, done.stderr) == (0, "")
+    seconds, *rest = done.stdout.split()
+    assert wall - float(seconds) < 2.5
+    assert rest == ["done"] * ("last" in name and "after" in name)
+
+
+AT_EXIT = """
+import atexit, concurrent.futures, sys, threading, time
+
+def works(when):
+    total = st.pmap(lambda a: (time.sleep(1e-3), st.psum(a, "i"))[1], [1, 2, 3], axis_name="i")
+    print(when, total, float(st.sum(x + 1)), flush=True)
+
+atexit.register(works, "before the import,")
+import shardtensor as st
+st.set_num_threads(3)
+x = st.ones(1 << 20)
+atexit.register(works, "before the first map,")
+works("now,")
+atexit.register(works, "after it,")
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(lambda: (time.sleep(0.05), works("in a pool,")))
+"""
+
+
+def test_operators_and_maps_at_exit() -> None:
+    """Whatever was registered when: functions at exit run after the team is closed, too."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", AT_EXIT],
+        env=environment(SHARDTENSOR_NUM_DEVICES="3"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    order = ["now", "in a pool", "after it", "before the first map", "before the import"]
+    assert done.stdout.splitlines() == [f"{when}, [6, 6, 6] 2097152.0" for when in order]
+
+
+def test_a_map_while_the_interpreter_ends() -> None:
+    script = "class Last:\n    def __del__(self):\n        try: st.pmap(lambda a: a, [1, 2])\n        except st.BackendError as error: print(error)\n"
+    script += "import shardtensor as st\nst.pmap(lambda a: a, [1, 2])\nlast = Last()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a map was called while the interpreter ends" in done.stdout
+
+
+def test_helpers_end_before_the_interpreter() -> None:
+    script = "import atexit, threading\natexit.register(lambda: print(threading.active_count()))\n"
+    script += "import shardtensor as st\nfrom shardtensor import team\nst.set_num_threads(4)\n"
+    script += "for _ in range(2):\n    team.each(lambda k: None, 8)\n    print(threading.active_count())\n    team._team.dissolve()\n"
+    script += "    print(threading.active_count())\nteam.each(lambda k: None, 8)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["4", "1", "4", "1", "1"]
+
+
+# -- BLAS ------------------------------------------------------------------------------------------
+
+
+class Library:
+    """Stands in for one that threadpoolctl has found."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.calls = 0
+
+    def get_num_threads(self) -> int:
+        return self.number
+
+    def set_num_threads(self, number: int) -> None:
+        self.calls += 1
+        time.sleep(0)
+        self.number = number
+
+
+def controls(*libraries: Library) -> Any:
+    return [(library.get_num_threads, library.set_num_threads) for library in libraries]
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> tuple[Library, Library]:
+    """Two, with six and two threads."""
+    both = Library(6), Library(2)
+    shares = blas._Shares()
+    shares._libraries = controls(*both)
+    monkeypatch.setattr(blas, "_shares", shares)
+    return both
+
+
+@hypothesis.given(data=some.data())
+def test_the_least_that_is_wanted(data: Any) -> None:
+    both = Library(6), Library(2)
+    before, blas._shares = blas._shares, blas._Shares()
+    blas._shares._libraries = controls(*both)
+    wanted: list[tuple[int, Limit]] = []
+    try:
+        for _ in range(data.draw(some.integers(0, 12))):
+            if wanted and data.draw(some.booleans()):
+                wanted.pop(data.draw(some.integers(0, len(wanted) - 1)))[1].__exit__(None)
+            else:
+                number = data.draw(some.integers(1, 9))
+                limit = Limit(number)
+                limit.__enter__()
+                wanted.append((number, limit))
+            least = min([n for n, _ in wanted], default=99)
+            assert [b.number for b in both] == [min(6, least), min(2, least)]
+        while wanted:
+            wanted.pop()[1].__exit__(None)
+        assert [b.number for b in both] == [6, 2]
+    finally:
+        blas._shares = before
+
+
+def test_limits_of_threads(libraries: tuple[Library, Library]) -> None:
+    high: list[int] = []
+
+    def run(seed: int) -> None:
+        random_ = random.Random(seed)
+        for _ in range(60):
+            number = random_.randint(1, 5)
+            with contextlib.suppress(LookupError), Limit(number):
+                high.extend([b.number for b in libraries if b.number > number])
+                time.sleep(random_.choice([0, 1e-4]))
+                with Limit(number + 1):
+                    high.extend([b.number for b in libraries if b.number > number])
+                if random_.random() < 0.3:
+                    raise LookupError
+
+    beside(*[functools.partial(run, n) for n in range(8)], seconds=60)
+    assert not high
+    assert [b.number for b in libraries] == [6, 2]
+    assert blas._shares._wanted == []
+
+
+def blas_threads() -> set[int]:
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+@pytest.fixture
+def three_in_blas() -> Iterator[None]:
+    with threadpool_limits(3, "blas"):
+        assert blas_threads() == {3}
+        yield
+        assert blas_threads() == {3}
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
+    """The thread of each product of matrices that is computed, and how many BLAS may use meanwhile."""
+    found: list[tuple[int, set[int]]] = []
+    matmul = np.matmul
+
+    @functools.wraps(matmul)
+    def watched(*args: Any, **options: Any) -> Any:
+        if args[0].size > 1:  # else somebody asks for the dtype
+            found.append((threading.get_ident(), blas_threads()))
+        return matmul(*args, **options)
+
+    monkeypatch.setattr(np, "matmul", watched)
+    monkeypatch.setattr(folds, "_FACTORS", (64, 64, 1 << 26))
+    running._plans.clear()
+    yield found
+    running._plans.clear()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_products_have_one_thread_of_blas_in_each(threads: int, products: list[Any], three_in_blas: None) -> None:
+    x = np.arange(300.0 * 300).reshape(300, 300)
+    with st.set_num_threads(threads):
+        made = np.asarray(st.asarray(x) @ st.asarray(x))
+    assert len(products) >= 25
+    assert {tuple(said) for _, said in products} == {(1,)}
+    assert len({thread for thread, _ in products}) <= threads
+    np.testing.assert_allclose(made, x @ x, rtol=1e-12)
+    assert blas_threads() == {3}
+
+
+def test_blas_has_its_number_back_after_errors(three_in_blas: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = st.ones((300, 300))
+    x @ x
+
+    def fails(*args: Any, **options: Any) -> Any:
+        raise LookupError
+
+    for count in (1, 4):
+        with monkeypatch.context() as patch, st.set_num_threads(count):
+            patch.setattr(np, "matmul", fails)
+            with pytest.raises(LookupError):
+                x @ x
+        assert blas_threads() == {3}
+        assert blas._shares._wanted == []
+    assert float((x @ x)[0, 0]) == 300
+
+
+def test_maps_and_products_leave_blas_as_it_was(three_in_blas: None, four: None) -> None:
+    def program(x: Any) -> Any:
+        return st.psum(st.ones((300, 300)) @ np.full((300, 300), x), "i")
+
+    made = in_time(lambda: st.pmap(program, [np.float64(k) for k in range(4)], axis_name="i"), 30)
+    assert float(np.asarray(made[0])[0, 0]) == 1800
+    assert blas_threads() == {3}
+    with pytest.raises(LookupError):
+        st.pmap(lambda x: {}[x], [1, 2, 3])
+    assert blas_threads() == {3}
+
+
+def test_limits_of_users_hold(products: list[Any]) -> None:
+    x = st.ones((300, 300))
+    before = blas_threads()
+    with threadpool_limits(2, "blas"):
+        x @ x
+        assert blas_threads() == {2}
+        with threadpool_limits(1, "blas"):
+            x @ x
+            assert blas_threads() == {1}
+        x @ x
+        assert blas_threads() == {2}
+    assert blas_threads() == before
+    assert {tuple(said) for _, said in products} == {(1,)}
+
+
+def test_limits_overlap_in_threads(three_in_blas: None, four: None) -> None:
+    x = st.ones((300, 300))
+    beside(*[lambda: [x @ x for _ in range(10)]] * 4, seconds=60)
+    assert blas_threads() == {3}
+    assert blas._shares._wanted == []
+
+
+def test_fork_inside_of_a_limit() -> None:
+    said = scripted(
+        """
+        from shardtensor.host.blas_threads import Limit
+        from threadpoolctl import threadpool_info, threadpool_limits
+        threads = lambda: [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
+        with threadpool_limits(3, "blas"):
+            with Limit(1):
+                if not (child := os.fork()):
+                    with Limit(2):
+                        pass
+                    print(threads(), flush=True)
+                    os._exit(0)
+                os.waitpid(child, 0)
+            print(threads())
+        """
+    )
+    assert said == "[3]\n[3]\n"
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Many small blocks, each of which takes some hundredths of a second."""
+    running._plans.clear()
+    monkeypatch.setattr(passes, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(passes, "_LEAST", 1 << 12)
+    monkeypatch.setattr(passes, "LONG", 1e-9)
+    monkeypatch.setattr(folds, "LONG", 1e-9)
+    monkeypatch.setattr(folds, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(folds, "_FACTORS", (32, 32, 1 << 26))
+    monkeypatch.setattr(folds, "_BLAS_ALONE", 1 << 12)
+    for module in (pool, work):
+        monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
+    yield
+    running._plans.clear()
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) -> list[int]:
+    """Makes a function of NumPy's take its time. Gives a list that grows with each call."""
+    function, calls = getattr(np, name), list[int]()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        calls.append(threading.get_ident())
+        time.sleep(seconds)
+        return function(*args, **options)
+
+    slow.__name__ = name
+    monkeypatch.setattr(np, name, slow)
+    running._plans.clear()
+    return calls
+
+
+def interrupted(call: Callable[[], Any], after: float = 0.1, calls: Sequence[int] | None = None) -> float | None:
+    """Presses Ctrl-C a while after a call has begun; one that is `slowed`, after the second of its ``calls`` has. Gives
+    how long it took to be heard; None if nothing was raised.
+    """
+    pressed: list[float] = []
+    ended, over = threading.Event(), threading.Event()
+
+    def press() -> None:
+        while calls is not None and len(calls) < 2 and not ended.is_set():
+            time.sleep(1e-3)
+        if not over.wait(after):
+            pressed.append(time.perf_counter())
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    handler = signal.getsignal(signal.SIGINT)
+    gc.disable()  # what is raised in callbacks of weak references is lost
+    try:
+        presser.start()
+        call()
+        ended.set()
+        presser.join()
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        return time.perf_counter() - pressed[0]
+    finally:
+        over.set()
+        presser.join()
+        gc.enable()
+        assert signal.getsignal(signal.SIGINT) is handler
+    return None
+
+
+def all_is_well() -> None:
+    """The team is free, nobody limits BLAS, errors of floating point are what they were, and operators work."""
+    met = threading.Barrier(3)
+    with st.set_num_threads(3):
+        in_time(lambda: each(lambda k: met.wait(5), 3))
+    assert blas._shares._wanted == []
+    assert np.geterr() == MODES
+    assert (np.asarray(st.ones(50_000) + 1) == 2).all()
+    assert float(st.sum(st.ones(50_000))) == 50_000
+
+
+MODES = np.geterr()
+SIZE = 60_000
+LONG: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, y: x + y,
+    "sin": lambda x, y: st.sin(x),
+    "sum": lambda x, y: st.sum(x),
+    "max": lambda x, y: st.max(x),
+    "matmul": lambda x, y: st.reshape(x, (300, 200)) @ st.reshape(y, (200, 300)),
+    "where": lambda x, y: st.where(x > 5, x, y),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", LONG)
+def test_ctrl_c_in_long_operators(name: str, threads: int, blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = st.asarray(np.arange(float(SIZE))), st.asarray(np.arange(float(SIZE)))
+    wanted = np.array(LONG[name](x, y))
+    with monkeypatch.context() as patch, st.set_num_threads(threads):
+        calls = slowed(patch, name, 0.05)
+        result: Any = "nothing"
+
+        def call() -> None:
+            nonlocal result
+            result = LONG[name](x, y)
+
+        took = interrupted(call, 0.05, calls)
+        assert took is not None
+        assert took < 0.4
+        assert result == "nothing"
+        count = len(calls)
+        assert 2 <= count <= 9 * threads
+        time.sleep(0.06)
+        assert len(calls) == count
+    running._plans.clear()
+    np.testing.assert_array_equal(np.asarray(x), np.arange(float(SIZE)))
+    np.testing.assert_array_equal(np.asarray(y), np.arange(float(SIZE)))
+    np.testing.assert_array_equal(np.asarray(LONG[name](x, y)), wanted)
+    all_is_well()
+
+
+REAL: dict[str, Callable[[], Callable[[], Any]]] = {
+    "pow": lambda: functools.partial(st.pow, *[st.asarray(np.full(1 << 23, 1.5 + 2j))] * 2),
+    "matmul": lambda: functools.partial(st.matmul, *[st.ones((2600, 2600))] * 2),
+    "matmul of integers": lambda: lambda: st.ones((1024, 4096), dtype="int64") @ np.ones((4096, 512), np.int64),
+    "add": lambda: functools.partial(repeated, functools.partial(st.add, *[st.ones(1 << 22)] * 2)),
+    "sum": lambda: functools.partial(repeated, functools.partial(st.sum, st.ones(1 << 23))),
+}
+
+
+def repeated(call: Callable[[], Any]) -> None:
+    end = time.perf_counter() + 3
+    while time.perf_counter() < end:
+        call()
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", REAL)
+def test_ctrl_c_at_real_sizes(name: str, threads: int) -> None:
+    with st.set_num_threads(threads):
+        took = interrupted(REAL[name]())
+    assert took is not None
+    assert took < 0.5
+    all_is_well()
+
+
+UPDATES: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "add": ("add", lambda x, y: x.__iadd__(y)),
+    "into": ("add", lambda x, y: ADD(y, y, out=x)),
+    "part": ("add", lambda x, y: x[5000:].__iadd__(y[5000:])),
+    "assign": ("copyto", lambda x, y: x.__setitem__(slice(None), y)),
+    "assign part": ("copyto", lambda x, y: x.__setitem__(slice(7, 50_000), y[9 : 50_000 + 2])),
+    "assign number": ("copyto", lambda x, y: x.__setitem__(slice(7, 50_000), 3.0)),
+}
+ADD = np.add
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "shared"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", UPDATES)
+def test_ctrl_c_in_writes(name: str, threads: int, alone: bool, blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, write = UPDATES[name]
+    old = np.arange(float(SIZE))
+    x, y = st.asarray(old) * 1, st.asarray(old[::-1].copy())
+    export = None if alone else np.asarray(x)
+    new = old.copy()
+    write(new, old[::-1].copy())
+    with monkeypatch.context() as patch, st.set_num_threads(threads):
+        calls = slowed(patch, slow, 0.015)
+        took = interrupted(lambda: write(x, y), 0.01, calls)
+    running._plans.clear()
+    assert calls
+    assert took is not None
+    found = np.asarray(x)
+    assert np.array_equal(found, old) or np.array_equal(found, new)
+    if alone:
+        np.testing.assert_array_equal(found, new)
+    else:
+        np.testing.assert_array_equal(export, old)
+    np.testing.assert_array_equal(np.asarray(y), old[::-1])
+    del found, export
+    x[...] = y
+    np.testing.assert_array_equal(np.asarray(x), old[::-1])
+    all_is_well()
+
+
+@contextlib.contextmanager
+def handled(handler: Any) -> Iterator[None]:
+    """SIGINT is handled so."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        now = signal.signal(signal.SIGINT, before)
+        assert now == handler
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", LONG)
+def test_handlers_that_raise_nothing_lose_nothing(
+    name: str, threads: int, blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = st.asarray(np.arange(float(SIZE))), st.asarray(np.arange(float(SIZE)))
+    wanted, heard = np.array(LONG[name](x, y)), list[tuple[int, bool]]()
+    with (
+        monkeypatch.context() as patch,
+        handled(lambda number, frame: heard.append((number, True))),
+        st.set_num_threads(threads),
+    ):
+        calls = slowed(patch, name, 0.005)
+        found: list[Any] = []
+        assert interrupted(lambda: found.append(LONG[name](x, y)), 0.01, calls) is None
+    running._plans.clear()
+    np.testing.assert_array_equal(np.asarray(found[0]), wanted)
+    assert heard == [(signal.SIGINT, True)]
+    all_is_well()
+
+
+def test_signals_that_nobody_handles(four: None) -> None:
+    done: list[int] = []
+
+    def work(k: int) -> None:
+        if k == 3:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.002)
+        done.append(k)
+
+    with handled(signal.SIG_IGN):
+        each(work, 12)
+    assert sorted(done) == list(range(12))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Late)])
+def test_signals_that_wait_for_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
+    done: list[int] = []
+
+    def work(k: int) -> None:
+        if k == 3:
+            signal.raise_signal(number)
+        time.sleep(0.002)
+        done.append(k)
+
+    handler = signal.getsignal(number)
+    with pytest.raises(error), st.set_num_threads(threads):
+        each(work, 40, breaks=False)
+    assert sorted(done) == list(range(40))
+    done.clear()
+    with pytest.raises(error), st.set_num_threads(threads):
+        each(work, 40)
+    assert 3 in done
+    assert len(done) < 15
+    assert signal.getsignal(number) is handler
+    all_is_well()
+
+
+def test_signals_come_in_order_and_once_each(four: None, late: None) -> None:
+    """What several signals do that came meanwhile; those of one number count once, as in the kernel."""
+    heard: list[Any] = []
+
+    def note(number: int, frame: Any) -> None:
+        heard.append((number, frame.f_code.co_filename))
+
+    with handled(note):
+        signal.signal(signal.SIGUSR1, note)
+        try:
+            with interrupts.Interrupts() as held:
+                for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGUSR1):
+                    signal.raise_signal(number)
+                assert heard == []
+                held.deliver()
+                assert [number for number, _ in heard] == [signal.SIGUSR1, signal.SIGINT]
+                assert {name for _, name in heard} == {__file__}
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGALRM)
+                with pytest.raises(Late):
+                    held.deliver()
+                signal.raise_signal(signal.SIGUSR1)
+            assert [number for number, _ in heard[2:]] == [signal.SIGINT, signal.SIGUSR1]
+        finally:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_handlers_that_handlers_set_are_held_and_stay() -> None:
+    """As where the first Ctrl-C asks for a second one."""
+
+    def first(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, first)
+    done: list[int] = []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.Interrupts() as held:  # noqa: PT012 - it comes at the end
+            signal.raise_signal(signal.SIGINT)
+            held.deliver()
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+        assert done
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_held_handler_that_is_saved_works_later(late: None) -> None:
+    with interrupts.Interrupts():
+        saved = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
+    signal.signal(signal.SIGALRM, saved)
+    with pytest.raises(Late):
+        signal.raise_signal(signal.SIGALRM)
+    with interrupts.Interrupts() as held:
+        signal.raise_signal(signal.SIGALRM)
+        with pytest.raises(Late):
+            held.deliver()
+
+
+def test_pieces_of_work_end_in_any_order(late: None) -> None:
+    """Those of greenlets do."""
+    first, second = interrupts.Interrupts(), interrupts.Interrupts()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    signal.raise_signal(signal.SIGALRM)
+    with pytest.raises(Late):
+        second.__exit__()
+    with pytest.raises(Late):
+        signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_ctrl_c_in_each_in_each(threads: int) -> None:
+    done: list[tuple[int, int]] = []
+
+    def work(i: int, j: int) -> None:
+        if (i, j) == (1, 1):
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(0.004)  # the caller's thread hears it, also on a busy machine
+        done.append((i, j))
+
+    def run(**options: bool) -> None:
+        done.clear()
+        with pytest.raises(KeyboardInterrupt), st.set_num_threads(threads):
+            each(lambda i: each(lambda j: work(i, j), 6, **options), 8, **options)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    run()
+    assert len(done) < 40
+    run(breaks=False)
+    assert sorted(done) == list(itertools.product(range(8), range(6)))
+    all_is_well()
+
+
+def test_ctrl_c_reaches_callers_in_other_threads_not(four: None) -> None:
+    done: list[int] = []
+    both = threading.Barrier(2)
+
+    def other() -> None:
+        both.wait(5)
+        each(lambda k: (time.sleep(0.002), done.append(k)), 60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert interrupted(lambda: (both.wait(5), time.sleep(1)), 0.03) is not None
+    thread.join()
+    assert sorted(done) == list(range(60))
+
+
+def test_handlers_that_are_set_meanwhile_stay(four: None) -> None:
+    heard: list[int] = []
+
+    def mine(number: int, frame: Any) -> None:
+        heard.append(number)
+
+    def work(k: int) -> None:
+        if k == 2:
+            signal.signal(signal.SIGINT, mine)
+        if k == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        each(work, 6, threads=1)
+        assert signal.getsignal(signal.SIGINT) is mine
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [np.arange(float(SIZE))] * 3
+    with monkeypatch.context() as patch:
+        calls = slowed(patch, "add", 0.05)
+        took = interrupted(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"), calls=calls)
+    running._plans.clear()
+    assert took is not None
+    assert took < 1
+    made = in_time(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"))
+    np.testing.assert_array_equal(np.asarray(made[1]), np.arange(float(SIZE)) * 6)
+    all_is_well()
+
+
+def test_interrupts_that_are_not_ours() -> None:
+    """One `Interrupts` after another: what comes between them is raised at once."""
+    with interrupts.Interrupts() as held:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            held.deliver()
+        held.deliver()  # once
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt), interrupts.Interrupts():
+        done.append(signal.raise_signal(signal.SIGINT) or 1)
+    assert done
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+ENGINE = [str(module.__file__) for module in (blas, folds, interrupts, passes, team)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "number"), [("add", 2), ("update", 2), ("product", 2), ("sum", 2), ("update", 14), ("product", 14)]
+)
+def test_signals_at_every_line(name: str, number: int, threads: int, blocks: None, late: None, four: None) -> None:
+    x, y, m = st.ones(SIZE) + 0, st.ones(SIZE), st.ones((70, 70))
+    calls = {
+        "add": lambda: x + y, "update": lambda: ADD(x, y, out=x), "product": lambda: m @ m, "sum": lambda: st.sum(y),
+    }  # fmt: skip
+    calls[name]()  # plans are made
+    handler, wrong = signal.getsignal(number), []
+    gc.disable()
+    try:
+        for line in itertools.count(1):
+            with st.set_num_threads(threads):
+                place = raised_at(line, ENGINE, calls[name], number)
+            if not place:
+                break
+            found = {
+                "errstate": np.geterr() != MODES,
+                "limits": bool(blas._shares._wanted),
+                "lock": blas._shares._lock.locked(),
+                "handler": signal.getsignal(number) is not handler,
+                "held": bool(interrupts._active or interrupts._held or interrupts._missed),
+                "half": len(np.unique(np.asarray(x))) > 1,
+            }
+            wrong += [(what, place) for what, is_so in found.items() if is_so]
+            np.seterr(**MODES)
+            signal.signal(number, handler)
+            if found["limits"] or found["lock"]:
+                blas._shares._set(None)
+                blas._shares = blas._Shares()
+    finally:
+        gc.enable()
+    assert line > 5
+    all_is_well()
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_ctrl_c_at_any_moment(threads: int) -> None:
+    """Nothing hangs, and no value is half of one and half of another."""
+    scripted(
+        f"""
+        import faulthandler, random, signal, sys, threading, time
+        from shardtensor import folds, passes, team
+        sys.unraisablehook = lambda *args: None  # the signal may come in `__del__`
+        passes._BLOCK = passes._LEAST = 1 << 14
+        folds._FACTORS = (64, 64, 1 << 26)
+        signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+        handler = signal.getsignal(signal.SIGINT)
+        random.seed(1)
+        st.set_num_threads({threads})
+        x, y = st.ones(1 << 19) + 0, st.ones(1 << 19)
+        m = st.ones((200, 200))
+
+        def add():
+            return x + y
+
+        def update():
+            global x
+            x += y
+
+        def product():
+            return m @ m
+
+        def total():
+            return st.sum(st.sqrt(y))
+
+        for call in (add, update, product, total):
+            call()  # which imports
+        hits = 0
+        for turn in range(400):
+            faulthandler.dump_traceback_later(20, exit=True)
+            call = (add, update, product, total)[turn % 4]
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 2e-3))
+                call()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                hits += 1
+            here = np.asarray(x)
+            assert here.min() == here.max(), turn
+            del here
+            assert signal.getsignal(signal.SIGINT) is handler, turn
+        met = threading.Barrier({threads})
+        team.each(lambda k: met.wait(5), {threads})
+        assert hits > 40, hits
+        """
+    )

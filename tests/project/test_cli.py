@@ -1,0 +1,176 @@
+"""The command line: what it prints, where, and its exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor import cli
+from shardtensor.backend import Backend, Device
+from shardtensor.backend import registry as backends
+
+
+def command(*arguments: str, **told: str) -> subprocess.CompletedProcess[str]:
+    """``python -m shardtensor`` in a process of its own, which knows no variables of ours but those told."""
+    given = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
+    return subprocess.run(
+        [sys.executable, "-m", "shardtensor", *arguments],
+        env=given | {"COLUMNS": "200", "PYTHONIOENCODING": "utf-8"} | told,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of a printed table, by the first one of each row."""
+    table = [line.strip("│").split("│") for line in text.splitlines() if line.startswith("│")]
+    return {name.strip(): [cell.strip() for cell in cells] for name, *cells in table}
+
+
+class Plugin(Backend):
+    """Two devices of a stranger's, which know their memory."""
+
+    name = "plugin"
+    xp = np
+
+    def devices(self):
+        return [Device("plugin", i, kind="A100") for i in range(2)]
+
+    def is_array(self, x):
+        return False
+
+    def to_device(self, array, source, destination):
+        raise NotImplementedError
+
+    from_host = to_host = to_device
+
+    def memory_info(self, device):
+        return (10 - device.id) << 30, 40 << 30
+
+
+def test_info_lists_every_backend_and_the_default_one(capsys):
+    assert cli.main(["info"]) == 0
+    table = rows(capsys.readouterr().out)
+    assert sorted(name for name in table if name) == st.backend_names()  # what is long goes on below
+    default = st.devices()[0].backend
+    assert [name for name, cells in table.items() if cells[0] == "yes"] == [default]
+    *said, memory = table["numpy"][1:]
+    assert said == [str(len(st.devices("numpy"))), "cpu"]
+    assert re.fullmatch(r"([\d.]+ GiB / [\d.]+ GiB)?", memory)  # nothing where the system does not say
+
+
+def test_info_shows_the_memory_of_devices_that_know_it(monkeypatch, capsys):
+    monkeypatch.setitem(backends._loaded, "plugin", Plugin())
+    monkeypatch.setattr(cli, "backend_names", lambda: ["plugin"])
+    assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert rows(out)["plugin"] == ["", "2", "A100", "10.0 GiB / 40.0 GiB"]
+    assert "9.0 GiB / 40.0 GiB" in out
+
+
+def test_info_says_why_a_backend_is_absent(monkeypatch, capsys):
+    def absent(name):
+        raise st.BackendError("no [driver] found")
+
+    monkeypatch.setattr(cli, "load", absent)
+    monkeypatch.setattr(cli, "backend_names", lambda: ["plugin"])
+    assert cli.main(["info"]) == 0
+    assert rows(capsys.readouterr().out)["plugin"] == ["", "none", "", "no [driver] found"]
+
+
+def test_version():
+    finished = command("--version")
+    assert (finished.returncode, finished.stdout) == (0, f"shardtensor {st.__version__}\n")
+
+
+def test_without_a_command_it_prints_help(capsys):
+    assert cli.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("usage: shardtensor")
+    assert "demo" in printed.err
+
+
+@pytest.mark.parametrize("line", ["dance", "info --fast", "demo --steps many", "demo --devices"])
+def test_what_argparse_does_not_know_ends_with_2(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.split())
+    assert ended.value.code == 2
+    assert "usage: shardtensor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["info", "demo"])
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
+        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted a whole number from 1 to 65,536"),
+        ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_one_line_and_1(name, variable, value, reason):
+    finished = command(name, **{variable: value})
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(f"shardtensor: {reason}")
+    assert len(finished.stderr.splitlines()) == 1
+
+
+def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
+    """The backend for tests is not taken for it."""
+    (tmp_path / "shardtensor_numpy.py").write_text("raise OSError('a broken plugin')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    finished = command("info", PYTHONPATH=path, CUDA_VISIBLE_DEVICES="", COLUMNS="200")
+    assert finished.returncode == 1
+    table = rows(finished.stdout)
+    assert [name for name, cells in table.items() if cells[0] == "yes"] == []
+    assert "a broken plugin" in table["numpy"][-1]
+    assert table["checked"][1].isdigit()
+    assert finished.stderr.startswith("shardtensor: no backend can be used here: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--backend", "nonsense"], "there is no backend named 'nonsense'"),
+        (["--devices", "10000"], "10000 devices are asked for"),
+        (["--devices", "0"], "devices is 0; wanted at least 1"),
+        (["--steps", "-1"], "steps is -1; wanted at least 1"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line_and_1(arguments, reason, capsys):
+    assert cli.main(["demo", *arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shardtensor: ")
+    assert reason in line
+
+
+def test_demo_takes_its_options(capsys):
+    assert cli.main(["demo", "--backend", "checked", "--devices", "2", "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "2 devices of kind cpu: Mesh(d=2; checked:0, checked:1)" in out
+    assert "in 2 steps" in out
+
+
+@pytest.mark.parametrize("value", [None, "8"])
+@pytest.mark.parametrize("backend", ["numpy", "nonsense"])
+def test_demo_leaves_the_environment_as_it_was(monkeypatch, value, backend):
+    if value is None:
+        monkeypatch.delenv("SHARDTENSOR_NUM_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", value)
+    before = dict(os.environ)
+    assert cli.main(["demo", "--steps", "1", "--backend", backend]) == (backend == "nonsense")
+    assert dict(os.environ) == before
+
+
+def test_rich_and_the_demo_are_loaded_by_those_who_ask_for_them():
+    code = "import shardtensor.cli, sys; print([m for m in ('rich', 'shardtensor.demo') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

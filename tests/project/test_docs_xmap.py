@@ -1,0 +1,147 @@
+"""The page "Coming from jax.pmap and xmap": our code in it runs, prints what it says, and gives what JAX's code beside it
+gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib.metadata
+import importlib.util
+import io
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "from_pmap_and_xmap.md").read_text()
+TORCH = importlib.util.find_spec("torch") is not None
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """The blocks of code in these languages, in order."""
+    return [
+        code
+        for language, code in re.findall(r"^```([\w ]+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        if language in languages
+    ]
+
+
+PREAMBLE, *SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+TITLES = [section.partition("\n")[0] for section in SECTIONS]
+WITH_JAX = [title for title, section in zip(TITLES, SECTIONS, strict=True) if blocks(section, "py")]
+
+
+def ours(title: str) -> str:
+    """Our code of a section, as the page's reader types it."""
+    languages = ("python", "python torch") if TORCH else ("python",)
+    return "\n".join(blocks(PREAMBLE, "python") + blocks(SECTIONS[TITLES.index(title)], *languages))
+
+
+def run(title: str, backend: str = "numpy") -> dict[str, Any]:
+    """What our code of a section defines. What it prints must be what the comments beside it say."""
+    code, names, out = ours(title), {"__name__": "page"}, io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, title, "exec"), names)
+    said = re.findall(r"print\(.*# -> (.*)", code)
+    wanted = "".join(f"{line}\n" for line in said).replace("numpy:", f"{backend}:")
+    if said:
+        assert doctest.OutputChecker().check_output(wanted, out.getvalue(), doctest.ELLIPSIS), out.getvalue()
+    return names
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_section(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[str] = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: stops.append(sys._getframe(1).f_code.co_name))
+    run(title)
+    assert stops == (["f"] if "breakpoint" in title else [])
+
+
+def test_every_section_has_code_of_ours_and_most_have_jaxs() -> None:
+    assert [title for title, section in zip(TITLES, SECTIONS, strict=True) if not blocks(section, "python")] == []
+    assert len(WITH_JAX) >= 10
+    assert len(re.findall("^```", PAGE, re.MULTILINE)) == 2 * len(blocks(PAGE, "python", "python torch", "py", "text"))
+
+
+def test_links_lead_somewhere() -> None:
+    places = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in TITLES}
+    assert set(re.findall(r"\]\(#(.*?)\)", PAGE)) <= places
+
+
+def test_the_page_on_separate_memories() -> None:
+    """Every section where arrays of different devices do not mix, in a process whose default backend is `checked`."""
+    code = "import sys\nfrom tests.project.test_docs_xmap import *\nsys.breakpointhook = lambda: None\nfor t in TITLES: run(t, 'checked')"
+    env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "checked"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_pdb_stops_in_the_call_at_fault() -> None:
+    env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy"}
+    code = ours("print and breakpoint") + "\nprint('done')"
+    asked = "p ('v is', float(v), str(st.current_device()))\nc\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, input=asked, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "('v is', -1.0, 'numpy:2')" in done.stdout
+    assert done.stdout.rstrip().endswith("done")
+
+
+# -- beside JAX ------------------------------------------------------------------------------------
+
+THEIRS = """
+import pickle, sys, warnings
+warnings.simplefilter("ignore")
+found = {}
+for title, code in pickle.load(sys.stdin.buffer):
+    names = {}
+    exec(code, names)
+    import jax, numpy
+    found[title] = {
+        name: [type(x).__module__, jax.tree.map(numpy.asarray, x)]
+        for name, x in names.items()
+        if isinstance(x, (jax.Array, numpy.ndarray)) and not getattr(x, "is_deleted", bool)()
+    }
+pickle.dump(found, sys.stdout.buffer)
+"""
+
+
+def jax_is_the_pages() -> bool:
+    try:
+        return importlib.metadata.version("jax").startswith("0.10.")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not jax_is_the_pages(), reason="JAX 0.10, of which the page speaks, is not installed")
+def test_jaxs_code_gives_the_same() -> None:
+    sections = [
+        (title, "\n".join(blocks(PREAMBLE, "py") + blocks(SECTIONS[TITLES.index(title)], "py"))) for title in WITH_JAX
+    ]
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", THEIRS], env=env, input=pickle.dumps(sections), capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    for title, theirs in pickle.loads(done.stdout).items():
+        mine = run(title)
+        computed = [name for name, (module, _) in theirs.items() if not module.startswith("numpy")]
+        assert computed, title
+        for name, (_, value) in theirs.items():
+            here = mine[name]
+            if isinstance(here, list):  # shards
+                if here[0].is_donated:
+                    continue
+                here = np.concatenate([np.asarray(shard) for shard in here])
+            assert np.shape(here) == value.shape, (title, name)
+            np.testing.assert_allclose(np.asarray(here), value, rtol=1e-4, atol=1e-6, err_msg=f"{title}: {name}")

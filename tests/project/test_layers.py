@@ -1,0 +1,128 @@
+"""Packages import only from those before them, no modules import each other in a cycle, plugins see the plugin protocol
+only, and the package imports lightly.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import shardtensor as st
+from shardtensor.core import OPS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "shardtensor"
+
+LAYERS = [
+    "errors", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "interpreters", "spmd", "",
+    "demo", "testing", "cli", "__main__",
+]  # fmt: skip
+"""From the lowest to the highest; the empty name is the package itself."""
+
+LATE = {"shardtensor.sharding.visualize", "shardtensor.demo"}
+"""Modules that are loaded on use, by functions of modules below them."""
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def layer_of(module: str) -> int:
+    return LAYERS.index(module.partition(".")[2].partition(".")[0])
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of the package that a file imports, anywhere, for types too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shardtensor":
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                found.add(module if module in MODULES else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "shardtensor"}
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_packages_import_only_from_those_before_them(module: str) -> None:
+    upward = {other for other in imports_of(MODULES[module]) if layer_of(other) > layer_of(module)}
+    assert upward <= LATE
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    graph = {module: imports_of(path) - LATE - {module} for module, path in MODULES.items()}
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
+
+
+def test_every_layer_exists() -> None:
+    assert {module.partition(".")[2].partition(".")[0] for module in MODULES} == set(LAYERS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "backends").rglob("*.py")), ids=lambda p: p.stem)
+def test_plugins_see_only_the_protocol(path: Path) -> None:
+    assert imports_of(path) <= {"shardtensor.backend", "shardtensor.errors"}
+
+
+@pytest.mark.parametrize("name", ["rules", "copy_plan", "layout", "mesh", "spec", "index"])
+def test_the_arithmetic_of_layouts_touches_no_array(name: str) -> None:
+    assert ".xp" not in (PACKAGE / "sharding" / f"{name}.py").read_text()
+
+
+# -- public names ----------------------------------------------------------------------------------
+
+
+def test_the_package_shows_its_public_names_only() -> None:
+    assert dir(st) == sorted(st.__all__)
+    assert all(hasattr(st, name) for name in st.__all__)
+
+
+def test_every_operator_is_exported_or_listed_here() -> None:
+    """Operators that users reach through methods and protocols only."""
+    internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host"}
+    assert set(OPS) - set(st.__all__) == internal
+
+
+# -- what an import does ---------------------------------------------------------------------------
+
+
+def run(code: str) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR")}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+
+
+def test_import_loads_only_numpy_and_itself() -> None:
+    code = (
+        "import sys, threading, json, numpy; before = set(sys.modules); import shardtensor, shardtensor.backend.registry as b;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before};"
+        "print(json.dumps([sorted(new - set(sys.stdlib_module_names)), threading.active_count(), sorted(b._loaded)]))"
+    )
+    new, threads, loaded = json.loads(run(code))
+    assert set(new) <= {"numpy", "shardtensor"}  # parts of NumPy that it loads on use
+    assert threads == 1
+    assert loaded == []
+
+
+def test_import_takes_less_than_twice_numpys(tmp_path: Path) -> None:
+    """Medians of fresh processes, in turn, with compiled bytecode for both."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE",)}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    times: dict[str, list[float]] = {"numpy": [], "shardtensor": []}
+    for i in range(8):
+        for module, seen in times.items():
+            code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+            out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+            if i:  # the first of each writes the bytecode
+                seen.append(float(out.stdout))
+    assert min(times["shardtensor"]) < 2 * min(times["numpy"])

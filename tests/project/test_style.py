@@ -1,0 +1,19 @@
+"""The style and the types, as part of the tests: what the second command of the README runs is all there is to pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "tool", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=["ruff", "format", "mypy"]
+)
+def test_tool_is_content(tool: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

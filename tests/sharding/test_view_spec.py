@@ -1,0 +1,566 @@
+"""Windows, boxes and selections as pure arithmetic, against what NumPy makes of the same indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.backend.registry import load
+from shardtensor.communication.gather_scatter import Picking, Want, last_of_each
+from shardtensor.communication.transfer import Movement
+from shardtensor.interpreters.mutation.advanced_indexing import Selection
+from shardtensor.sharding.copy_plan import host_grid
+from shardtensor.sharding.index import Index, canonical, region_of, to_numpy
+from shardtensor.sharding.layout import Grid
+from shardtensor.sharding.view_spec import (
+    Box,
+    Window,
+    aligned,
+    broadcast_region,
+    carried,
+    reshape_groups,
+    reshaped_chains,
+    reshaped_strides,
+    whole_box,
+    whole_window,
+)
+from tests.cases import array_indices, indices
+from tests.interpreters.test_advanced_indexing import outcome
+from tests.layouts import meshes, shapes, specs
+
+Shape = tuple[int, ...]
+
+HERE = load("numpy")
+
+
+def numbered(shape: Shape) -> np.ndarray:
+    """An array whose elements say where they are."""
+    return np.arange(int(np.prod(shape))).reshape(shape)
+
+
+def some_grid(data: Any, shape: Shape) -> Grid:
+    mesh = data.draw(meshes("numpy"))
+    return st.NamedSharding(mesh, data.draw(specs(mesh, len(shape)))).grid(shape)
+
+
+def shards(grid: Grid, a: np.ndarray) -> list[np.ndarray]:
+    return [a[(*grid.index(k), Ellipsis)] for k in range(len(grid.devices))]
+
+
+def some_box(data: Any, shape: Shape) -> tuple[Box, np.ndarray]:
+    """A box, and what it takes of `numbered`. A dimension that was added stays: of nothing there are no views."""
+    box, a = whole_box(shape), numbered(shape)
+    for _ in range(data.draw(some.integers(0, 3))):
+        if data.draw(some.booleans()):
+            index = data.draw(indices(a.shape))
+            found = canonical(index, a.shape)
+            assert found is not None
+            if all(d is not None or n for d, n in zip(box.at(found).order, box.at(found).shape, strict=True)):
+                box, a = box.at(found), np.asarray(a[index])
+        else:
+            order = tuple(data.draw(some.permutations(range(a.ndim))))
+            box, a = box.permuted(order), a.transpose(order)
+    return box, a
+
+
+def some_shape(data: Any, a: np.ndarray) -> Shape:
+    """Another shape for as many elements: dimensions merged, parted, or of size 1."""
+    sizes: list[int] = []
+    for n in a.shape:
+        divisor = data.draw(some.sampled_from([d for d in range(1, n + 1) if n % d == 0] or [1]))
+        sizes += [n // divisor, divisor] if data.draw(some.booleans()) else [n]
+    out: list[int] = []
+    for n in sizes:
+        if out and data.draw(some.integers(0, 2)) == 0:
+            out[-1] *= n
+        else:
+            out.append(n)
+    return tuple(out)
+
+
+def some_window(data: Any, shape: Shape) -> tuple[Window, np.ndarray, np.ndarray]:
+    """A window, the array that it is on, and NumPy's view of that."""
+    base = numbered(shape)
+    window, a = whole_window(shape, ((),) * len(shape)), base
+    for _ in range(data.draw(some.integers(0, 4))):
+        window, a = some_step(data, window, a)
+    return window, base, a
+
+
+def some_step(data: Any, window: Window, a: np.ndarray) -> tuple[Window, np.ndarray]:
+    kind = data.draw(some.sampled_from(["index", "order", "shape", "flip"]))
+    if kind == "index":
+        index = data.draw(indices(a.shape))
+        taken = a[index]
+        if not isinstance(taken, np.ndarray):
+            index = (*(index if type(index) is tuple else (index,)), Ellipsis)
+        found = canonical(index, a.shape)
+        assert found is not None
+        if None in window.boxes[-1].order and not a[index].size:
+            return window, a  # a dimension that was added stays: of nothing there are no views
+        return window.at(found), a[index]
+    if kind == "order":
+        order = tuple(data.draw(some.permutations(range(a.ndim))))
+        return window.permuted(order), a.transpose(order)
+    if kind == "flip":
+        turned = Index([(n - 1, n, -1) if n else (0, 0, 1) for n in a.shape])
+        return window.at(turned), a[(*[slice(None, None, -1)] * a.ndim, Ellipsis)]
+    new = some_shape(data, a)
+    other = window.reshaped(new)
+    return (window, a) if other is None else (other, a.reshape(new))
+
+
+def in_elements(base: np.ndarray, a: np.ndarray) -> tuple[list[int], int]:
+    """NumPy's own strides of a view, where there are several elements, and its offset."""
+    step = base.itemsize
+    offset = a.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return [s // step for s, n in zip(a.strides, a.shape, strict=True) if n > 1], offset // step
+
+
+# -- indices ----------------------------------------------------------------------------------------
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(data=some.data())
+def test_canonical_indices_say_the_same(data: Any) -> None:
+    """With nothing left out, nothing negative, and as many elements as there are."""
+    shape = data.draw(shapes())
+    a = numbered(shape)
+    index = data.draw(indices(shape))
+    found = canonical(index, shape)
+    assert isinstance(found, Index)
+    wanted = np.asarray(a[index])
+    np.testing.assert_array_equal(a[(*to_numpy(found), Ellipsis)], wanted)
+    taken = [e for e in found if e is not None]
+    assert len(taken) == len(shape)
+    for entry, n in zip(taken, shape, strict=True):
+        if isinstance(entry, int):
+            assert type(entry) is int
+            assert 0 <= entry < n
+        else:
+            start, count, step = entry
+            assert count == 0 or (0 <= start < n and 0 <= start + (count - 1) * step < n)
+    assert tuple(1 if e is None else e[1] for e in found if not isinstance(e, int)) == wanted.shape
+    assert canonical(to_numpy(found), shape) == found or 0 in wanted.shape
+    moved = Movement((region_of(found),), (host_grid(shape),), host_grid(wanted.shape)).run(((a,),), a.dtype)
+    np.testing.assert_array_equal(moved[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (4, "index 4 is out of bounds for dimension 0 of size 4"),
+        ((0, -4), "index -4 is out of bounds for dimension 1 of size 3"),
+        ((..., 3), "index 3 is out of bounds for dimension 1 of size 3"),
+        (np.int64(7), "index 7 is out of bounds"),
+        ((0, 0, 0), "3 indices for a tensor of 2 dimensions"),
+        ((0, None, slice(None), slice(None)), "3 indices"),
+        ((0, ..., 0, 0), "3 indices"),
+        ((..., ...), "one ellipsis"),
+        (1.5, "index 1.5 in dimension 0 is a float"),
+        ((0, "a"), "index 'a' in dimension 1 is a str"),
+        (object(), "is a object"),
+        ({}, "is a dict"),
+        (slice(None, None, 0), "slice step"),
+        (slice(0.5), "slice indices"),
+    ],
+    ids=repr,
+)
+def test_indices_that_are_none(index: Any, words: str) -> None:
+    with pytest.raises((IndexError, ValueError, TypeError)) as wanted:
+        numbered((4, 3))[index]
+    with pytest.raises(wanted.type) as caught:
+        canonical(index, (4, 3))
+    assert isinstance(caught.value, st.ShardTensorError)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [[0], [], (0, [1, 2]), np.array([1]), np.array(1), True, np.True_, (..., True), np.ones((4, 3), bool), ((0, 1),), (0, (1,)),
+     (..., 2, np.ones(3, bool)), (..., 3, np.ones((1,), int)), (None, ..., 3, True), (3, ..., np.ones((3,), bool))],
+    ids=lambda x: repr(x)[:40],
+)  # fmt: skip
+def test_indices_with_arrays_are_left_to_selections(index: Any) -> None:
+    """Wherever the arrays stand, and however many dimensions a mask stands for."""
+    assert canonical(index, (4, 3)) is None
+    assert canonical(st.device_put(np.array([1]), st.devices("numpy")[0]), (4, 3)) is None
+
+
+def test_masks_count_as_many_dimensions_as_they_have() -> None:
+    """An ellipsis before them must not take what they take."""
+    square = np.ones((2, 2), bool)
+    for index, shape in [
+        ((..., 3, square), (5, 2, 2)),
+        ((..., -5, None, square), (5, 2, 2)),
+        ((None, ..., 4, True), (2, 5)),
+        ((..., 4, np.array(False)), (2, 5)),
+    ]:
+        assert numbered(shape)[index].ndim
+        assert canonical(index, shape) is None
+
+
+# -- boxes ------------------------------------------------------------------------------------------
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(data=some.data())
+def test_boxes_are_chains_of_indices_and_permutations(data: Any) -> None:
+    shape = data.draw(shapes())
+    a = numbered(shape)
+    box, wanted = some_box(data, shape)
+    assert (box.over, box.shape) == (shape, wanted.shape)
+    taken = box.of(HERE, a)
+    np.testing.assert_array_equal(taken, wanted)
+    assert isinstance(taken, np.ndarray)
+    assert np.shares_memory(taken, a) or not taken.size
+    by_entries = a[(*to_numpy(box.entries), Ellipsis)].transpose(box.axes)
+    np.testing.assert_array_equal(by_entries[(*to_numpy(box.new), Ellipsis)], wanted)
+    if box.in_order:
+        np.testing.assert_array_equal(a[(*to_numpy(box.index), Ellipsis)], wanted)
+    if box.is_whole:
+        np.testing.assert_array_equal(wanted, a)
+    same = Box(box.over, box.entries, box.order, box.shape)
+    assert box == same
+    assert hash(box) == hash(same)
+    if wanted.shape != shape:
+        assert box != whole_box(shape)
+        assert not box.is_whole
+
+
+# -- windows ----------------------------------------------------------------------------------------
+
+
+@hypothesis.settings(max_examples=400)
+@hypothesis.given(data=some.data())
+def test_windows_have_the_strides_of_numpy(data: Any) -> None:
+    window, base, a = some_window(data, data.draw(shapes()))
+    assert window.shape == a.shape
+    assert window.size == a.size
+    assert len(window.strides) == len(window.chains) == a.ndim
+    seen = window.of(HERE, base)
+    np.testing.assert_array_equal(seen, a)
+    if a.size:
+        assert np.shares_memory(seen, base)
+        walked = [s for s, n in zip(window.strides, window.shape, strict=True) if n > 1]
+        assert (walked, window.offset) == in_elements(base, a)
+        assert (walked, window.offset) == in_elements(base, seen)
+
+
+@hypothesis.settings(max_examples=400)
+@hypothesis.given(data=some.data())
+def test_reshapes_are_views_exactly_where_they_are_in_numpy(data: Any) -> None:
+    window, base, a = some_window(data, data.draw(shapes()))
+    new = some_shape(data, a)
+    if data.draw(some.booleans()) and a.size:
+        new = data.draw(some.sampled_from([(a.size,), (1, a.size), (*a.shape[::-1],), (*a.shape, 1)]))
+    wanted = a.reshape(new)
+    other = window.reshaped(new)
+    if not a.size:
+        return
+    assert (other is not None) == np.shares_memory(wanted, base)
+    if other is not None:
+        assert other.shape == new
+        np.testing.assert_array_equal(other.of(HERE, base), wanted)
+        strides = reshaped_strides(a.shape, window.strides, new)
+        assert strides == other.strides
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(data=some.data())
+def test_windows_are_the_same_where_they_see_the_same(data: Any) -> None:
+    shape = data.draw(shapes(1, 2))
+    (left, _, a), (right, _, b) = some_window(data, shape), some_window(data, shape)
+    if a.size and b.size:
+        assert left.same(right) == np.array_equal(a, b)
+        assert left.same(right) == right.same(left)
+    assert left.same(left)
+    back = left.permuted(tuple(range(a.ndim))[::-1])
+    assert back.permuted(tuple(range(a.ndim))[::-1]).same(left)
+    flat = left.reshaped((a.size,))
+    if flat is not None and a.size:
+        again = flat.reshaped(a.shape)
+        assert again is not None
+        assert again.same(left)
+    assert left.only("real").same(left.only("real"))
+    assert not left.only("real").same(left.only("imag"))
+    assert not left.only("imag").same(left)
+
+
+def test_parts_of_complex_numbers() -> None:
+    z = numbered((3, 4)) * (1 + 2j)
+    window = whole_window((3, 4), (("x",), ()))
+    part = window.only("imag").at(Index([(1, 2, 1), 3])).permuted((0,))
+    np.testing.assert_array_equal(part.of(HERE, z), z.imag[1:3, 3])
+    flat = window.only("real").reshaped((12,))
+    assert flat is not None
+    np.testing.assert_array_equal(flat.of(HERE, z), z.real.ravel())
+    assert np.shares_memory(flat.of(HERE, z), z)
+    assert window.only("imag").only(None).part is None
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(data=some.data())
+def test_reshapes_keep_every_split(data: Any) -> None:
+    """Each axis splits one dimension before and one after, and merges with no other order."""
+    old = data.draw(shapes())
+    new = some_shape(data, numbered(old))
+    mesh = data.draw(meshes("numpy"))
+    chains = data.draw(specs(mesh, len(old))).chains_of(len(old))
+    before, after = reshaped_chains(old, new, chains)
+    assert (len(before), len(after)) == (len(old), len(new))
+    grouped = {d for left, _ in reshape_groups(old, new) for d in left}
+    kept = [axis for d, chain in enumerate(chains) if d in grouped for axis in chain]
+    assert [axis for chain in before for axis in chain] == kept
+    if 0 not in old:
+        assert [axis for chain in after for axis in chain] == kept
+    for left, right in reshape_groups(old, new):
+        assert np.prod([old[d] for d in left]) == np.prod([new[d] for d in right])
+        if 0 not in old:
+            for k in range(1, min(len(left), len(right))):
+                assert np.prod([old[d] for d in left[:k]]) != np.prod([new[d] for d in right[:k]])
+
+
+# -- windows on shards ------------------------------------------------------------------------------
+
+
+@hypothesis.settings(max_examples=400)
+@hypothesis.given(data=some.data())
+def test_aligned_boxes_are_where_their_elements_are(data: Any) -> None:
+    """The parts of a box make up the box, and every device has all that it holds of it and nothing else."""
+    shape = data.draw(shapes())
+    a, grid = numbered(shape), some_grid(data, shape)
+    box, wanted = some_box(data, shape)
+    here = aligned(grid, box)
+    assert here.grid.devices == tuple(grid.devices[k] for k in here.positions)
+    assert [int(o[-1]) for o in here.grid.offsets] == list(wanted.shape)
+    pieces = shards(grid, a)
+    whole = np.full(wanted.shape, -1)
+    mine: dict[int, np.ndarray] = {}
+    for n, (k, local) in enumerate(zip(here.positions, here.boxes, strict=True)):
+        assert local.over == pieces[k].shape
+        part = local.of(HERE, pieces[k])
+        np.testing.assert_array_equal(part, wanted[here.grid.index(n)])
+        assert local.shape == part.shape == here.grid.shape(n)
+        whole[here.grid.index(n)] = part
+        mine[k] = part
+    np.testing.assert_array_equal(whole, wanted)
+    for k, piece in enumerate(pieces):
+        held = np.intersect1d(piece, wanted)
+        np.testing.assert_array_equal(np.sort(mine[k].ravel()) if k in mine else held[:0], held)
+    for bounds in here.grid.offsets:
+        assert (np.diff(bounds) >= 0).all()
+
+
+def is_box(places: np.ndarray, shape: Shape, groups: Any) -> bool:
+    """Whether elements, by their numbers, fill a box of an array of that shape that has whole all dimensions but those
+    which begin what one dimension has become.
+    """
+    if not places.size:
+        return True
+    ends = [(int(w.min()), int(w.max()) + 1) for w in np.unravel_index(places.ravel(), shape)]
+    first = [right[0] for _, right in groups]
+    whole = all(ends[d] == (0, n) for d, n in enumerate(shape) if d not in first)
+    return whole and int(np.prod([b - a for a, b in ends])) == places.size
+
+
+@hypothesis.settings(max_examples=500)
+@hypothesis.given(data=some.data())
+def test_shards_are_carried_into_another_shape(data: Any) -> None:
+    """The same elements in the same order on each device; and None is said only where some shard is no box."""
+    old = data.draw(shapes())
+    a, grid = numbered(old), some_grid(data, old)
+    new = some_shape(data, a)
+    hypothesis.assume(a.size)
+    other = carried(grid, old, new)
+    pieces = shards(grid, a)
+    if other is None:
+        ones = any(n == 1 and len(bounds) > 2 for n, bounds in zip(old, grid.offsets, strict=True))
+        groups = reshape_groups(old, new)
+        inner = any(len(grid.offsets[d]) > 2 for left, _ in groups for d in left[1:])
+        assert ones or inner or not all(is_box(p, new, groups) for p in pieces)
+        return
+    assert other.devices == grid.devices
+    assert [int(o[-1]) for o in other.offsets] == list(new)
+    for piece, mine in zip(pieces, shards(other, a.reshape(new)), strict=True):
+        np.testing.assert_array_equal(piece.ravel(), mine.ravel())
+
+
+@hypothesis.settings(max_examples=400)
+@hypothesis.given(data=some.data())
+def test_boxes_are_sent_and_broadcast(data: Any) -> None:
+    """To the host and to other grids; a device is sent each element that it lacks once, however often it shows it."""
+    shape = data.draw(shapes())
+    a, grid = numbered(shape), some_grid(data, shape)
+    box, taken = some_box(data, shape)
+    wide = tuple(data.draw(some.sampled_from([1, 2, 5])) if n == 1 else n for n in taken.shape)
+    wide = (*data.draw(some.lists(some.sampled_from([1, 3]), max_size=2)), *wide)
+    wanted = np.broadcast_to(taken, wide)
+    here = aligned(grid, box)
+    region, source = broadcast_region(box.shape, wide), here.grid
+    arrays = [local.of(HERE, shards(grid, a)[k]) for k, local in zip(here.positions, here.boxes, strict=True)]
+    for target in (host_grid(wide), some_grid(data, wide)):
+        movement = Movement((region,), (source,), target)
+        parts = movement.run((arrays,), a.dtype)
+        lacks = 0
+        for k, (device, part) in enumerate(zip(target.devices, parts, strict=True)):
+            np.testing.assert_array_equal(np.broadcast_to(part, target.shape(k)), wanted[target.index(k)])
+            held = shards(grid, a)[grid.devices.index(device)] if device in grid.devices else []
+            lacks += len(np.setdiff1d(wanted[target.index(k)], held))
+        assert movement.size == lacks
+        assert sum(r.bytes for r in movement.records(1, False, "test", False)) == lacks
+
+
+def test_leading_ones_of_a_value_are_dropped() -> None:
+    """As NumPy does in assignments: ``x[...] = np.ones((1, 1, 3))`` for two dimensions."""
+    a = numbered((1, 2, 1, 3))
+    for shape in [(2, 1, 3), (2, 5, 3), (1, 2, 1, 3), (4, 2, 2, 3)]:
+        moved = Movement((broadcast_region(a.shape, shape),), (host_grid(a.shape),), host_grid(shape))
+        (out,) = moved.run(((a,),), a.dtype)
+        np.testing.assert_array_equal(np.broadcast_to(out, shape), np.broadcast_to(a.reshape(2, 1, 3), shape))
+
+
+# -- selections -------------------------------------------------------------------------------------
+
+
+def some_selection(data: Any, shape: Shape) -> tuple[Any, np.ndarray]:
+    index = (*data.draw(array_indices(shape)), True)
+    wanted = outcome(lambda: numbered(shape)[index])
+    hypothesis.assume(not isinstance(wanted, Exception))
+    return index, wanted
+
+
+def chosen_by(chosen: Selection, a: np.ndarray) -> np.ndarray:
+    """What a selection says, with nothing of NumPy's advanced indexing but its simplest case."""
+    taken = a[(*to_numpy(chosen.basic), Ellipsis)]
+    others = [d for d in range(taken.ndim) if d not in chosen.dims]
+    rows = taken.transpose((*chosen.dims, *others))[tuple(chosen.arrays)]
+    n = len(chosen.block)
+    out = rows.reshape((*chosen.block, *chosen.rest))
+    return out.transpose((*range(n, n + chosen.at), *range(n), *range(n + chosen.at, out.ndim)))
+
+
+@hypothesis.settings(max_examples=500)
+@hypothesis.given(data=some.data())
+def test_selections_are_numpys(data: Any) -> None:
+    shape = data.draw(shapes())
+    index, wanted = some_selection(data, shape)
+    chosen = Selection(index, shape)
+    assert chosen.shape == wanted.shape
+    assert chosen.rows == np.prod(chosen.block)
+    assert chosen.rest == tuple(
+        n for d, n in enumerate(np.shape(numbered(shape)[(*to_numpy(chosen.basic), Ellipsis)])) if d not in chosen.dims
+    )
+    for array in chosen.arrays:
+        assert array.shape == (chosen.rows,)
+        assert not (array < 0).any()
+    np.testing.assert_array_equal(chosen_by(chosen, numbered(shape)), wanted)
+    np.testing.assert_array_equal(numbered(shape)[chosen.numpy], wanted)
+    assert len(index) == 1 or not chosen.is_mask
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "at", "block"),
+    [
+        (([0, 1],), (2, 2, 5, 4), 0, (2,)),
+        ((slice(None), [0, 1]), (2, 2, 5, 4), 1, (2,)),
+        (([0, 1], [0, 1]), (2, 5, 4), 0, (2,)),
+        ((slice(None), [0, 1], [[0], [1]]), (2, 2, 2, 4), 1, (2, 2)),
+        (([0, 1], slice(None), [0, 1]), (2, 3, 4), 0, (2,)),
+        ((slice(None), 0, [0, 1]), (2, 2, 4), 1, (2,)),
+        ((0, slice(None), [0, 1]), (2, 3, 4), 0, (2,)),
+        ((slice(None), [0, 1], None, [0, 1]), (2, 2, 1, 4), 0, (2,)),
+        ((..., [0, 1], 0), (2, 2, 3), 2, (2,)),
+        ((slice(None), np.ones((3, 5), bool)), (2, 15, 4), 1, (15,)),
+        ((True,), (1, 2, 3, 5, 4), 0, (1,)),
+        ((slice(None), True), (2, 1, 3, 5, 4), 1, (1,)),
+        ((slice(None), True, 0), (2, 1, 5, 4), 1, (1,)),
+        ((False, [0]), (0, 3, 5, 4), 0, (0,)),
+        ((np.array(1), slice(None), np.array(2)), (3, 4), 0, ()),
+    ],
+    ids=lambda x: repr(x)[:50],
+)
+def test_where_the_block_stands(index: Any, shape: Shape, at: int, block: Shape) -> None:
+    """Where the first array stands if they are neighbours, else in front."""
+    a = numbered((2, 3, 5, 4))
+    chosen = Selection(index, a.shape)
+    assert a[index].shape == chosen.shape
+    assert (chosen.at, chosen.block) == (at, block)
+    assert chosen.shape == (*chosen.rest[:at], *block, *chosen.rest[at:])
+    np.testing.assert_array_equal(chosen_by(chosen, a), a[index])
+
+
+def test_a_lone_mask_is_known() -> None:
+    assert Selection(np.ones((2, 3), bool), (2, 3)).is_mask
+    assert Selection((np.ones(2, bool),), (2, 3)).is_mask
+    assert Selection([True, False], (2, 3)).is_mask
+    assert not Selection((np.ones(2, bool), 0), (2, 3)).is_mask
+    assert not Selection([0, 1], (2, 3)).is_mask
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(data=some.data())
+def test_picking_moves_only_what_is_not_at_home(data: Any) -> None:
+    shape = data.draw(shapes(1))
+    a, grid = numbered(shape), some_grid(data, shape)
+    hypothesis.assume(0 not in shape)
+    dims = data.draw(some.lists(some.integers(0, len(shape) - 1), min_size=1, unique=True))
+    others = [d for d in range(len(shape)) if d not in dims]
+    rng = np.random.default_rng(data.draw(some.integers(0, 99)))
+    wants, answers = [], []
+    for device in data.draw(some.permutations(st.devices("numpy")))[:3]:
+        rows = data.draw(some.integers(0, 6))
+        coordinates = [rng.integers(0, shape[d], rows) for d in dims]
+        ends = [sorted(rng.integers(0, shape[d] + 1, 2).tolist()) for d in others]
+        wants.append(Want(device, rows, coordinates, [(low, high) for low, high in ends]))
+        runs = tuple(slice(low, high) for low, high in ends)
+        answers.append(a.transpose((*dims, *others))[(*coordinates, *runs)])
+        assert wants[-1].shape == answers[-1].shape
+    plan = Picking(grid, dims, wants)
+    for got, answer in zip(plan.run(shards(grid, a), a.dtype), answers, strict=True):
+        np.testing.assert_array_equal(got, answer)
+        assert got.dtype == a.dtype
+    held = dict(zip(grid.devices, shards(grid, a), strict=True))
+    sent: dict[Any, int] = {}
+    for record in plan.records(1, True, "test", False):
+        assert record.source in held
+        assert record.copied == record.bytes
+        sent[record.destination] = sent.get(record.destination, 0) + record.bytes
+    for want, answer in zip(wants, answers, strict=True):
+        lacks = np.setdiff1d(answer, held.get(want.device, []))
+        times = int(np.isin(answer, lacks).sum())
+        assert len(lacks) <= sent.get(want.device, 0) <= times
+
+
+def test_replicas_share_the_work_of_sending() -> None:
+    """Who wants something takes it from itself if it can; the others ask the holders in turn."""
+    mesh = st.make_mesh((2, 2), ("x", "y"), devices=st.devices("numpy")[:4])
+    grid = st.NamedSharding(mesh, st.P("x")).grid((4, 2))
+    rows = np.array([0, 3])
+    devices = st.devices("numpy")
+    plan = Picking(grid, (0,), [Want(d, 2, [rows], [(0, 2)]) for d in (devices[1], devices[6], devices[7])])
+    moves = sorted((r.source.id, r.destination.id, r.bytes) for r in plan.records(8, False, "test", False))
+    assert [(n, b) for _, b, n in moves if b == 1] == [(16, 1)]
+    assert sorted(b for _, b, _ in moves) == [1, 6, 6, 7, 7]
+    assert {a for a, b, _ in moves if b == 6} != {a for a, b, _ in moves if b == 7}
+
+
+@hypothesis.given(data=some.data())
+def test_the_last_of_each_place(data: Any) -> None:
+    sizes = data.draw(some.lists(some.integers(1, 4), min_size=1, max_size=3))
+    rows = data.draw(some.integers(0, 8))
+    rng = np.random.default_rng(data.draw(some.integers(0, 99)))
+    coordinates = [rng.integers(0, n, rows) for n in sizes]
+    places = list(zip(*[c.tolist() for c in coordinates], strict=True))
+    wanted = sorted({place: i for i, place in enumerate(places)}.values())
+    last = last_of_each(coordinates, sizes)
+    if len(wanted) == rows:
+        assert last is None
+    else:
+        assert last is not None
+        assert last.tolist() == wanted

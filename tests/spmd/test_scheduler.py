@@ -1,0 +1,1516 @@
+"""Programs that run at once and meet: the engine of mapped functions, alone and under them."""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import faulthandler
+import gc
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+import tracemalloc
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import greenlet
+import hypothesis
+import numpy as np
+import pytest
+import shardtensor_numpy
+from hypothesis import strategies as some
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import shardtensor as st
+from shardtensor.communication import communicator as exchange
+from shardtensor.host import blas_threads as blas
+from shardtensor.host import signals as interrupts
+from shardtensor.host import threads as team
+from shardtensor.spmd import breakpoints
+from shardtensor.spmd import launch as spmd
+from shardtensor.spmd import program as programs
+from shardtensor.spmd import scheduler as world
+from tests.conftest import Late
+from tests.layouts import array
+
+ROOT = Path(__file__).parents[2]
+
+_hanging: list[threading.Thread] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hard_end() -> Iterator[None]:
+    """What hangs must not keep the process from ending once the tests are done and reported."""
+    yield
+    if _hanging:
+        faulthandler.dump_traceback_later(30, exit=True)
+
+
+def in_time(call: Callable[[], Any], seconds: float = 10) -> Any:
+    """What ``call`` gives or raises in a thread of its own. If it takes longer, the test fails and says where every
+    thread is; the process, whose end it would hold up, ends the hard way (see `hard_end`).
+    """
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        stacks = ["".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()]
+        _hanging.append(thread)
+        pytest.fail(f"still running after {seconds} s:\n" + "\n".join(stacks), pytrace=False)
+    if errors:
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()
+    return results[0]
+
+
+def scripted(text: str, stdin: str = "", seconds: float = 60) -> str:
+    """What a script prints in a process of its own, which must end well and in time."""
+    head = "import os\nos.environ['SHARDTENSOR_NUM_DEVICES'] = '8'\nimport shardtensor as st\nimport numpy as np\n"
+    environment = {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", head + textwrap.dedent(text)],
+        input=stdin, capture_output=True, text=True, timeout=seconds, cwd=ROOT, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr.strip(), done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Three helper threads, however many cores there are; they join after the first turn of work."""
+    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    monkeypatch.setattr(team, "_team", team._Team())
+    yield
+    team._team.dissolve()
+
+
+def meets(
+    program: programs.Program, offer: Any, work: Any = None, *, said: str = "sum", key: Any = "all", size: int = 0
+) -> Any:
+    """Meets the others of the map; they get the sum of what they offer."""
+    group = program.group
+    return program.meet(
+        (id(group), key), programs.Call(said), size or len(group.tasks), program.number, offer,
+        work or (lambda offers: [sum(offers)] * len(offers)),
+    )  # fmt: skip
+
+
+def labels(count: int) -> list[str]:
+    return [f"p{k}" for k in range(count)]
+
+
+def outcome_of(tasks: list[Any], **options: Any) -> Any:
+    """Results, or who failed and how."""
+    try:
+        return in_time(lambda: world.run(tasks, labels(len(tasks)), **options))
+    except programs.Failed as failure:
+        return failure.number, failure.error
+
+
+def total_works(devices: Any = None) -> None:
+    """A plain map with a sum over eight devices."""
+    items = [np.full(2, float(k)) for k in range(8)]
+    made = in_time(lambda: st.pmap(lambda x: st.psum(x, "i"), items, axis_name="i", devices=devices))
+    assert [m.tolist() for m in made] == [[28.0, 28.0]] * 8
+    assert st.current_device() is None
+    assert programs.current() is None
+
+
+def test_results_come_in_order() -> None:
+    def task(k: int) -> Any:
+        return lambda program: (k, program.place, str(program), programs.current() is program)
+
+    made = world.run([task(k) for k in range(6)], labels(6), names=("i", "j"), sizes=(2, 3))
+    assert made == [(k, divmod(k, 3), f"p{k}", True) for k in range(6)]
+    assert world.run([], []) == []
+    assert programs.current() is None
+
+
+def test_programs_start_in_order_and_without_others_never_switch() -> None:
+    order: list[int] = []
+    world.run([lambda program, k=k: order.append(k) for k in range(20)], labels(20), patience=9.0)
+    assert order == list(range(20))
+
+
+def test_programs_meet_on_one_thread() -> None:
+    threads = set()
+
+    def task(program: programs.Program) -> Any:
+        threads.add(threading.get_ident())
+        return [meets(program, program.number + 10 * turn, key=turn % 2) for turn in range(5)]
+
+    assert outcome_of([task] * 7, patience=9.0) == [[21 + 70 * turn for turn in range(5)]] * 7
+    assert len(threads) == 1
+
+
+def test_programs_meet_across_threads(helped: None) -> None:
+    threads = set()
+
+    def task(program: programs.Program) -> Any:
+        totals = []
+        for turn in range(5):
+            time.sleep(0.001 * ((program.number + turn) % 3))
+            totals.append(meets(program, program.number + 10 * turn))
+            threads.add((program.number, threading.get_ident()))
+        return totals
+
+    assert outcome_of([task] * 9, patience=0.0) == [[36 + 90 * turn for turn in range(5)]] * 9
+    assert len(threads) == 9  # each stays in its thread
+    assert len({thread for _, thread in threads}) > 1
+    total_works()
+
+
+def test_of_several_errors_the_first_programs(helped: None) -> None:
+    first = threading.Event()
+
+    def early(program: programs.Program) -> None:
+        first.wait(5)
+        time.sleep(0.005)
+        raise KeyError("early in order")
+
+    def late(program: programs.Program) -> None:
+        first.set()
+        raise ValueError("early in time")
+
+    number, error = outcome_of([lambda program: time.sleep(0.002), early, late], patience=0.0)
+    assert (number, type(error)) == (1, KeyError)
+
+
+@pytest.mark.parametrize("patience", [0.0, 9.0])
+def test_who_was_told_is_not_who_failed(patience: float, helped: None) -> None:
+    """Those who wait for a failed program end, too, but it is the failure that is raised."""
+
+    def waits(program: programs.Program) -> Any:
+        time.sleep(0.001)
+        return meets(program, 1)
+
+    def fails(program: programs.Program) -> Any:
+        time.sleep(0.003)
+        raise LookupError("mine")
+
+    number, error = outcome_of([waits, waits, fails, waits], patience=patience)
+    assert (number, type(error), str(error)) == (2, LookupError, "mine")
+
+
+@pytest.mark.parametrize("patience", [0.0, 9.0])
+def test_who_leaves_early_is_named(patience: float, helped: None) -> None:
+    def task(program: programs.Program) -> Any:
+        time.sleep(0.001)
+        return None if program.number in (1, 4) else meets(program, 1)
+
+    number, error = outcome_of([task] * 5, patience=patience)
+    assert type(error) is st.CollectiveError
+    assert "p0, p2, p3 called sum; p1, p4 returned without such a call" in str(error).replace("p2, p0", "p0, p2")
+    assert number == 0
+
+
+@pytest.mark.parametrize("patience", [0.0, 9.0])
+def test_two_that_call_different_things_are_told_at_once(patience: float, helped: None) -> None:
+    def task(program: programs.Program) -> Any:
+        time.sleep(0.001 * program.number)
+        return meets(program, 1, said="max" if program.number == 1 else "sum")
+
+    _, error = outcome_of([task] * 3, patience=patience)
+    assert type(error) is st.CollectiveError
+    assert "p1 called max" in str(error)
+    first = "p0" if patience else "(p0|p2|p0 and p2)"  # of several threads any may be the first
+    assert re.search(f"{first} called sum", str(error))
+
+
+@pytest.mark.parametrize("patience", [0.0, 9.0])
+def test_circles_are_seen(patience: float, helped: None) -> None:
+    """Two groups, each of which waits for a program that waits in the other."""
+
+    def task(program: programs.Program) -> Any:
+        time.sleep(0.001)
+        k = program.number
+        meets_with = [(0, 1), (1, 2), (2, 0)][k]
+        return program.meet(meets_with, programs.Call(f"pair {meets_with}"), 2, 0, k, lambda offers: offers)
+
+    _, error = outcome_of([task] * 3, patience=patience)
+    assert type(error) is st.CollectiveError
+    for k, pair in enumerate([(0, 1), (1, 2), (2, 0)]):
+        assert f"p{k} called pair {pair}" in str(error)
+
+
+def test_a_program_may_go_on_after_an_error_but_the_map_fails() -> None:
+    """The others have gone without it: what it returns cannot be a result."""
+    after: list[Any] = []
+
+    def catches(program: programs.Program) -> Any:
+        try:
+            meets(program, 1)
+        except st.CollectiveError:
+            after.append("went on")
+        with pytest.raises(st.CollectiveError, match=r"^sum: p"):
+            meets(program, 2)
+        return "kept to itself"
+
+    number, error = outcome_of([catches, catches, lambda program: None])
+    assert after == ["went on"] * 2
+    assert type(error) is st.CollectiveError
+    assert "p2 returned without such a call" in str(error)
+
+    def fails(program: programs.Program) -> Any:
+        raise LookupError("mine")
+
+    number, error = outcome_of([catches, fails, fails])
+    assert (number, type(error)) == (1, LookupError)
+
+
+@pytest.mark.parametrize("patience", [0.0, 9.0])
+def test_work_that_raises(patience: float, helped: None) -> None:
+    """Who does it does not matter: all get the error, of our kinds each its own."""
+    errors: list[BaseException] = []
+
+    def work(offers: list[Any]) -> Any:
+        raise st.ShapeError("sum: these do not fit")
+
+    def task(program: programs.Program) -> Any:
+        time.sleep(0.001)
+        try:
+            meets(program, 1, work)
+        except st.ShapeError as error:
+            errors.append(error)
+            raise
+
+    number, error = outcome_of([task] * 4, patience=patience)
+    assert (type(error), str(error)) == (st.ShapeError, "sum: these do not fit")
+    assert len(set(map(id, errors))) == 4
+
+    def breaks(offers: list[Any]) -> Any:
+        raise OSError("broken")
+
+    _, error = outcome_of([lambda program: meets(program, 1, breaks)] * 4)
+    assert type(error) is OSError
+
+
+def test_maps_in_programs() -> None:
+    def inner(program: programs.Program) -> Any:
+        assert program.group.axes == ("i", "j")
+        assert program.group.extents == (3, 2)
+        mine = 2 * program.place[0] + program.place[1]
+        total = program.meet("everybody", programs.Call("sum"), 6, mine, mine, lambda offers: [sum(offers)] * 6)
+        return program.place, total, meets(program, mine)
+
+    def outer(program: programs.Program) -> Any:
+        made = world.run([inner, inner], [f"{program}.{k}" for k in range(2)], names=("j",))
+        assert programs.current() is program
+        return made, meets(program, program.number)
+
+    made = outcome_of([outer] * 3, names=("i",))
+    assert [row for row, _ in made] == [[((i, j), 15, 4 * i + 1) for j in range(2)] for i in range(3)]
+    assert [total for _, total in made] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("patience", [0.0, 9.0])
+def test_what_fails_inside_is_raised_inside(patience: float, helped: None) -> None:
+    """A map's caller may catch what its programs raise, and go on with the others."""
+
+    def inner(program: programs.Program) -> Any:
+        time.sleep(0.001)
+        if program.place == (1, 1):
+            raise LookupError("mine")
+        return meets(program, 1)
+
+    def outer(program: programs.Program) -> Any:
+        try:
+            made = world.run([inner] * 3, [f"{program}.{k}" for k in range(3)], names=("j",))
+        except programs.Failed as failure:
+            made = [failure.number, type(failure.error)]
+        return made, meets(program, program.number)
+
+    made = outcome_of([outer] * 3, patience=patience)
+    assert made == [([3] * 3, 3), ([1, LookupError], 3), ([3] * 3, 3)]
+
+
+@pytest.mark.parametrize("patience", [0.0, 9.0])
+def test_maps_inside_end_when_one_around_them_fails(patience: float, helped: None) -> None:
+    ends: list[Any] = []
+
+    def inner(program: programs.Program) -> Any:
+        try:
+            program.meet(
+                "everybody", programs.Call("sum"), 6, 3 * program.place[0] + program.number, 1, lambda offers: offers
+            )
+        finally:
+            ends.append(program.place)
+
+    def outer(program: programs.Program) -> Any:
+        if program.number == 1:
+            time.sleep(0.002)
+            raise LookupError("mine")
+        try:
+            return world.run([inner] * 3, labels(3))
+        except programs.Failed as failure:
+            raise failure.error from None
+
+    number, error = outcome_of([outer] * 2, patience=patience)
+    assert (number, type(error)) == (1, LookupError)
+    assert sorted(ends) == [(0, 0), (0, 1), (0, 2)]
+
+
+# -- random schedules ------------------------------------------------------------------------------
+
+AXES: list[Any] = ["x", "y", ("x", "y"), ("y", "x")]
+KINDS = ["psum", "pmax", "all_gather", "ppermute"]
+STEPS = some.lists(some.tuples(some.sampled_from(KINDS), some.sampled_from(AXES)), min_size=1, max_size=6)
+
+
+def called(kind: str, axes: Any, x: Any) -> Any:
+    """One step of a schedule."""
+    if kind == "all_gather":
+        return sum(x * (k + 1) for k, x in enumerate(st.all_gather(x, axes))) / 8
+    if kind == "ppermute":
+        size = st.axis_size(axes)
+        return st.ppermute(x, axes, [(k, (k + 1) % size) for k in range(size)])
+    return {"psum": lambda: st.psum(x, axes) / 4, "pmax": lambda: st.pmax(x, axes) - 1}[kind]()
+
+
+def answered(kind: str, axes: Any, grid: np.ndarray) -> np.ndarray:
+    """The same for all programs, by NumPy."""
+    made = np.empty_like(grid)
+    for i, j in np.ndindex(2, 3):
+        group = {
+            "x": [(a, j) for a in range(2)],
+            "y": [(i, b) for b in range(3)],
+            ("x", "y"): [(a, b) for a in range(2) for b in range(3)],
+            ("y", "x"): [(a, b) for b in range(3) for a in range(2)],
+        }[axes]
+        held = [grid[at] for at in group]
+        made[i, j] = {
+            "psum": lambda held=held: sum(held) / 4,
+            "pmax": lambda held=held: np.max(held, axis=0) - 1,
+            "all_gather": lambda held=held: sum(x * (k + 1) for k, x in enumerate(held)) / 8,
+            "ppermute": lambda held=held, group=group, i=i, j=j: held[group.index((i, j)) - 1],
+        }[kind]()
+    return made
+
+
+def schedule(data: Any) -> tuple[Any, list[list[float]]]:
+    """Calls, and how long each program sleeps before each (0: not at all)."""
+    steps = data.draw(STEPS)
+    naps = some.lists(some.sampled_from([0, 0, 0, 0.0003, 0.001]), min_size=len(steps), max_size=len(steps))
+    return steps, [data.draw(naps) for _ in range(6)]
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(data=some.data())
+def test_random_schedules(backend: str, helped: None, data: Any) -> None:
+    steps, naps = schedule(data)
+    mesh = st.make_mesh((2, 3), ("x", "y"), devices=st.devices(backend))
+
+    @st.shard_map(mesh=mesh, in_specs=st.P("x", "y"), out_specs=st.P("x", "y"))
+    def mapped(x: Any) -> Any:
+        me = st.axis_index(("x", "y"))
+        for (kind, axes), nap in zip(steps, naps[me], strict=True):
+            if nap:
+                time.sleep(nap)
+            x = called(kind, axes, x)
+        return x
+
+    value = array((2, 3, 2), "float64", 1)
+    answer = value
+    for kind, axes in steps:
+        answer = answered(kind, axes, answer)
+    made = in_time(lambda: mapped(value))
+    np.testing.assert_allclose(np.asarray(made), answer, rtol=1e-12, atol=1e-12)
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(data=some.data())
+def test_random_schedules_with_one_fault_end(backend: str, helped: None, data: Any) -> None:
+    """One program does something else in one place: an error of the right kind, in time; and no trace of it remains."""
+    steps, naps = schedule(data)
+    culprit, place = data.draw(some.integers(0, 5)), data.draw(some.integers(0, len(steps) - 1))
+    fault = data.draw(some.sampled_from(["skip", "repeat", "kind", "axes", "dtype", "raise", "return", "catch"]))
+    kind, axes = steps[place]
+    other_kind = data.draw(some.sampled_from([k for k in KINDS if k != kind]))
+    other_axes = data.draw(some.sampled_from([a for a in AXES if a != axes]))
+    mesh = st.make_mesh((2, 3), ("x", "y"), devices=st.devices(backend))
+
+    @st.shard_map(mesh=mesh, in_specs=st.P("x", "y"), out_specs=st.P("x", "y"))
+    def mapped(x: Any) -> Any:
+        me = st.axis_index(("x", "y"))
+        for k, ((kind, axes), nap) in enumerate(zip(steps, naps[me], strict=True)):
+            if nap:
+                time.sleep(nap)
+            here = (me, k) == (culprit, place)
+            if here and fault == "raise":
+                raise LookupError("mine")
+            if here and fault == "return":
+                return x
+            if here and fault == "repeat":
+                called(kind, axes, x)
+            if here and fault in ("skip", "catch"):
+                continue
+            called_as = (
+                other_kind if here and fault == "kind" else kind,
+                other_axes if here and fault == "axes" else axes,
+            )
+            try:
+                x = called(*called_as, st.astype(x, "float32") if here and fault == "dtype" else x)
+            except st.CollectiveError:
+                if fault != "catch":
+                    raise
+        return x
+
+    value = array((2, 3, 2), "float64", 1)
+    errors: list[Exception] = []
+    try:
+        in_time(lambda: mapped(value))
+    except (LookupError, st.CollectiveError) as error:
+        errors.append(error)
+    if fault == "raise":
+        assert type(errors[0]) is LookupError
+        assert errors[0].__notes__ == [f"shard_map: raised for shard {culprit} on {backend}:{culprit}"]
+    elif errors or fault != "catch":  # there, who was told of the difference goes on, and so may meet
+        assert type(errors[0]) is st.CollectiveError
+        assert f"{backend}:" in str(errors[0])
+        assert "all devices along an axis must make the same calls in the same order" in str(errors[0])
+    total_works()
+
+
+# -- what surrounds programs -----------------------------------------------------------------------
+
+
+def raised_at(line: int, engine: Collection[str], call: Callable[[], Any], number: int = signal.SIGINT) -> str:
+    """Raises a signal before the line of that number that the caller's thread comes to in the engine's files. Gives
+    which it was; "" where there are fewer.
+    """
+    count, place, caller = 0, "", threading.current_thread()
+
+    def in_line(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count, place
+        if event == "line" and threading.current_thread() is caller:
+            count += 1
+            if count == line:
+                place = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                signal.raise_signal(number)
+        return in_line
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        return in_line if frame.f_code.co_filename in engine else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except (KeyboardInterrupt, Late):
+        pass
+    finally:
+        sys.settrace(before)
+    return place
+
+
+ENGINE = [str(module.__file__) for module in (blas, interrupts, programs, spmd, team, world)]
+
+
+@pytest.mark.parametrize("helpers", [0, 1])
+@pytest.mark.parametrize("nested", [False, True])
+def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the handler of an alarm raises comes out of the map, and leaves nothing behind."""
+    monkeypatch.setattr(shardtensor_numpy.NumPyBackend, "patience", 0.0 if helpers else 9.0)
+
+    def inner(x: Any) -> Any:
+        return st.psum(x, ("i", "j"))
+
+    def fn(x: Any) -> Any:
+        if helpers:
+            time.sleep(1e-4)
+        total = st.psum(x, "i")
+        return st.pmap(inner, [1, 2], axis_name="j")[0] if nested else total
+
+    def call() -> Any:
+        return st.pmap(fn, [1, 2], axis_name="i", devices=st.devices("numpy")[:2])
+
+    wanted = [6, 6] if nested else [3, 3]
+    assert call() == wanted
+    handler, hook, places, wrong = signal.getsignal(signal.SIGALRM), sys.breakpointhook, set(), []
+    for line in itertools.count(1, 7 if nested else 1):
+        with st.set_num_threads(1 + helpers):
+            place = raised_at(line, ENGINE, call, signal.SIGALRM)
+        if not place:
+            break
+        places.add(place.split(",")[0])
+        found = {
+            "handler": signal.getsignal(signal.SIGALRM) is not handler,
+            "held": bool(interrupts._active or interrupts._held or interrupts._missed),
+            "limits": bool(blas._shares._wanted),
+            "hook": sys.breakpointhook is not hook or breakpoints.prompts()._users,
+            "device": st.current_device() is not None,
+        }
+        wrong += [(what, place) for what, is_so in found.items() if is_so]
+        assert call() == wanted, place
+    if not nested and not helpers:  # with helpers, the caller may come to fewer
+        assert places >= {"Program._pause", "World._next", "World.start", "Interrupts._leave", "_call_on"}
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_locks_of_programs_in_one_thread() -> None:
+    """An RLock admits all programs of its owner's thread; a lock that is released before each collective works."""
+    again, lock = threading.RLock(), threading.Lock()
+    inside: list[int] = []
+    most: list[int] = []
+
+    def fn(x: Any) -> Any:
+        with lock:
+            x = x + 1
+        with again:
+            inside.append(x)
+            most.append(len(inside))
+            total = st.psum(x, "i")
+            inside.remove(x)
+        with lock:
+            return total
+
+    with st.set_num_threads(1):
+        assert in_time(lambda: st.pmap(fn, [1, 2, 3], axis_name="i")) == [9] * 3
+    assert max(most) == 3
+
+
+def test_signals_in_the_work_of_a_meeting(late: None) -> None:
+    """They are heard as soon as it is done, and not when the program that did it is suspended the next time."""
+    after: list[int] = []
+
+    def task(program: programs.Program) -> None:
+        meets(program, 1, lambda offers: (signal.raise_signal(signal.SIGALRM), offers)[1])
+        after.append(program.number)
+
+    with pytest.raises(programs.Failed) as failed:
+        world.run([task] * 3, labels(3), patience=9.0)
+    assert (failed.value.number, type(failed.value.error)) == (2, Late)
+    assert 2 not in after
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "Late"])
+def test_interrupts_while_programs_run(raised: str) -> None:
+    """In the middle of the caller's own work, and while it waits for helpers: all ends, and works again."""
+    said = scripted(
+        """
+        import signal, threading, time
+        from shardtensor import team
+
+        class Late(Exception):
+            pass
+
+        def stop(number, frame):
+            raise RAISED
+
+        signal.signal(signal.SIGUSR1, stop)
+        team.usable_cores = lambda: 4
+        main = threading.main_thread()
+        running = []
+
+        def sleepy(x):  # helpers sleep longer than the caller, who then waits
+            running.append(1)
+            try:
+                time.sleep(0.02 if threading.current_thread() is main else 0.25)
+                return st.psum(x, "i")
+            finally:
+                running.pop()
+
+        def busy(x):
+            running.append(1)
+            try:
+                for _ in range(20):
+                    time.sleep(0.005)
+                return x
+            finally:
+                running.pop()
+
+        def interrupted(fn, after):
+            timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            timer.start()
+            began = time.perf_counter()
+            try:
+                st.pmap(fn, [1.0] * 8, axis_name="i")
+            except RAISED:
+                print("interrupted", len(running), time.perf_counter() - began < 4)
+            timer.join()
+            assert st.current_device() is None
+            assert st.pmap(lambda x: st.psum(x, "i"), [1.0] * 8, axis_name="i") == [8.0] * 8
+
+        st.pmap(lambda x: st.psum(x, "i"), [1.0] * 8, axis_name="i")  # which imports
+        interrupted(sleepy, 0.1)
+        interrupted(busy, 0.05)
+        team.usable_cores = lambda: 1
+        interrupted(busy, 0.05)
+        interrupted(lambda x: [busy(st.psum(x, "i")) for _ in range(9)], 0.05)
+        print(threading.active_count() <= 4)
+    """.replace("RAISED", raised)
+    )
+    assert said.split("\n")[:-1] == ["interrupted 0 True"] * 4 + ["True"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "patience", "raised"), [(1, 9.0, "Ctrl-C"), (3, 1e-4, "Ctrl-C"), (1, 9.0, "Late"), (2, 0.0, "Late")]
+)
+def test_interrupts_at_any_moment(cores: int, patience: float, raised: str) -> None:
+    """Also between the engine's own steps, where programs are neither here nor there."""
+    said = scripted(f"""
+        import faulthandler, random, signal, sys
+        import shardtensor_numpy
+        from threadpoolctl import threadpool_info
+        sys.unraisablehook = lambda *args: None  # the signal may come in a callback of a weak reference
+        st.set_num_threads({cores})
+        shardtensor_numpy.NumPyBackend.patience = {patience}
+
+        class Late(BaseException):
+            pass
+
+        def interrupt(number, frame):
+            if {raised == "Ctrl-C"}:
+                signal.raise_signal(signal.SIGINT)
+            raise Late
+
+        def work(x):
+            for _ in range(50):
+                x = st.psum(x, "i") / 8
+            st.pmap(lambda y: st.psum(y, ("i", "j")), [x, x], axis_name="j")
+            return x
+
+        def blas():
+            return [x["num_threads"] for x in threadpool_info()]
+
+        signal.signal(signal.SIGALRM, interrupt)
+        random.seed(1)
+        items = [np.ones(3)] * 8
+        st.pmap(work, items, axis_name="i")
+        hits, threads, hook = 0, blas(), sys.breakpointhook
+        for _ in range(40):
+            faulthandler.dump_traceback_later(10, exit=True)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 8e-3))
+                st.pmap(work, items, axis_name="i")
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except (KeyboardInterrupt, Late):
+                hits += 1
+            made = st.pmap(lambda x: st.psum(x, "i"), items, axis_name="i")
+            assert [m.tolist() for m in made] == [[8.0] * 3] * 8
+            assert signal.getsignal(signal.SIGALRM) is interrupt
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert (blas(), sys.breakpointhook, st.current_device()) == (threads, hook, None)
+        print(hits > 5)
+    """)
+    assert said == "True\n"
+
+
+def test_breakpoint_calls_the_callers_hook(helped: None) -> None:
+    stops: list[Any] = []
+
+    def fn(x: Any) -> Any:
+        breakpoint()
+        x = st.psum(x, "i")
+        breakpoint()
+        return x
+
+    def hook(*args: Any) -> None:
+        stops.append((st.current_device(), sys._getframe(1).f_code.co_name, threading.get_ident()))
+        time.sleep(0.002)  # somebody looks; nobody starts beside it
+
+    mesh = st.make_mesh((4,), ("i",), devices=st.devices("numpy"))
+    before = sys.breakpointhook
+    sys.breakpointhook = hook
+    try:
+        mapped = st.shard_map(fn, mesh=mesh, in_specs=st.P("i"), out_specs=st.P())
+        for _ in range(2):  # what took long because somebody looked gets no helpers the next time
+            assert mapped(np.arange(4.0)).tolist() == [6.0]
+        assert sys.breakpointhook is hook
+        with pytest.raises(LookupError):
+            st.pmap(lambda x: {}[x], [1, 2])
+        assert sys.breakpointhook is hook
+    finally:
+        sys.breakpointhook = before
+    assert sorted(str(device) for device, _, _ in stops) == sorted([f"numpy:{k}" for k in range(4)] * 4)
+    assert {name for _, name, _ in stops} == {"fn"}
+    assert len({thread for _, _, thread in stops}) == 1
+
+
+def test_a_hook_that_a_program_sets_stays() -> None:
+    before = sys.breakpointhook
+    try:
+        st.pmap(lambda x: setattr(sys, "breakpointhook", print), [1])
+        assert sys.breakpointhook is print
+    finally:
+        sys.breakpointhook = before
+
+
+def test_pdb_in_a_mapped_function() -> None:
+    """As a person would: values are shown, and the debugger stands in the function."""
+    said = scripted(
+        """
+        mesh = st.make_mesh((3,), ("i",), devices=st.devices()[:3])
+
+        def summed(x):
+            doubled = x * 2
+            breakpoint()
+            total = st.psum(doubled, "i")
+            return total
+
+        made = st.shard_map(summed, mesh=mesh, in_specs=st.P("i"), out_specs=st.P())(np.arange(3.0))
+        print("made", made.tolist())
+        """,
+        # Over the collective, by steps: other programs have their turns meanwhile.
+        stdin="p doubled.tolist()\nc\np doubled.tolist(), st.axis_index('i')\nw\nc\np str(st.current_device())\nc\n",
+    )
+    assert "[0.0]" in said
+    assert "([2.0], 1)" in said
+    assert "summed()" in said
+    assert "'numpy:2'" in said
+    assert said.endswith("made [6.0]\n")
+
+
+def test_stepping_over_a_collective() -> None:
+    said = scripted(
+        """
+        def summed(x):
+            if st.axis_index("i") == 1:
+                breakpoint()
+            total = st.psum(x, "i")
+            twice = total * 2
+            return twice
+
+        print("made", st.pmap(summed, np.arange(3.0), axis_name="i").tolist())
+        """,
+        stdin="n\nn\np 'total', total.item()\nc\n",
+    )
+    assert "('total', 3.0)" in said
+    assert said.endswith("made [6.0, 6.0, 6.0]\n")
+
+
+def test_print_in_a_mapped_function(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: Any) -> None:
+        print("before", x, st.current_device())
+        print("after", st.psum(x, "i"))
+
+    st.pmap(fn, [1, 2, 3], axis_name="i", devices=st.devices("numpy")[:3])
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["after 6"] * 3 + [f"before {k + 1} numpy:{k}" for k in range(3)]
+
+
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="default")
+
+
+def test_context_is_the_callers_and_stays_a_programs_own(helped: None, backend: str) -> None:
+    seen: list[Any] = []
+
+    def look(index: int, turn: int) -> None:
+        seen.append((index, turn, VARIABLE.get(), np.geterr()["divide"]))
+
+    def fn(x: Any) -> Any:
+        index = st.axis_index("i")
+        time.sleep(0.001)
+        look(index, 0)
+        if index == 1:
+            VARIABLE.set("of program 1")
+            with np.errstate(divide="raise"):
+                st.psum(1, "i")
+                look(index, 1)
+        else:
+            st.psum(1, "i")
+            look(index, 1)
+        st.psum(1, "i")
+        look(index, 2)
+        return st.pmap(lambda _: VARIABLE.get(), [0, 0])
+
+    VARIABLE.set("the caller's")
+    with np.errstate(divide="call"):
+        made = st.pmap(fn, list(range(6)), axis_name="i", devices=st.devices(backend)[:6])
+    assert VARIABLE.get() == "the caller's"
+    for index, turn, value, divide in seen:
+        assert value == ("of program 1" if index == 1 and turn else "the caller's")
+        assert divide == ("raise" if (index, turn) == (1, 1) else "call")
+    assert len(seen) == 18
+    assert made == [["of program 1" if k == 1 else "the caller's"] * 2 for k in range(6)]
+
+
+def test_blas_threads_are_put_back(helped: None) -> None:
+    def counts() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    inside: list[Any] = []
+
+    def fn(k: int) -> Any:
+        time.sleep(0.003)
+        inside.append((threading.get_ident(), counts()))
+        if k == 5:
+            raise LookupError("mine")
+        return st.psum(1, "i") if k >= 0 else None
+
+    with threadpool_limits(3, "blas"):
+        before = counts()
+        assert before
+        assert set(before) == {3}
+        st.pmap(fn, [-1] * 8)
+        assert counts() == before
+        assert len({thread for thread, _ in inside}) > 1
+        assert 1 in {n for _, found in inside for n in found}
+        with pytest.raises(LookupError):
+            st.pmap(fn, list(range(8)), axis_name="i")
+        assert counts() == before
+        with pytest.raises(st.CollectiveError):
+            st.pmap(fn, [-1, 1, 1, 1, 1, 1, 1, -1], axis_name="i")
+        assert counts() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_can_go_on() -> None:
+    said = scripted("""
+        import time, threading, warnings
+        from shardtensor import team
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: what is tested here
+        team.usable_cores = lambda: 4
+
+        def fn(x):
+            time.sleep(0.003)
+            threads.add(threading.get_ident())
+            return st.psum(x, "i")
+
+        def works():
+            threads.clear()
+            assert st.pmap(fn, [1.0] * 8, axis_name="i") == [8.0] * 8
+            return len(threads) > 1
+
+        threads = set()
+        print("parent", works(), flush=True)
+        child = os.fork()
+        if not child:
+            print("child", works(), flush=True)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], works())
+    """)
+    assert said == "parent True\nchild True\n0 True\n"
+
+
+FORKED = """
+import faulthandler, signal, sys, threading, time, warnings
+import shardtensor_numpy
+warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: what is tested here
+main, parent = threading.main_thread(), os.getpid()
+sys.breakpointhook = hook = lambda: None
+todo = []
+st.set_num_threads(3)
+
+def summed(x):
+    time.sleep(1e-3)
+    return st.psum(x, "inner")
+
+def works():
+    x, m = st.ones(1 << 20), st.ones((200, 200))
+    assert float(st.sum(x + 1)) == 2 << 20
+    assert np.asarray(m @ m)[1, 2] == 200
+    for _ in range(2):
+        assert st.pmap(summed, [1, 2, 3, 4, 5], axis_name="inner") == [15] * 5
+    nested = lambda x: sum(st.pmap(lambda y: st.psum(x * y, "j"), [1, 2], axis_name="j"))
+    assert st.pmap(nested, [1, 2, 3]) == [6, 12, 18]
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("Ctrl-C is lost")
+
+def forked(leaves):
+    if not (child := os.fork()):
+        works()
+        breakpoint()
+        works()
+        if not leaves:
+            return "child"
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def fn(x, forks_in, depth, leaves):
+    time.sleep(2e-3)
+    st.psum(x, "i")
+    code = None
+    if (threading.current_thread() is main) == (forks_in == "caller") and todo:
+        todo.clear()
+        code = max(st.pmap(lambda y: y and forked(leaves), [0, 1])) if depth else forked(leaves)
+    return st.psum(x, "i") and code
+
+def run(forks_in, patience, depth=0, leaves=True):
+    shardtensor_numpy.NumPyBackend.patience = patience
+    todo[:] = [1]
+    try:
+        codes = st.pmap(lambda x: fn(x, forks_in, depth, leaves), [1, 2, 3, 4], axis_name="i")
+        assert sys.breakpointhook is hook
+    except st.CollectiveError as error:
+        assert os.getpid() != parent and "forked inside of a mapped function" in str(error)
+        works()
+        os._exit(3)
+    if os.getpid() != parent:
+        os._exit(4)
+    return set(codes) - {None}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("forks_in", ["caller", "helper"])
+def test_forks_in_programs(forks_in: str) -> None:
+    """The child of a program can run operators and maps, whatever threads its parent had."""
+    said = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        print(run({forks_in!r}, 0.0), run({forks_in!r}, 0.0, depth=1))
+        print(run({forks_in!r}, 0.0, leaves=False))
+    """)
+    assert said == f"{{0}} {{0}}\n{{{3 if forks_in == 'caller' else 1}}}\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forks_in_programs_of_one_thread() -> None:
+    """There, the child has all programs, and goes on with the map."""
+    said = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        print(run("caller", 9.0), run("caller", 9.0, depth=1))
+
+        def fn(x):
+            child = os.fork() if x == 2 else None
+            total = st.psum(x, "i")
+            if child:
+                assert os.waitpid(child, 0)[1] == 0
+            return total
+
+        print(st.pmap(fn, [1, 2, 3], axis_name="i"), flush=True)
+        if os.getpid() != parent:
+            os._exit(0)
+        print(st.pmap(fn, [1, 2, 3], axis_name="i") if os.getpid() == parent else "", flush=True)
+        os._exit(0)
+    """)
+    assert said == "{0} {0}\n" + "[6, 6, 6]\n" * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_in_another_thread_during_a_map() -> None:
+    """In its child, nothing is left of the map: neither what held signals back, nor the debugger's counter."""
+    said = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        inside, codes = threading.Event(), []
+
+        def fork():
+            inside.wait(5)
+            if not (child := os.fork()):
+                clean = sys.breakpointhook is hook and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                works()
+                os._exit(0 if clean else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        print(st.pmap(lambda x: (inside.set(), thread.join(), st.psum(x, "i"))[2], [1, 2, 3], axis_name="i"), codes)
+    """)
+    assert said == "[6, 6, 6] [0]\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_in_the_context_of_a_program_that_has_ended() -> None:
+    """The child has nothing to leave."""
+    done = scripted(f"""
+        {textwrap.indent(FORKED, " " * 8).strip()}
+        import contextvars
+        errors = []
+        sys.unraisablehook = lambda error: errors.append(error.exc_value)
+
+        def code():
+            if not (child := os.fork()):
+                works()
+                os._exit(len(errors))
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        def fn(x):
+            st.pmap(lambda y: contexts.append(contextvars.copy_context()), [x, x])
+            contexts.append(contextvars.copy_context())
+            return st.psum(x, "i")
+
+        for patience in (0.0, 9.0):
+            contexts = []
+            shardtensor_numpy.NumPyBackend.patience = patience
+            assert st.pmap(fn, [1, 2, 3], axis_name="i") == [6, 6, 6]
+            print([context.run(code) for context in contexts])
+    """)
+    assert done == f"{[0] * 9}\n" * 2
+
+
+def many_collectives(count: int) -> None:
+    """That many in one map; memory is measured after the first ones, and at the end."""
+    memory: list[int] = []
+
+    def fn(x: Any) -> Any:
+        first = st.axis_index("i") == 0
+        for turn in range(count):
+            x = st.psum(x, "i") / 4
+            if first and turn in (count // 4, count - 1):
+                gc.collect()
+                memory.append(tracemalloc.get_traced_memory()[0])
+                memory.append(len(exchange._shared))
+        return x
+
+    items = [np.full(50, float(k)) for k in range(4)]
+    shared = len(exchange._shared)
+    tracemalloc.start()
+    try:
+        made = in_time(lambda: st.pmap(fn, items, axis_name="i"), seconds=600)
+    finally:
+        tracemalloc.stop()
+    assert [m.tolist() for m in made] == [[1.5] * 50] * 4
+    assert memory[2] - memory[0] < 20_000
+    assert memory[3] <= memory[1]
+    del made
+    gc.collect()
+    assert len(exchange._shared) <= shared
+
+
+def test_many_collectives_in_flat_memory() -> None:
+    many_collectives(5000)
+
+
+@pytest.mark.full
+def test_a_hundred_thousand_collectives() -> None:
+    many_collectives(100_000)
+
+
+@pytest.mark.parametrize("how", ["raise", "leave", "differ", "work", "nested"])
+def test_errors_keep_no_operand_alive(how: str) -> None:
+    references: list[Any] = []
+
+    def fn(x: Any) -> Any:
+        index = st.axis_index("i")
+        mine = x + np.zeros(1000)
+        references.append(weakref.ref(mine))
+        if how == "nested":
+            return st.pmap(lambda y: y if index else st.psum(y + mine, "i"), [mine, mine])
+        if index == 2 and how == "raise":
+            raise LookupError("mine")
+        if index == 2 and how == "leave":
+            return mine
+        if how == "work":
+            return st.all_gather(mine[:index], "i")
+        return st.psum(mine[:index] if how == "differ" else mine, "i")
+
+    before = len(exchange._shared)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):  # a second one, lest the first one's error be kept for the next
+            try:
+                st.pmap(fn, [1.0, 2.0, 3.0, 4.0], axis_name="i")
+            except (st.ShardTensorError, LookupError):
+                pass
+            else:
+                pytest.fail("no error")
+        assert [r for r in references if r() is not None] == []
+        assert len(exchange._shared) == before
+    finally:
+        gc.enable()
+    assert len(references) >= 4
+
+
+def test_overlapping_maps(helped: None, backend: str) -> None:
+    """Maps of several threads of the user's: the same names, and nothing to do with one another."""
+    devices = st.devices(backend)
+
+    def user(k: int) -> Any:
+        rng = np.random.default_rng(k)
+        for turn in range(10):
+
+            def fn(x: Any) -> Any:
+                time.sleep(float(rng.random()) * 1e-3)
+                return st.psum(x, "i") + st.axis_index("i") * 0
+
+            if k == 1 and turn % 2:
+                with pytest.raises(st.CollectiveError):
+                    st.pmap(lambda x: x if st.axis_index("i") else st.psum(x, "i"), [1, 2], axis_name="i")
+            made = st.pmap(fn, [np.full(2, k + turn + j) for j in range(5)], axis_name="i", devices=devices[:5])
+            assert [m.tolist() for m in made] == [[5 * (k + turn) + 10] * 2] * 5
+        return k
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(user, k) for k in range(4)]
+        assert [in_time(lambda f=f: f.result(60), 70) for f in futures] == [0, 1, 2, 3]
+
+
+def test_in_a_greenlet_of_the_users() -> None:
+    def mapped() -> Any:
+        return st.pmap(lambda x: st.psum(x, "i"), [1, 2, 3], axis_name="i")
+
+    first, second = greenlet.greenlet(mapped), greenlet.greenlet(mapped)
+    assert [first.switch(), second.switch(), mapped()] == [[6] * 3] * 3
+    assert first.dead
+    del first, second
+    assert in_time(lambda: [greenlet.greenlet(mapped).switch() for _ in range(5)]) == [[6] * 3] * 5
+    total_works()
+
+
+PATCHES = {
+    "double": """
+        import _thread, greenlet, threading
+        _thread.get_ident = threading.get_ident = lambda: id(greenlet.getcurrent())
+        threading.main_thread()._ident = threading.get_ident()
+    """,
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_threads_whose_numbers_are_those_of_greenlets(patch: str) -> None:
+    """As gevent makes them, for modules that are imported before this library and after."""
+    if patch == "gevent":
+        pytest.importorskip("gevent")
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", f"{textwrap.dedent(PATCHES[patch])}\n{textwrap.dedent(PATCHED)}"],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+        env={**os.environ, "SHARDTENSOR_NUM_DEVICES": "4", "SHARDTENSOR_BACKEND": "numpy"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n") == ["[6, 6, 6]"] * 2 + ["caught True 2097152.0"] * 2 + [""]
+
+
+PATCHED = """
+    import greenlet, signal, time
+    import shardtensor as st
+
+    class Late(Exception):
+        pass
+
+    def late(number, frame):
+        raise Late
+
+    def mapped():
+        return st.pmap(lambda x: (time.sleep(1e-3), st.psum(x, "i"))[1], [1, 2, 3], axis_name="i")
+
+    def interrupted():
+        x = st.ones(1 << 20)
+        try:
+            with interrupts.Interrupts():
+                signal.raise_signal(signal.SIGALRM)
+                held = True
+        except Late:
+            return f"caught {held} {float(st.sum(x + 1))}"
+
+    from shardtensor import interrupts
+    signal.signal(signal.SIGALRM, late)
+    print(mapped())
+    print(greenlet.greenlet(mapped).switch())
+    print(interrupted())
+    print(greenlet.greenlet(interrupted).switch())
+"""
+
+
+def test_threads_of_the_users_in_a_program() -> None:
+    """They stand outside of all maps, also with a copy of the program's context: maps in them are their own."""
+    mesh = st.make_mesh((3,), ("i",))
+
+    def fn(x: Any) -> Any:
+        made: list[Any] = []
+
+        def beside() -> None:
+            made.append(st.pmap(lambda y: st.psum(y, "i"), [x, x], axis_name="i"))
+            over_mesh = st.shard_map(lambda y: st.psum(y, "i"), mesh=mesh, in_specs=st.P("i"), out_specs=st.P())
+            assert over_mesh(np.arange(3)).tolist() == [3]
+            with pytest.raises(st.CollectiveError, match="called beside"):
+                st.psum(x, "i")
+
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(beside,))
+        thread.start()
+        thread.join()
+        return made[0][0] + st.psum(x, "i")
+
+    assert in_time(lambda: st.pmap(fn, [1, 2, 3], axis_name="i")) == [8, 10, 12]
+    total_works()
+
+
+def test_greenlets_of_the_users_in_a_program() -> None:
+    """One that has the program's context is part of it; one that has not stands outside of all maps."""
+
+    def fn(x: Any) -> Any:
+        with pytest.raises(st.ShardingError, match="no mapped function around this call"):
+            greenlet.greenlet(lambda: st.psum(x, "i")).switch()
+        inside = greenlet.greenlet(lambda: st.psum(x, "i"))
+        inside.gr_context = contextvars.copy_context()
+        return inside.switch() + st.psum(x, "i")
+
+    assert in_time(lambda: st.pmap(fn, [1, 2, 3], axis_name="i")) == [12] * 3
+
+
+def test_generators_of_the_users_in_a_program() -> None:
+    def parts(x: Any) -> Iterator[Any]:
+        yield st.psum(x, "i")
+        yield st.pmax(x, "i")
+
+    assert st.pmap(lambda x: list(parts(x)), [1, 2, 3], axis_name="i") == [[6, 3]] * 3
+    made = st.pmap(parts, [1, 2, 3], axis_name="i")
+    with pytest.raises(st.ShardingError, match="no mapped function around this call"):
+        next(made[0])
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or not hasattr(ctypes.CDLL(None), "backtrace"), reason="this C library has no backtrace()"
+)
+def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
+    """Torch's errors, profilers and debuggers read them. What an earlier map has left there ends the process."""
+    scripted("""
+    import ctypes, functools, random, sys, threading, time
+
+    unwind = ctypes.CDLL(None).backtrace
+    unwind.argtypes = ctypes.c_void_p, ctypes.c_int
+    main = threading.main_thread()
+
+    def trace():
+        "Return addresses on the C stack, the outermost first."
+        addresses = (ctypes.c_void_p * 1024)()  # of this call only: other threads run while C code does
+        return addresses[: unwind(addresses, len(addresses))][::-1]
+
+    INNER = 10  # more than the frames of ctypes, and of the interpreter's loop that calls it
+
+    def check():
+        here, outer = trace(), around[:-INNER] if threading.current_thread() is main else bottom
+        assert here[: len(outer)] == outer, (len(here), len(outer))
+        helped.append(outer is bottom)
+
+    class Operand:
+        def __init__(self, then):
+            self.then = then
+
+        def __lt__(self, other):
+            return bool(self.then())
+
+        def __add__(self, other):
+            return self.then()
+
+    ways = [
+        lambda then: list(map(lambda _: then(), [0])),
+        lambda then: sorted([Operand(then), Operand(lambda: None)], reverse=True),
+        lambda then: functools.reduce(lambda x, y: then(), [0, 0]),
+        lambda then: Operand(then) + 1,
+        lambda then: eval("then()", {"then": then}),
+        lambda then: np.vectorize(lambda _: bool(then()), otypes=[bool])([0]),
+    ]
+
+    def deep(then, seed):
+        "Calls it from Python functions that C functions call, a number of times on top of one another."
+        chosen = random.Random(seed)
+
+        def called(depth):
+            global around
+            if depth:
+                return chosen.choice(ways)(lambda: called(depth - 1))
+            around = trace()
+            then()
+
+        called(chosen.randrange(20))
+
+    def collective(x):
+        for _ in range(3):
+            check()
+            list(map(lambda _: st.psum(x, "i"), [0]))  # not always from the same depth
+            check()
+            st.psum(x, "i")
+
+    def inner(x):
+        check()
+        st.psum(x, ("i", "j"))
+        check()
+
+    def nested(x):
+        for count in (1, 3):
+            ways[0](lambda: st.pmap(inner, [x] * count, axis_name="j"))
+            check()
+
+    def failing(x):
+        check()
+        if x == 6:
+            raise LookupError
+        st.psum(x, "i")
+
+    def profiled(x):
+        if x == 3:
+            sys.setprofile(lambda *event: None)  # calls in the interpreter take another way on the C stack now
+        check()
+        st.psum(x, "i")
+        check()
+        if x == 5:
+            sys.setprofile(None)
+
+    def slow(x):
+        check()
+        time.sleep(0.002)  # until helper threads have their share
+        st.psum(x, "i")
+        check()
+
+    def mapped(fn):
+        try:
+            st.pmap(fn, list(range(8)), axis_name="i")
+        except LookupError:
+            assert fn is failing
+        check()
+
+    helped = []
+    bottoms = []
+    thread = threading.Thread(target=lambda: bottoms.append(trace()))
+    thread.start()
+    thread.join()
+    bottom = bottoms[0][:3]
+    with st.set_num_threads(1):
+        for fn in (lambda x: check(), collective, nested, failing, profiled):
+            for seed in range(40):
+                deep(lambda: mapped(fn), seed)
+    assert len(helped) > 6000 and not any(helped)
+    with st.set_num_threads(4):
+        for seed in range(10):
+            deep(lambda: mapped(slow), seed)
+    assert sum(helped) > 40
+    """)
+
+
+def test_threads_that_map_once_leave_nothing() -> None:
+    """Servers start many of them."""
+    scripted("""
+    import gc, threading, tracemalloc
+
+    def nested(x):
+        return st.pmap(lambda y: st.psum(y, ("i", "j")), [x, x], axis_name="j")
+
+    def maps():
+        st.pmap(lambda x: x, [1, 2, 3])
+        assert st.pmap(nested, [1, 2, 3], axis_name="i") == [[12, 12]] * 3
+        try:
+            st.pmap(lambda x: {}[st.psum(x, "i")], [1, 2, 3], axis_name="i")
+        except LookupError:
+            pass
+
+    def kept(threads):
+        "Objects and bytes that there are after that many threads."
+        for _ in range(threads):
+            thread = threading.Thread(target=maps)
+            thread.start()
+            thread.join()
+        maps()
+        gc.collect()
+        return len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+
+    st.set_num_threads(1)  # helper threads stay, and each keeps its greenlet
+    kept(5)
+    tracemalloc.start()
+    objects, size = kept(5)
+    more_objects, more_size = kept(100)
+    assert more_objects - objects < 5, more_objects - objects  # greenlet lets go of the last thread's a bit later
+    assert more_size - size < 100 * 200, more_size - size
+    """)
+
+
+# -- recursion -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shallow() -> Iterator[int]:
+    """A recursion limit that is soon reached."""
+    limit = sys.getrecursionlimit()
+    lower = len(traceback.extract_stack()) + 200
+    sys.setrecursionlimit(lower)
+    yield lower
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_maps_that_never_end_are_a_recursion_error(backend: str, threads: int, shallow: int) -> None:
+    devices = st.devices(backend)[:3]
+    calls = 0
+
+    def fn(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return st.pmap(fn, [x] * 3, devices=devices[:1])
+
+    with st.set_num_threads(threads), pytest.raises(RecursionError, match="a map inside of maps") as caught:
+        in_time(lambda: st.pmap(fn, [1.0, 2.0, 3.0], devices=devices))
+    assert calls > 10
+    assert calls < 100 or threads > 1
+    assert caught.value.__notes__ == list(dict.fromkeys(caught.value.__notes__))
+    total_works(devices)
+
+
+def test_maps_below_the_recursion_limit_are_none(shallow: int) -> None:
+    """Frames between the maps count, those of maps that have ended do not."""
+
+    def fn(depth: int) -> int:
+        return 1 + sum(st.pmap(fn, [depth - 1])) if depth else 0
+
+    assert in_time(lambda: [st.pmap(fn, [10]) for _ in range(10)]) == [[10]] * 10
+
+    def between(depth: int, frames: int) -> Any:
+        return between(depth, frames - 1) if frames else st.pmap(lambda x: between(depth - 1, 80), [0]) if depth else 0
+
+    assert in_time(lambda: between(1, 80)) == [0]
+    with pytest.raises(RecursionError):
+        in_time(lambda: between(4, 80))
+    total_works()
+
+
+@pytest.mark.parametrize("kind", ["psum", "pmap", "after"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_recursion_errors_at_any_depth_leave_no_map_in_the_middle(kind: str, inside: bool, shallow: int) -> None:
+    """Where the interpreter has no frames left for the scheduler, it has not begun."""
+
+    def mapped(x: Any) -> Any:
+        return st.pmap(lambda y: st.psum(y, "j"), [x, x], axis_name="j")
+
+    def meeting(x: Any) -> Any:
+        return st.psum(x, "i")
+
+    act = mapped if kind == "pmap" or not inside else meeting
+
+    def endless(x: Any) -> Any:
+        try:
+            if kind != "after":
+                act(x)
+            return endless(x)
+        finally:
+            if kind == "after":  # at each depth, from the deepest one on
+                act(x)
+
+    def attempt() -> Any:
+        return st.pmap(endless, [1, 2, 3], axis_name="i") if inside else endless(1)
+
+    with pytest.raises(RecursionError):
+        in_time(attempt)
+    total_works()
+
+
+# -- work that threads divide ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["psum", "pmax", "psum_scatter"])
+def test_threads_change_no_bit_of_a_reduction(name: str, helped: None) -> None:
+    parts = st.shard(array((8, 1 << 19), "float64", 1).reshape(-1), devices=st.devices("numpy"))
+    options = {"tiled": True} if name == "psum_scatter" else {}
+    seen = []
+    for threads in (1, 3):
+        with st.set_num_threads(threads):
+            made = st.pmap(lambda x: getattr(st, name)(x, "i", **options), parts, axis_name="i")
+        seen.append(b"".join(np.asarray(m).tobytes() for m in made[:: 1 if options else 8]))
+    assert seen[0] == seen[1]

@@ -1,0 +1,538 @@
+"""The suite for authors of backends: it passes what keeps the rules, and each broken rule is caught by a test of it.
+
+The backend that is broken here in many ways is the one that `docs/writing_a_backend.md` builds, whose code runs as it
+stands there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from shardtensor.backend import FRAME, Device, references
+from shardtensor.backend import registry as plugins
+from shardtensor.errors import BackendError
+from shardtensor.testing import BackendTests
+from shardtensor.testing.ordering import WAITS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "writing_a_backend.md").read_text()
+
+
+class TestNumPy(BackendTests):
+    backend = "numpy"
+    examples = 5  # test_operators draws more
+
+
+class TestChecked(BackendTests):
+    backend = "checked"
+    examples = 5
+
+
+class TestCuPy(BackendTests):
+    backend = "cupy"
+    examples = 2
+
+    def current(self) -> Any:
+        cuda = sys.modules["cupy"].cuda
+        return cuda.runtime.getDevice(), cuda.get_current_stream().ptr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+class TestTorch(BackendTests):
+    backend = "torch"
+    examples = 2
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def files_of_the_page() -> dict[str, str]:
+    """The files that its blocks make up, each named in a block's first line."""
+    files: dict[str, str] = {}
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL):
+        if language == "toml":
+            files["pyproject.toml"] = block
+        elif language == "python":
+            name, _, code = block.partition("\n")
+            files[name.removeprefix("# ")] = files.get(name.removeprefix("# "), "") + "\n" + code
+    return files
+
+
+FILES = files_of_the_page()
+
+
+def test_the_toy_is_as_short_as_the_page_says() -> None:
+    assert "under 100 lines" in PAGE
+    assert sum(bool(line.strip()) for line in FILES["lazy_devices.py"].splitlines()) < 100
+
+
+def test_the_page_shows_what_is_said() -> None:
+    assert f"breaks a rule.\n  rule: {WAITS}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
+
+
+def test_the_page_works(tmp_path: Path) -> None:
+    """Its project is installed, its example runs, and its backend passes its test."""
+    project, scratch = tmp_path / "project", tmp_path / "scratch"
+    project.mkdir()
+    for name, text in FILES.items():
+        (project / name).write_text(text)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--target"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(scratch), str(project)], check=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
+    (project / "lazy_devices.py").unlink()  # what is installed is what runs
+    for command in (["try_lazy.py"], ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_lazy.py"]):
+        command = [sys.executable, *command]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=project)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- broken backends -------------------------------------------------------------------------------
+
+lazy: Any = types.ModuleType("lazy_devices")
+exec(compile(FILES["lazy_devices.py"], "lazy_devices.py", "exec"), lazy.__dict__)
+
+
+MUTANTS: list[type[Any]] = []
+
+
+def mutant(caught_by: str, *arguments: Any, says: str) -> Callable[[type[Any]], type[Any]]:
+    """Files a backend that breaks one rule: the test that sees it, with its arguments, and what that says."""
+
+    def register(broken: type[Any]) -> type[Any]:
+        whole = type(broken.__name__, (broken, lazy.LazyBackend), {"name": f"lazy_{broken.__name__.lower()}"})
+        whole.caught_by, whole.says = (caught_by, *arguments), says
+        MUTANTS.append(whole)
+        return whole
+
+    return register
+
+
+@mutant("test_copies_are_nobody_elses", says="Backend.to_device: a copy on the destination, nobody else's")
+class ToDeviceAliases:
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        return lazy.Tile(array.memory, destination)
+
+
+@mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
+class ToDeviceCopiesAtOnce:
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        return lazy.Tile(array.memory.copy(), destination)
+
+
+@mutant("test_sources_may_go_at_once", says="the memory of the source is not given to others before it is read")
+class SourceIsNotKept:
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        copy, there = lazy.Tile(np.zeros_like(array.memory), destination), weakref.ref(array)
+        self.queues[destination].tell(lambda: np.copyto(copy.memory, there().memory if there() else 0))  # type: ignore[attr-defined]
+        return copy
+
+
+@mutant("test_sources_are_not_sole_before_they_are_read", says="the source is not `sole` before it is read")
+class SoleWhileItIsCopied:
+    def to_device(self, array: Any, source: Device, destination: Device) -> Any:
+        copy, memory = lazy.Tile(np.zeros_like(array.memory), destination), array.memory
+        self.queues[destination].tell(lambda: np.copyto(copy.memory, memory))  # type: ignore[attr-defined]
+        return copy
+
+    def contiguous(self, array: Any) -> Any:
+        return array
+
+    def sole(self, array: Any, holders: int) -> bool:
+        self.synchronize(array.device)  # type: ignore[attr-defined]
+        return references(array) <= holders + FRAME
+
+
+@mutant("test_the_host_array_is_written_afterwards", says="Backend.from_host: a copy of the host array")
+class FromHostAliases:
+    def from_host(self, array: Any, device: Device) -> Any:
+        return lazy.Tile(np.asarray(array), device)
+
+
+@mutant("test_the_host_array_is_written_afterwards", says="Backend.from_host: a copy of the host array")
+class FromHostCopiesLater:
+    def from_host(self, array: Any, device: Device) -> Any:
+        made = lazy.Tile(np.zeros(array.shape, array.dtype), device)
+        self.queues[device].tell(lambda: np.copyto(made.memory, array))  # type: ignore[attr-defined]
+        return made
+
+
+@mutant("test_reading_waits_for_what_is_queued", says="Backend.to_host: the values once they are computed")
+class ToHostDoesNotWait:
+    def to_host(self, array: Any, device: Device) -> Any:
+        return array.memory.copy()
+
+
+@mutant("test_host_copies_stay", says="Backend.to_host: the values once they are computed")
+class ToHostUsesOneBuffer:
+    buffer = np.zeros(1 << 20)
+
+    def to_host(self, array: Any, device: Device) -> Any:
+        out = self.buffer.view(array.dtype)[: array.memory.size].reshape(array.shape)
+        np.copyto(out, lazy.LazyBackend.to_host(self, array, device))
+        return out
+
+
+@mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
+class WaitDoesNothing:
+    def wait(self, device: Device, token: Any) -> None:
+        pass
+
+
+@mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
+class RecordComesTooEarly:
+    def record(self, device: Device) -> Any:
+        return self.queues[device], self.queues[device].told - 1  # type: ignore[attr-defined]
+
+
+@mutant("test_random_traffic", says="Backend.record and wait")
+class WaitForgetsEveryThird:
+    count = 0
+
+    def wait(self, device: Device, token: Any) -> None:
+        self.count += 1
+        if self.count % 3:
+            lazy.LazyBackend.wait(self, device, token)
+
+
+@mutant("test_on_nests", says="Backend.on: makes the device current in this thread")
+class OnIsNotUndone:
+    @contextlib.contextmanager
+    def on(self, device: Device) -> Iterator[None]:
+        lazy.current.set(self.queues[device])  # type: ignore[attr-defined]
+        yield
+
+
+@mutant("test_on_is_undone_by_an_error", RuntimeError, says="Backend.on: makes the device current in this thread")
+class OnIsNotUndoneByAnError:
+    @contextlib.contextmanager
+    def on(self, device: Device) -> Iterator[None]:
+        token = lazy.current.set(self.queues[device])  # type: ignore[attr-defined]
+        yield
+        lazy.current.reset(token)
+
+
+@mutant("test_on_is_undone_by_an_error", ZeroDivisionError, says="Backend.on lets errors through")
+class OnHidesErrors:
+    @contextlib.contextmanager
+    def on(self, device: Device) -> Iterator[None]:
+        with contextlib.suppress(ZeroDivisionError), lazy.LazyBackend.on(self, device):
+            yield
+
+
+@mutant("test_threads_have_devices_of_their_own", says="Backend.on: makes the device current in this thread")
+class OnIsForAllThreads:
+    stack: ClassVar[list[Any]] = []
+
+    @contextlib.contextmanager
+    def on(self, device: Device) -> Iterator[None]:
+        self.stack.append(self.queues[device])  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self.stack.pop()
+
+    @property
+    def xp(self) -> Any:
+        lazy.current.set(self.stack[-1] if self.stack else None)
+        return lazy.Namespace()
+
+
+@mutant("test_enter_and_leave", says="Backend.enter and leave make no device current")
+class EnterMakesCurrent:
+    def enter(self, device: Device) -> None:
+        lazy.current.set(self.queues[device])  # type: ignore[attr-defined]
+
+
+@mutant("test_sole_sees_who_else_holds_it", "a part of it", says="Backend.sole: True only where nothing but its holder")
+class SoleAlways:
+    def sole(self, array: Any, holders: int) -> bool:
+        return True
+
+
+@mutant("test_sole_sees_who_else_holds_it", "a reshaped view", says="Backend.sole: True only where nothing but its")
+class SoleDoesNotSeeViews:
+    def sole(self, array: Any, holders: int) -> bool:
+        return references(array) <= holders + FRAME
+
+
+@mutant("test_adopted_arrays_are_nobody_elses", "another variable", says="Backend.adopt: an array that nobody outside")
+class AdoptNeverCopies:
+    def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
+        return result, False
+
+
+@mutant("test_copies_are_told_truly", says="adopt gave another array and says it is no copy")
+class AdoptHidesCopies:
+    def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
+        return self.xp.asarray(result, copy=True), False  # type: ignore[attr-defined]
+
+
+@mutant("test_maps_in_maps_stay", says="an array in a mapped function is on the function's device")
+class DeviceOfIsTheFirst:
+    def device_of(self, array: Any) -> Device:
+        return next(iter(self.queues))  # type: ignore[attr-defined, no-any-return]
+
+
+@mutant("test_released_arrays_can_be_written", "a part of it", says="Backend.release: an array that its only holder")
+class ReleaseNeverCopies:
+    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
+        return array, False
+
+
+@mutant("test_views_share_memory", says="Backend.view is a view")
+class ViewCopies:
+    def view(self, array: Any, index: Any) -> Any:
+        return self.xp.asarray(array[index], copy=True)  # type: ignore[attr-defined]
+
+
+@mutant("test_views_share_memory", says="Backend.negative_strides")
+class NegativeStridesCopy:
+    def view(self, array: Any, index: Any) -> Any:
+        part = array[index]
+        turned = any(s < 0 for s in part.memory.strides)
+        return self.xp.asarray(part, copy=True) if turned else part  # type: ignore[attr-defined]
+
+
+@mutant("test_views_have_numpys_elements", says="Backend.view: the elements at a basic index")
+class ViewTakesStepsForPositive:
+    def view(self, array: Any, index: Any) -> Any:
+        entries = index if isinstance(index, tuple) else (index,)
+        return array[tuple([slice(e.start, e.stop, abs(e.step or 1)) if type(e) is slice else e for e in entries])]
+
+
+@mutant("test_there_and_back", "int32", says="Backend.dtype_of: the NumPy dtype of the elements")
+class DtypeOfIsWrong:
+    def dtype_of(self, array: Any) -> Any:
+        return np.dtype("float64")
+
+
+@mutant("test_there_and_back", "complex128", says="Backend.from_host and to_host: the same values, shape and dtype")
+class DtypesAreNarrowed:
+    def from_host(self, array: Any, device: Device) -> Any:
+        narrow = array.astype("complex64") if array.dtype == "complex128" else array
+        return lazy.LazyBackend.from_host(self, narrow, device)
+
+
+@mutant("test_host_arrays_of_any_layout", "transposed", says="Backend.from_host and to_host: the same values")
+class StridesAreIgnored:
+    def from_host(self, array: Any, device: Device) -> Any:
+        return lazy.LazyBackend.from_host(self, array.ravel(order="K").reshape(array.shape), device)
+
+
+@mutant("test_contiguous", says="Backend.contiguous: the array itself if it is in row-major order")
+class ContiguousDoesNothing:
+    def contiguous(self, array: Any) -> Any:
+        return array
+
+
+@mutant("test_is_contiguous", says="Backend.is_contiguous: whether an array is in row-major order")
+class AlwaysContiguous:
+    def is_contiguous(self, array: Any) -> bool:
+        return True
+
+
+@mutant("test_offload_and_back", says="Backend.offload and onload")
+class OffloadDoesNotWait:
+    def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
+        return array.memory.copy(), None
+
+
+@mutant("test_pin", says="Backend.pin: a copy of a host array")
+class PinAliases:
+    def pin(self, host: Any) -> Any:
+        return host
+
+
+@mutant("test_devices_are_values", says="Backend.devices: all devices, in order of their ids")
+class DevicesAreOutOfOrder:
+    def devices(self) -> list[Device]:
+        return list(self.queues)[::-1]  # type: ignore[attr-defined]
+
+
+@mutant("test_what_is_no_array", says="Backend.is_array: NumPy's arrays are the host's")
+class TakesHostArrays:
+    def is_array(self, x: object) -> bool:
+        return type(x) in (lazy.Tile, np.ndarray)
+
+
+@mutant("test_operator", "exp", says="every operator gives NumPy's answer under every sharding")
+class OperatorIsWrong:
+    class Space(lazy.Namespace):  # type: ignore[misc]
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__("exp2" if name == "exp" else name)
+
+    xp = Space()
+
+
+@mutant("test_namespace", says="after x was written")
+class AsarrayDoesNotCopy:
+    class Space(lazy.Namespace):  # type: ignore[misc]
+        def asarray(self, x: Any, dtype: Any = None, copy: Any = None) -> Any:
+            return lazy.run(np.asarray, x, dtype=dtype)
+
+    xp = Space()
+
+
+made = functools.cache(lambda backend: backend())  # once: the library keeps what it has found out of a backend
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendTests]:
+    """Makes a suite for a backend of that class, installed for the length of a test."""
+
+    def kit(backend: type[Any], **attributes: Any) -> BackendTests:
+        monkeypatch.setitem(plugins._loaded, backend.name, made(backend))
+        return type("TestIt", (BackendTests,), {"backend": backend.name, **attributes})()
+
+    return kit
+
+
+@pytest.mark.parametrize("broken", MUTANTS, ids=lambda m: m.__name__)
+def test_a_broken_rule_is_caught(broken: type[Any], use: Callable[..., BackendTests]) -> None:
+    name, *arguments = broken.caught_by
+    with pytest.raises(AssertionError, match=re.escape(broken.says)) as caught:
+        contextvars.copy_context().run(getattr(use(broken), name), *arguments)
+    assert f"backend '{broken.name}' breaks a rule" in str(caught.value)
+
+
+TENSORS = [
+    (SoleAlways, "test_values_of_before", "writes to a tensor are seen in its views and in nothing else"),
+    (AdoptNeverCopies, "test_pmap_results_that_are_kept", "mapped functions get the backend's arrays"),
+    (ReleaseNeverCopies, "test_pmap_donates", "mapped functions get the backend's arrays"),
+    (NegativeStridesCopy, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
+    (WaitDoesNothing, "test_moves", "a tensor has NumPy's elements"),
+    (WaitDoesNothing, "test_collective_moves", "what one program offers in a collective, the others get"),
+    (ViewCopies, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
+]
+
+
+@pytest.mark.parametrize(("broken", "name", "says"), TENSORS, ids=lambda v: getattr(v, "__name__", None))
+def test_a_broken_rule_shows_in_tensors(
+    broken: type[Any], name: str, says: str, use: Callable[..., BackendTests]
+) -> None:
+    """Most are caught twice: by a test of the rule, and by one of what users see."""
+    with pytest.raises(AssertionError, match=says):
+        contextvars.copy_context().run(getattr(use(broken), name))
+
+
+@pytest.mark.parametrize("call", sorted({m.caught_by for m in MUTANTS}, key=str), ids=str)
+def test_what_is_not_broken_passes(call: tuple[Any, ...], use: Callable[..., BackendTests]) -> None:
+    """The tests that catch them, on the backend as it is."""
+    name, *arguments = call
+    getattr(use(lazy.LazyBackend), name)(*arguments)
+
+
+# -- the suite itself ------------------------------------------------------------------------------
+
+
+class WithoutNextafter(lazy.LazyBackend):  # type: ignore[misc]
+    """It does not have an operator, and says so."""
+
+    class Space(lazy.Namespace):  # type: ignore[misc]
+        def nextafter(self, *args: Any, **kwargs: Any) -> Any:
+            raise BackendError("nextafter: lazy devices do not have it; use another backend")
+
+    name = "lazy_without_nextafter"
+    xp = Space()
+
+
+def test_unclaimed_operators_raise_and_are_not_wrong(use: Callable[..., BackendTests]) -> None:
+    use(WithoutNextafter, unclaimed={"nextafter"}).test_operator("nextafter")
+    with pytest.raises(BackendError, match="do not have it"):
+        use(WithoutNextafter).test_operator("nextafter")
+    with pytest.raises(AssertionError, match=r"`unclaimed` raises a ShardTensorError.*\n.*never raised"):
+        use(lazy.LazyBackend, unclaimed={"nextafter"}).test_operator("nextafter")
+    wrong = next(m for m in MUTANTS if m.__name__ == "OperatorIsWrong")
+    with pytest.raises(AssertionError, match="never gives a wrong answer"):
+        use(wrong, unclaimed={"exp"}).test_operator("exp")
+    with pytest.raises(AssertionError, match=r"names operators.*\n.*nextbefore"):
+        use(lazy.LazyBackend, unclaimed={"nextbefore"}).test_unclaimed_operators_exist()
+
+
+class WithoutDoubles(lazy.LazyBackend):  # type: ignore[misc]
+    """As many accelerators are."""
+
+    name = "lazy_without_doubles"
+
+    def has_dtype(self, dtype: Any) -> bool:
+        return dtype not in ("float64", "complex128")
+
+
+class Alone(lazy.LazyBackend):  # type: ignore[misc]
+    """One device."""
+
+    name = "lazy_alone"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues = dict([next(iter(self.queues.items()))])
+
+
+def everything(kit: BackendTests) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The tests of a suite and their arguments, as pytest would run them."""
+    for name in dir(kit):
+        marks = getattr(getattr(kit, name), "pytestmark", [])
+        values = [v for mark in marks if mark.name == "parametrize" for v in mark.args[1]]
+        if name.startswith("test_"):
+            yield from [(name, (v,)) for v in values] or [(name, ())]
+
+
+@pytest.mark.parametrize("backend", [WithoutDoubles, Alone])
+def test_backends_that_have_less_pass(backend: type[Any], use: Callable[..., BackendTests]) -> None:
+    """Without a dtype, or with one device alone, what there is is tested."""
+    kit = use(backend, examples=3)
+    skipped = []
+    for name, arguments in everything(kit):
+        try:
+            getattr(kit, name)(*arguments)
+        except pytest.skip.Exception as reason:
+            skipped.append(f"{name}: {reason}")
+    wanted = "has no float64" if backend is WithoutDoubles else "this needs two"
+    assert any(wanted in s for s in skipped), skipped
+
+
+def test_what_is_left_behind_is_seen(use: Callable[..., BackendTests]) -> None:
+    """After each test, what was current before must be so again, and so must NumPy's handling of errors."""
+    kit = use(lazy.LazyBackend)
+    for spoil in (lambda: lazy.current.set(kit.it.queues[kit.devices[0]]), lambda: np.seterr(all="ignore")):  # type: ignore[attr-defined]
+        state, before = kit._state(), np.geterr()
+        token = lazy.current.set(None)
+        spoil()
+        assert kit._state() != state
+        lazy.current.reset(token)
+        np.seterr(**before)
+
+
+def test_the_kit_is_imported_without_pytest() -> None:
+    """The entry point of `checked` is in it, and everybody loads that."""
+    code = """
+        import sys, shardtensor.testing as kit
+        assert not {"pytest", "hypothesis"} & set(sys.modules), "loaded"
+        assert kit.CheckedBackend.name == "checked"
+        sys.modules["hypothesis"] = None
+        try:
+            kit.BackendTests
+        except ImportError as error:
+            assert "pip install pytest hypothesis" in str(error), error
+        else:
+            raise SystemExit("imported")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
