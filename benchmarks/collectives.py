@@ -192,7 +192,7 @@ def shardtensor_cases(sizes: Sizes | None = None) -> dict[str, Case]:
 
     import shardtensor as st
 
-    sizes = sizes or Sizes.told()
+    sizes = sizes or Sizes.secondary()
     mesh = st.make_mesh((DEVICES,), ("x",))
     rows, whole = st.NamedSharding(mesh, st.P("x")), st.NamedSharding(mesh, st.P())
     few, many, (params, *examples) = operands(np, sizes)
@@ -214,10 +214,10 @@ def shardtensor_cases(sizes: Sizes | None = None) -> dict[str, Case]:
 
 def meeting() -> Case:
     """The engine alone: as many programs as devices, that meet once to add a number each."""
-    from shardtensor.spmd.program import Call
+    from shardtensor.spmd.program import CollectiveCall
     from shardtensor.spmd.scheduler import run
 
-    call = Call("meeting")
+    call = CollectiveCall("meeting")
 
     def add(offers: Sequence[float]) -> list[float]:
         return [sum(offers)] * DEVICES
@@ -252,7 +252,7 @@ def numpy_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     """What can be done by hand on one plain array: for the moves, one copy pass over the bytes that must move."""
     import numpy as np
 
-    sizes = sizes or Sizes.told()
+    sizes = sizes or Sizes.secondary()
     few, large, batch = operands(np, sizes)
     warm = np.ones_like(large)
     # A reduction reads everything, and writes an eighth into new memory. A copy that reads and writes as much together
@@ -351,12 +351,12 @@ def jit_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     """JAX, compiled. Every case waits for its result."""
     import jax
 
-    return jax_cases(sizes or Sizes.told(), jax.jit)
+    return jax_cases(sizes or Sizes.secondary(), jax.jit)
 
 
 def eager_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     """JAX as it runs without jit. Every case waits for its result."""
-    return jax_cases(sizes or Sizes.told(), lambda f: f)
+    return jax_cases(sizes or Sizes.secondary(), lambda f: f)
 
 
 def jax_cases(sizes: Sizes, compiled: Callable[[Any], Any]) -> dict[str, Case]:
@@ -409,10 +409,10 @@ class Effort:
     small: int = 40
     moves: int = 25
     steps: int = 25
-    patience: float = 90.0
+    helper_delay: float = 90.0
 
 
-QUICK = Effort(small=10, moves=7, steps=5, patience=30.0)
+QUICK = Effort(small=10, moves=7, steps=5, helper_delay=30.0)
 
 
 class Measurer(Protocol):
@@ -466,7 +466,7 @@ def measured(effort: Effort, found: Mapping[str, Measurer]) -> Table:
         )
     for rows, case in (((IN_A_ROW, GROWTH), IN_A_ROW.name), ((QUEUED,), QUEUED.name)):
         for column, worker in found.items():  # queues come last: JAX's virtual devices may deadlock in theirs
-            cells |= harness.call_once(worker, column, case, [row.name for row in rows], effort.patience)
+            cells |= harness.call_once(worker, column, case, [row.name for row in rows], effort.helper_delay)
     return Table(TITLE, environment, tuple(found), ROWS, cells)
 
 

@@ -163,10 +163,10 @@ class Effort:
     calls: int = 150
     plans: int = 9
     imports: int = 15
-    patience: float = 90.0
+    helper_delay: float = 90.0
 
 
-QUICK = Effort(calls=20, plans=3, imports=7, patience=15.0)
+QUICK = Effort(calls=20, plans=3, imports=7, helper_delay=15.0)
 
 
 def measure(effort: Effort) -> Table:
@@ -187,7 +187,7 @@ def measure(effort: Effort) -> Table:
         cells |= harness.interleave(imports, effort.imports, "imports")
         # Last, because JAX's virtual devices may deadlock here, and then their process is gone.
         for column, worker in workers.items():
-            cells |= harness.call_once(worker, column, QUEUE.name, (QUEUE.name, GROWTH.name), effort.patience)
+            cells |= harness.call_once(worker, column, QUEUE.name, (QUEUE.name, GROWTH.name), effort.helper_delay)
     return Table(TITLE, environment, tuple(workers), (*CALLS, PLAN, IMPORT, QUEUE, GROWTH), cells)
 
 

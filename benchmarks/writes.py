@@ -184,10 +184,10 @@ class Effort:
 
     small: int = 150
     large: int = 25
-    patience: float = 90.0
+    helper_delay: float = 90.0
 
 
-QUICK = Effort(small=20, large=3, patience=15.0)
+QUICK = Effort(small=20, large=3, helper_delay=15.0)
 
 
 def measure(effort: Effort) -> Table:
@@ -203,7 +203,7 @@ def measure(effort: Effort) -> Table:
             cells |= harness.interleave(samplers, rounds, what)
         cells |= harness.call_once(workers[PROJECT], PROJECT, HALO.name, (HALO.name,))
         for column, worker in workers.items():
-            cells |= harness.call_once(worker, column, GROWTH.name, (GROWTH.name,), effort.patience)
+            cells |= harness.call_once(worker, column, GROWTH.name, (GROWTH.name,), effort.helper_delay)
     return Table(TITLE, environment, tuple(workers), (*SMALL, *LARGE, HALO, GROWTH), cells)
 
 

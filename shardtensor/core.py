@@ -62,19 +62,36 @@ class Op:
     """
 
     __slots__ = (
-        "algorithm", "combine", "composite", "creates", "dispatch", "is_ufunc", "kernel", "lists_only", "mover", "name",
-        "operands", "optional", "params", "positional", "rule", "said", "split", "variadic", "window",
+        "algorithm",
+        "combine",
+        "composite",
+        "creates",
+        "dispatch",
+        "error_name",
+        "is_ufunc",
+        "kernel",
+        "lists_only",
+        "movement",
+        "name",
+        "operands",
+        "optional",
+        "params",
+        "positional",
+        "rule",
+        "split",
+        "variadic",
+        "window",
     )  # fmt: skip
 
     def __init__(
-        self, function: Callable[..., Any], rule: Any, combine: str | None, said: str | None, lists_only: bool
+        self, function: Callable[..., Any], rule: Any, combine: str | None, error_name: str | None, lists_only: bool
     ) -> None:
         self.name = function.__name__
-        self.said = said or self.name
+        self.error_name = error_name or self.name
         self.rule = rule
         self.combine = combine
         self.kernel: Callable[..., Any] | None = None
-        self.mover: Callable[..., Any] | None = None
+        self.movement: Callable[..., Any] | None = None
         self.composite: Callable[..., Any] | None = None
         self.algorithm: Callable[..., Any] | None = None
         self.window: Callable[..., Any] | None = None
@@ -155,12 +172,12 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 
 
 def operator(
-    rule: Any = None, *, combine: str | None = None, said: str | None = None, lists_only: bool = False
+    rule: Any = None, *, combine: str | None = None, error_name: str | None = None, lists_only: bool = False
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Declares an operator; see the module's docstring and `Op`."""
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        op = OPS[function.__name__] = Op(function, rule, combine, said, lists_only)
+        op = OPS[function.__name__] = Op(function, rule, combine, error_name, lists_only)
         return cast("Callable[Arguments, Result]", op.dispatch)
 
     return declare
@@ -182,7 +199,7 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
     try:
         if text.partition(":")[0].isidentifier():
             raise error
-        raise type(error)(f"{op.said}: {text}") from None
+        raise type(error)(f"{op.error_name}: {text}") from None
     finally:
         del error  # else it and this frame would keep each other, and the operands, alive
 
@@ -221,14 +238,14 @@ def _several(op: Op, arrays: Any) -> Operands:
     """
     if op.lists_only and hasattr(arrays, "shape"):
         raise ArgumentTypeError(
-            f"{op.said}: {op.operands[0]} is one array of shape {tuple(arrays.shape)}, which is whole as it is; wanted "
+            f"{op.error_name}: {op.operands[0]} is one array of shape {tuple(arrays.shape)}, which is whole as it is; wanted "
             "the list that st.shard or st.pmap returned (st.concat joins the rows of an array)"
         )
     try:
         items = iter(arrays)
     except TypeError:
         kind = type(arrays).__name__
-        raise ArgumentTypeError(f"{op.said}: {op.operands[0]} is a {kind}; wanted a list of arrays") from None
+        raise ArgumentTypeError(f"{op.error_name}: {op.operands[0]} is a {kind}; wanted a list of arrays") from None
     return tuple(items)
 
 

@@ -62,4 +62,4 @@ class CollectiveError(ShardTensorError, RuntimeError):
         told: whether it tells a device of what another one did.
     """
 
-    told = False
+    secondary = False

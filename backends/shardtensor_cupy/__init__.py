@@ -11,8 +11,8 @@ import numpy as np
 from shardtensor.backend import FRAME, Backend, Device, HostArray, current_device, logical_device_count, references
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
-from shardtensor_cupy.finding import usable_cupy
-from shardtensor_cupy.lanes import Current, Lane
+from shardtensor_cupy.discovery import usable_cupy
+from shardtensor_cupy.logical_device import Current, LogicalDevice
 from shardtensor_cupy.namespace import Namespace
 from shardtensor_cupy.nccl import all_reduce
 
@@ -31,7 +31,7 @@ class CuPyBackend(Backend):
     name = "cupy"
     priority = 10
     pinned_host = True
-    patience = 10e-3  # launching is quick; what takes this long waits for its GPU
+    helper_delay = 10e-3  # launching is quick; what takes this long waits for its GPU
 
     def __init__(self) -> None:
         self._cupy, gpus = usable_cupy()
@@ -44,7 +44,9 @@ class CuPyBackend(Backend):
         models = [self._model(gpu) for gpu in range(gpus)]
         self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(home)])
         relieve = self._copier.flights.wait
-        self._lanes = {d: Lane(self._cupy, d, gpu, gpus, relieve) for d, gpu in zip(self._devices, home, strict=True)}
+        self._logical_devices = {
+            d: LogicalDevice(self._cupy, d, gpu, gpus, relieve) for d, gpu in zip(self._devices, home, strict=True)
+        }
 
     def _model(self, gpu: int) -> str:
         name = self._cupy.cuda.runtime.getDeviceProperties(gpu)["name"]
@@ -68,9 +70,9 @@ class CuPyBackend(Backend):
     def on(self, device: Device) -> AbstractContextManager[object]:
         """Makes the device's GPU and stream current."""
         self._copier.flights.prune()
-        return Current(self._lanes[device])
+        return Current(self._logical_devices[device])
 
-    def modes(self) -> None:
+    def capture_modes(self) -> None:
         """There are none.
 
         Raises:
@@ -78,65 +80,65 @@ class CuPyBackend(Backend):
                 programs that take turns would pull from under one another.
         """
         device = current_device()
-        if device is not None and not self._lanes[device].is_current():
+        if device is not None and not self._logical_devices[device].is_current():
             raise BackendError(
                 f"a collective on {device}, where a stream of the program's own is current; leave its `with` block "
                 "first, and let the device's stream wait for it"
             )
 
-    def row(self, count: int) -> Sequence[Device]:
+    def adjacent_devices(self, count: int) -> Sequence[Device]:
         """Devices such that neighbours share a GPU or are peers, as far as that goes."""
         left = list(self._devices)
         row = [left.pop(0)]
         while left and len(row) < count:
-            here = self._lanes[row[-1]].gpu.id
-            near = [d for d in left if self._copier.peers.near(here, self._lanes[d].gpu.id)]
+            here = self._logical_devices[row[-1]].gpu.id
+            near = [d for d in left if self._copier.peers.near(here, self._logical_devices[d].gpu.id)]
             row.append(near[0] if near else left[0])
             left.remove(row[-1])
         return row[:count]
 
     def memory_info(self, device: Device) -> tuple[int, int]:
         """Bytes (free, total) of its GPU; what CuPy's pool keeps for others counts as free."""
-        return self._lanes[device].memory()
+        return self._logical_devices[device].memory()
 
     # -- order -------------------------------------------------------------------------------------
 
     def record(self, device: Device) -> Any:
         """An event on the device's stream."""
-        return self._lanes[device].record()
+        return self._logical_devices[device].record()
 
     def wait(self, device: Device, token: Any) -> None:
         """The device's stream waits for the event."""
-        self._lanes[device].stream.wait_event(token)
+        self._logical_devices[device].stream.wait_event(token)
 
     def synchronize(self, device: Device) -> None:
         """Waits for the device's streams; what has failed on them says so now."""
-        lane = self._lanes[device]
+        logical = self._logical_devices[device]
         try:
-            lane.stream.synchronize()
-            lane.copies.synchronize()
+            logical.stream.synchronize()
+            logical.copies.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            lane.fail(error)
+            logical.fail(error)
 
-    def enter(self, device: Device) -> None:
+    def wait_for_caller(self, device: Device) -> None:
         """The device's stream waits for the caller's current one."""
-        lane = self._lanes[device]
-        theirs = lane.callers_stream()
+        logical = self._logical_devices[device]
+        theirs = logical.callers_stream()
         if theirs is not None:
-            lane.stream.wait_event(lane.record(theirs))
+            logical.stream.wait_event(logical.record(theirs))
 
-    def leave(self, device: Device) -> None:
+    def make_caller_wait(self, device: Device) -> None:
         """The caller's current stream waits for the device's."""
-        lane = self._lanes[device]
-        theirs = lane.callers_stream()
+        logical = self._logical_devices[device]
+        theirs = logical.callers_stream()
         if theirs is not None:
-            theirs.wait_event(lane.record())
+            theirs.wait_event(logical.record())
 
     # -- arrays ------------------------------------------------------------------------------------
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """A copy on another device's stream: straight where GPUs are peers, else through page-locked host memory."""
-        return self._copier.across(array, self._lanes[source], self._lanes[destination])
+        return self._copier.across(array, self._logical_devices[source], self._logical_devices[destination])
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """A copy on the device. The host array is read before this returns."""
@@ -146,7 +148,7 @@ class CuPyBackend(Backend):
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """A host array, once the device has computed it."""
-        host: HostArray = array.get(stream=self._lanes[device].stream, order="C")
+        host: HostArray = array.get(stream=self._logical_devices[device].stream, order="C")
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
@@ -160,12 +162,14 @@ class CuPyBackend(Backend):
     def device_of(self, array: Any) -> Device:
         """The device on the array's GPU on which the mapped function around this call runs, else the first."""
         gpu, here = array.data.device_id, current_device()
-        if here is not None and here in self._lanes and self._lanes[here].gpu.id == gpu:
+        if here is not None and here in self._logical_devices and self._logical_devices[here].gpu.id == gpu:
             return here
-        for device, lane in self._lanes.items():
-            if lane.gpu.id == gpu:
+        for device, logical in self._logical_devices.items():
+            if logical.gpu.id == gpu:
                 return device
-        raise BackendError(f"an array lies on GPU {gpu}, which is none of the {len(self._lanes)} devices here")
+        raise BackendError(
+            f"an array lies on GPU {gpu}, which is none of the {len(self._logical_devices)} devices here"
+        )
 
     def export(self, array: Any) -> Any:
         """Another view of it: CuPy has no read-only arrays."""
@@ -182,16 +186,16 @@ class CuPyBackend(Backend):
                 "move it with cupy.asarray inside of the function"
             )
         device = current_device()
-        if device is not None and (left := self._lanes[device].left()) is not None:
+        if device is not None and (left := self._logical_devices[device].left()) is not None:
             # Its memory is that stream's, which does not ask ours when it gives it to the next.
-            return self._copier.over(result, left, self._lanes[device]), True
+            return self._copier.over(result, left, self._logical_devices[device]), True
         memory = result.data.mem
         if any(memory is shard.data.mem for shard in shards):
             return result, False
         del memory
         return (result, False) if self._alone(result, 1 + FRAME) else (result.copy(order="K"), True)
 
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         """Whether nobody else holds its memory. Other streams that still read it are waited for."""
         if not array.flags.forc:
             return False
@@ -215,7 +219,7 @@ class CuPyBackend(Backend):
 
     def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
         """A page-locked copy, made on a stream of its own."""
-        return self._copier.off(array, self._lanes[device])
+        return self._copier.off(array, self._logical_devices[device])
 
     def pin(self, host: HostArray) -> Any:
         """A page-locked copy."""
@@ -223,19 +227,19 @@ class CuPyBackend(Backend):
 
     def onload(self, host: Any, device: Device, after: Any) -> tuple[Any, Any]:
         """The way back, on the same stream."""
-        return self._copier.on(host, self._lanes[device], after)
+        return self._copier.on(host, self._logical_devices[device], after)
 
     def settle(self, token: Any) -> None:
         """Waits for the event; what has failed before it says so now."""
-        event, lane = token
+        event, logical = token
         try:
             event.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            lane.fail(error)
+            logical.fail(error)
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
         """CUDA memory of the device's GPU."""
-        return (2, self._lanes[device].gpu.id)
+        return (2, self._logical_devices[device].gpu.id)
 
     def from_dlpack(self, x: Any, device: Device) -> Any:
         """An array of the same memory; the producer's work comes before the device's."""
@@ -243,4 +247,4 @@ class CuPyBackend(Backend):
 
     def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> list[Any] | None:
         """By NCCL, where every device has a GPU of its own."""
-        return all_reduce(self._cupy, arrays, [self._lanes[d] for d in devices], operator)
+        return all_reduce(self._cupy, arrays, [self._logical_devices[d] for d in devices], operator)

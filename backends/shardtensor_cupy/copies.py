@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend import HostArray
 from shardtensor.errors import BackendError
-from shardtensor_cupy.lanes import Lane
+from shardtensor_cupy.logical_device import LogicalDevice
 
 _log = logging.getLogger("shardtensor")
 
@@ -31,7 +31,7 @@ class _Flight:
         self.owner = owner
 
 
-class Flights:
+class InFlight:
     """What is under way. CuPy gives a block of memory to the next one who asks as soon as nobody refers to it, however
     many streams still read it: so a reference stays here until they have. Before its owner writes to it, the owner's
     stream is told to wait for them.
@@ -152,10 +152,10 @@ class Copier:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._pinned: Any = importlib.import_module("cupyx").empty_pinned
-        self.flights = Flights()
+        self.flights = InFlight()
         self.peers = Peers(cupy)
 
-    def across(self, array: Any, source: Lane, destination: Lane) -> Any:
+    def across(self, array: Any, source: LogicalDevice, destination: LogicalDevice) -> Any:
         """A copy of an array in row-major order on another lane, which is current and ordered after the source."""
         out = self._cupy.empty(array.shape, array.dtype)
         if not array.nbytes:
@@ -172,24 +172,24 @@ class Copier:
             self.flights.add(destination.record(), out, destination.stream, host)
         return out
 
-    def over(self, array: Any, stream: Any, lane: Lane) -> Any:
+    def over(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:
         """A copy, made on the lane's stream, of an array that another stream of its GPU has made."""
-        lane.stream.wait_event(lane.record(stream))
-        with lane.stream:
+        logical.stream.wait_event(logical.record(stream))
+        with logical.stream:
             copy = array.copy()
-        self.flights.add(lane.record(), array, stream)
+        self.flights.add(logical.record(), array, stream)
         return copy
 
-    def off(self, array: Any, lane: Lane) -> tuple[HostArray, Any]:
+    def off(self, array: Any, logical: LogicalDevice) -> tuple[HostArray, Any]:
         """A page-locked copy of an array in row-major order, and its lane's event after which it is complete."""
         if not array.nbytes:
             return np.empty(array.shape, array.dtype), None
         host: HostArray = self._pinned(array.shape, array.dtype)
-        lane.copies.wait_event(lane.record())
-        array.get(stream=lane.copies, out=host, blocking=False)
-        event = lane.record(lane.copies)
-        self.flights.add(event, array, lane.stream, host)
-        return host, (event, lane)
+        logical.copies.wait_event(logical.record())
+        array.get(stream=logical.copies, out=host, blocking=False)
+        event = logical.record(logical.copies)
+        self.flights.add(event, array, logical.stream, host)
+        return host, (event, logical)
 
     def pinned(self, host: HostArray) -> HostArray:
         """A page-locked copy of a host array."""
@@ -197,15 +197,15 @@ class Copier:
         copy[...] = host
         return copy
 
-    def on(self, host: HostArray, lane: Lane, after: Any) -> tuple[Any, Any]:
+    def on(self, host: HostArray, logical: LogicalDevice, after: Any) -> tuple[Any, Any]:
         """The way back, after what `off` gave: an array of the lane, which is current, and the event when it is."""
         out = self._cupy.empty(host.shape, host.dtype)
         if not host.nbytes:
             return out, None
-        lane.copies.wait_event(lane.record())  # whoever had this memory before
+        logical.copies.wait_event(logical.record())  # whoever had this memory before
         if after is not None:
-            lane.copies.wait_event(after[0])
-        out.set(host, stream=lane.copies)
-        event = lane.record(lane.copies)
-        self.flights.add(event, out, lane.stream, host)
+            logical.copies.wait_event(after[0])
+        out.set(host, stream=logical.copies)
+        event = logical.record(logical.copies)
+        self.flights.add(event, out, logical.stream, host)
         return out, event

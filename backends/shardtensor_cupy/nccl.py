@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from shardtensor_cupy.lanes import Lane
+from shardtensor_cupy.logical_device import LogicalDevice
 
 # Of integers alone: NCCL adds in an order of its own, and sums of floats are promised to the bit.
 _TYPES = {"b": "INT8", "B": "UINT8", "i": "INT32", "I": "UINT32", "l": "INT64", "L": "UINT64"}
@@ -34,9 +34,9 @@ def _communicators(gpus: tuple[int, ...]) -> Any:
     return _library().NcclCommunicator.initAll(list(gpus))
 
 
-def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[Lane], operator: str) -> list[Any] | None:
+def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[LogicalDevice], operator: str) -> list[Any] | None:
     """The combined array on every lane; None where NCCL cannot."""
-    gpus = tuple([lane.gpu.id for lane in lanes])
+    gpus = tuple([logical.gpu.id for logical in lanes])
     first = arrays[0]
     if len(gpus) < 2 or len(set(gpus)) < len(gpus) or first.dtype.char not in _TYPES or not first.nbytes:
         return None
@@ -45,8 +45,8 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[Lane], operator
         return None
     sources, out = [], []
     # Everything is allocated before the group begins: a call to CUDA within it may wait for another rank's.
-    for lane, array in zip(lanes, arrays, strict=True):
-        with lane.gpu, lane.stream:
+    for logical, array in zip(lanes, arrays, strict=True):
+        with logical.gpu, logical.stream:
             sources.append(cupy.ascontiguousarray(array))  # NCCL is given an address and a count, and no strides
             out.append(cupy.empty(first.shape, first.dtype))
     kind, how = [getattr(nccl, f"NCCL_{n}") for n in (_TYPES[first.dtype.char], _OPERATORS[operator])]
@@ -54,8 +54,8 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[Lane], operator
         communicators = _communicators(gpus)
         nccl.groupStart()
         try:
-            for communicator, lane, array, result in zip(communicators, lanes, sources, out, strict=True):
-                communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, lane.stream.ptr)
+            for communicator, logical, array, result in zip(communicators, lanes, sources, out, strict=True):
+                communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, logical.stream.ptr)
         finally:
             nccl.groupEnd()
     return out

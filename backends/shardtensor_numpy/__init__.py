@@ -32,7 +32,7 @@ class NumPyBackend(Backend):
     """
 
     name = "numpy"
-    one_memory = True
+    shared_memory = True
 
     def __init__(self) -> None:
         self._devices = tuple(Device(self.name, i) for i in range(logical_device_count()))
@@ -82,7 +82,7 @@ class NumPyBackend(Backend):
             return result, False
         return np.array(result, order="K", subok=False), True
 
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         """Whether nobody else holds its memory, and its elements fill it without gaps, so that no two share a place."""
         if not array.flags.forc or not is_alone(array, holders + FRAME):
             return False
@@ -93,4 +93,4 @@ class NumPyBackend(Backend):
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         """``array`` itself, writable, where it is alone in its memory, else a copy in row-major order."""
-        return (array, False) if self.sole(array, holders + FRAME) else (copied(array), True)
+        return (array, False) if self.is_exclusive(array, holders + FRAME) else (copied(array), True)

@@ -58,7 +58,7 @@ class TorchBackend(Backend):
         self._devices = tuple(Device(self.name, i, kind=kinds[gpu]) for i, gpu in enumerate(self._gpus or [0] * count))
         self._streams = [cuda.Stream(device=gpu) for gpu in self._gpus]
         if gpus:
-            self.patience = 10e-3  # a mapped call queues, and has many kernels to start
+            self.helper_delay = 10e-3  # a mapped call queues, and has many kernels to start
             self.pinned_host = True
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
@@ -79,7 +79,7 @@ class TorchBackend(Backend):
         """Makes the device's GPU and stream current."""
         return _On(self._torch, device, self._streams[device.id] if self._streams else None)
 
-    def modes(self) -> Callable[[], None]:
+    def capture_modes(self) -> Callable[[], None]:
         """Whether gradients are recorded.
 
         Raises:
@@ -122,12 +122,12 @@ class TorchBackend(Backend):
             with self.on(device):  # which names the device, if something has failed
                 self._streams[device.id].synchronize()
 
-    def enter(self, device: Device) -> None:
+    def wait_for_caller(self, device: Device) -> None:
         """The device's stream waits for the caller's current one."""
         if self._streams:
             self._streams[device.id].wait_stream(self._torch.cuda.current_stream(self._gpus[device.id]))
 
-    def leave(self, device: Device) -> None:
+    def make_caller_wait(self, device: Device) -> None:
         """The caller's current stream waits for the device's."""
         if self._streams:
             self._torch.cuda.current_stream(self._gpus[device.id]).wait_stream(self._streams[device.id])
@@ -252,11 +252,11 @@ class TorchBackend(Backend):
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
         place = result.untyped_storage()._cdata
-        if any(s.untyped_storage()._cdata == place for s in shards) or self.sole(result, 1 + FRAME):
+        if any(s.untyped_storage()._cdata == place for s in shards) or self.is_exclusive(result, 1 + FRAME):
             return result, False
         return self._xp.asarray(result, copy=True), True
 
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         """Whether nobody else holds its memory: no variable, no view, no saved gradient, no other library."""
         if references(array) > holders + FRAME or self._alone is None or self._holders(array) != self._alone:
             return False
@@ -266,7 +266,7 @@ class TorchBackend(Backend):
 
     # -- other libraries ---------------------------------------------------------------------------
 
-    def lend(self, array: Any) -> Any:
+    def to_dlpack(self, array: Any) -> Any:
         """The tensor, its values in its memory."""
         return self._dtypes.resolved(array.detach())
 

@@ -34,7 +34,7 @@ def phantom(number: int) -> Device:
     return Device(NAME, number, 0, NAME)
 
 
-class Ghost:
+class AbstractArray:
     """What stands for an array without elements: a shape and a dtype. Nothing can be read of it."""
 
     __slots__ = ("dtype", "shape")
@@ -56,17 +56,17 @@ class Ghost:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def real(self) -> Ghost:
+    def real(self) -> AbstractArray:
         """The real part."""
-        return Ghost(self.shape, np.empty(0, self.dtype).real.dtype)
+        return AbstractArray(self.shape, np.empty(0, self.dtype).real.dtype)
 
     @property
-    def imag(self) -> Ghost:
+    def imag(self) -> AbstractArray:
         """The imaginary part."""
         return self.real
 
-    def __getitem__(self, index: Any) -> Ghost:
-        return Ghost(np.broadcast_to(_NOTHING, self.shape)[index].shape, self.dtype)
+    def __getitem__(self, index: Any) -> AbstractArray:
+        return AbstractArray(np.broadcast_to(_NOTHING, self.shape)[index].shape, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         no_elements()
@@ -79,33 +79,35 @@ class _Namespace:
     """What is done with arrays without elements: what views and single elements ask for."""
 
     @staticmethod
-    def reshape(x: Ghost, shape: tuple[int, ...]) -> Ghost:
+    def reshape(x: AbstractArray, shape: tuple[int, ...]) -> AbstractArray:
         """In another shape, of as many elements."""
-        return Ghost(tuple(shape), x.dtype)
+        return AbstractArray(tuple(shape), x.dtype)
 
     @staticmethod
-    def permute_dims(x: Ghost, axes: Sequence[int]) -> Ghost:
+    def permute_dims(x: AbstractArray, axes: Sequence[int]) -> AbstractArray:
         """With its dimensions in another order."""
-        return Ghost(tuple([x.shape[a] for a in axes]), x.dtype)
+        return AbstractArray(tuple([x.shape[a] for a in axes]), x.dtype)
 
     @staticmethod
-    def asarray(x: Any, *, dtype: Any = None, copy: bool | None = None) -> Ghost:
+    def asarray(x: Any, *, dtype: Any = None, copy: bool | None = None) -> AbstractArray:
         """In another dtype."""
-        return Ghost(tuple(x.shape), np.dtype(x.dtype if dtype is None else dtype))
+        return AbstractArray(tuple(x.shape), np.dtype(x.dtype if dtype is None else dtype))
 
-    def __getattr__(self, name: str) -> Callable[..., Ghost]:
+    def __getattr__(self, name: str) -> Callable[..., AbstractArray]:
         if not isinstance(getattr(np, name, None), np.ufunc):
             raise AttributeError(name)
-        return lambda *xs: next(x for x in xs if isinstance(x, Ghost))  # single elements; the caller knows the dtype
+        return lambda *xs: next(
+            x for x in xs if isinstance(x, AbstractArray)
+        )  # single elements; the caller knows the dtype
 
 
-class Phantom(Backend):
+class AbstractBackend(Backend):
     """Devices that do not exist."""
 
     name = NAME
     simulated = True
-    one_memory = True  # a tensor is one thing, and plans are the short ones
-    patience = math.inf  # its programs only plan: threads would be in each other's way
+    shared_memory = True  # a tensor is one thing, and plans are the short ones
+    helper_delay = math.inf  # its programs only plan: threads would be in each other's way
     xp = _Namespace()
 
     def devices(self) -> Sequence[Device]:
@@ -113,8 +115,8 @@ class Phantom(Backend):
         return (phantom(0),)
 
     def is_array(self, x: object) -> bool:
-        """Whether it is a `Ghost`."""
-        return isinstance(x, Ghost)
+        """Whether it is a `AbstractArray`."""
+        return isinstance(x, AbstractArray)
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """The same: there is nothing to copy."""
@@ -122,13 +124,13 @@ class Phantom(Backend):
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Its shape and dtype."""
-        return Ghost(array.shape, array.dtype)
+        return AbstractArray(array.shape, array.dtype)
 
     def to_host(self, array: Any, device: Device) -> NoReturn:
         """Raises ArgumentTypeError."""
         no_elements()
 
-    def lend(self, array: Any) -> NoReturn:
+    def to_dlpack(self, array: Any) -> NoReturn:
         """Raises ArgumentTypeError."""
         no_elements()
 
@@ -137,4 +139,4 @@ class Phantom(Backend):
         no_elements()
 
 
-_backend = Phantom()
+_backend = AbstractBackend()

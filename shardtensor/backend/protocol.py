@@ -19,8 +19,8 @@ the array, so that several logical devices may share a physical one. Of the arra
 arrays and masks select.
 
 Devices may work behind the caller's back, each in the order in which it was told. What crosses devices is ordered by
-`record` and `wait`; what comes from the caller's own use of the array library, or goes back to it, by `enter` and
-`leave`.
+`record` and `wait`; what comes from the caller's own use of the array library, or goes back to it, by `wait_for_caller` and
+`make_caller_wait`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Backend(abc.ABC):
     simulated: bool = False
     """Its devices do not exist, and its arrays have no elements: see `shardtensor.backend.abstract`."""
 
-    one_memory: bool = False
+    shared_memory: bool = False
     """All devices share the host's memory and arrays are NumPy's: a tensor is then one buffer cut into views."""
 
     negative_strides: bool = True
@@ -68,7 +68,7 @@ class Backend(abc.ABC):
     pinned_host: bool = False
     """Memory kind ``pinned_host`` is a memory of its own (`offload`, `onload`); else it is but a name."""
 
-    patience: float = 200e-6
+    helper_delay: float = 200e-6
     """Seconds that a mapped call may take before it counts as one that blocks, and others start in helper threads."""
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class Backend(abc.ABC):
 
         The only call that crosses devices. The caller has ordered ``destination`` after what ``source`` had queued
         (`record`, `wait`), and ``destination`` is current. Where devices work behind the caller's back, the memory of
-        ``array`` must neither be given to others nor be `sole` before it is read.
+        ``array`` must neither be given to others nor be `is_exclusive` before it is read.
         """
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class Backend(abc.ABC):
         """Makes ``device`` current in this thread, and what was current before again at the end, also on an error."""
         return contextlib.nullcontext()
 
-    def modes(self) -> Callable[[], None] | None:
+    def capture_modes(self) -> Callable[[], None] | None:
         """What sets the library's modes in this thread (whether gradients are recorded, and the like) to what they are
         now; None where it has none. Several programs take turns in a thread: each begins with its caller's modes, and
         finds its own again.
@@ -123,7 +123,7 @@ class Backend(abc.ABC):
         """
         return None
 
-    def row(self, count: int) -> Sequence[Device]:
+    def adjacent_devices(self, count: int) -> Sequence[Device]:
         """``count`` devices such that neighbours reach one another as fast as can be: what `make_mesh` takes."""
         return self.devices()[:count]
 
@@ -147,10 +147,10 @@ class Backend(abc.ABC):
             BackendError: something that was queued failed; it names the device.
         """
 
-    def enter(self, device: Device) -> None:  # noqa: B027 - likewise
+    def wait_for_caller(self, device: Device) -> None:  # noqa: B027 - likewise
         """What is queued on ``device`` from now on runs after what the caller has queued by himself."""
 
-    def leave(self, device: Device) -> None:  # noqa: B027 - likewise
+    def make_caller_wait(self, device: Device) -> None:  # noqa: B027 - likewise
         """What the caller queues by himself from now on runs after what is queued on ``device``."""
 
     # -- arrays ------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Backend(abc.ABC):
         """
         return self.xp.asarray(result, copy=True), True
 
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         """Whether nothing reaches the memory of ``array`` but the ``holders`` references that the caller knows of (its
         variables included, see `references`), and no two of its elements share a place. It is then made writable. Its
         device is current. False is always right: what is not alone is copied before it is written.
@@ -210,7 +210,7 @@ class Backend(abc.ABC):
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         """An array that its only holder may write, from one that was given up; and whether it is a copy."""
-        if self.sole(array, holders + FRAME):
+        if self.is_exclusive(array, holders + FRAME):
             return array, False
         return self.contiguous(self.xp.asarray(array, copy=True)), True
 
@@ -235,7 +235,7 @@ class Backend(abc.ABC):
     def settle(self, token: Any) -> None:  # noqa: B027 - likewise
         """Returns when what the token of `offload` stands for is done."""
 
-    def lend(self, array: Any) -> Any:
+    def to_dlpack(self, array: Any) -> Any:
         """What another library takes by DLPack; its device is current."""
         return array
 

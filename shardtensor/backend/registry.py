@@ -25,7 +25,7 @@ class _Host(Backend):
     """Host arrays, so that a move from or to one is a move like any other."""
 
     name = "host"
-    one_memory = True
+    shared_memory = True
     xp = np
 
     def devices(self) -> Sequence[Device]:
@@ -191,7 +191,7 @@ def known(devices: Sequence[Device]) -> list[Device]:
 def owner_of(x: object) -> Backend | None:
     """The backend among those in use whose array ``x`` is; None for host arrays and for strangers."""
     for backend in _loaded.values():
-        if not backend.one_memory and backend.is_array(x):
+        if not backend.shared_memory and backend.is_array(x):
             return backend
     return None
 

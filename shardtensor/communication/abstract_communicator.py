@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.all_reduce import SCATTERED_FROM
+from shardtensor.communication.all_reduce import CHUNKED_FROM
 from shardtensor.communication.schedules import (
     AllReduce,
     AllToAll,
@@ -24,20 +24,20 @@ from shardtensor.communication.schedules import (
     Permute,
     ids_of,
 )
-from shardtensor.communication.transfer_log import watched
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.sharding.layout import Ints, Shape, as_sharding, offsets
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import aval
 
 
-class ImaginedExchange:
-    """One collective among devices that do not exist: as `shardtensor.communication.communicator.Exchange`, without elements."""
+class AbstractCommunicator:
+    """One collective among devices that do not exist: as `shardtensor.communication.communicator.Communicator`, without elements."""
 
-    one_memory = True
+    shared_memory = True
 
-    def __init__(self, who: str, axis: str, devices: Sequence[Device]) -> None:
-        self.who = who
+    def __init__(self, caller: str, axis: str, devices: Sequence[Device]) -> None:
+        self.caller = caller
         self.axis = axis
         self.devices = devices
         self.backends: list[Backend] = [backend_of(devices[0])] * len(devices)
@@ -45,15 +45,15 @@ class ImaginedExchange:
     def settle(self) -> None:
         """Nothing is under way."""
 
-    def reduce(self, arrays: Sequence[Ghost], ufunc: str, *, mean: bool = False) -> list[Any]:
+    def reduce(self, arrays: Sequence[AbstractArray], ufunc: str, *, mean: bool = False) -> list[Any]:
         """See `Exchange`."""
         n, nbytes, first = len(arrays), arrays[0].nbytes, arrays[0]
-        scattered = nbytes >= SCATTERED_FROM and n > 2
-        self._note(lambda ids: AllReduce(ids, np.arange(n), nbytes, nbytes, scattered, self.who, self.axis))
+        chunked = nbytes >= CHUNKED_FROM and n > 2
+        self._note(lambda ids: AllReduce(ids, np.arange(n), nbytes, nbytes, chunked, self.caller, self.axis))
         dtype = np.true_divide(np.ones(1, first.dtype), n).dtype if mean else first.dtype
-        return [Ghost(first.shape, dtype)] * n
+        return [AbstractArray(first.shape, dtype)] * n
 
-    def gather(self, arrays: Sequence[Ghost], axis: int, tiled: bool) -> list[Any]:
+    def gather(self, arrays: Sequence[AbstractArray], axis: int, tiled: bool) -> list[Any]:
         """See `Exchange`."""
         n = len(arrays)
         self._exchange([a.nbytes for a in arrays], [np.ones(n, np.int64)], [0] * n)
@@ -62,17 +62,19 @@ class ImaginedExchange:
             whole = (*shape[:axis], sum(a.shape[axis] for a in arrays), *shape[axis + 1 :])
         else:
             whole = (*shape[:axis], n, *shape[axis:])
-        return [Ghost(whole, arrays[0].dtype)] * n
+        return [AbstractArray(whole, arrays[0].dtype)] * n
 
-    def reduce_scatter(self, arrays: Sequence[Ghost], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
+    def reduce_scatter(self, arrays: Sequence[AbstractArray], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
         """See `Exchange`."""
         n, first = len(arrays), arrays[0]
         shares = _shares(first.shape[dimension], n, tiled)
         self._exchange([_row(first, dimension)] * n, [shares], [0] * n)
         before, after = first.shape[:dimension], first.shape[dimension + 1 :]
-        return [Ghost((*before, *((share,) if tiled else ()), *after), first.dtype) for share in shares.tolist()]
+        return [
+            AbstractArray((*before, *((share,) if tiled else ()), *after), first.dtype) for share in shares.tolist()
+        ]
 
-    def all_to_all(self, arrays: Sequence[Ghost], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
+    def all_to_all(self, arrays: Sequence[AbstractArray], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         """See `Exchange`."""
         n, first = len(arrays), arrays[0]
         lengths = [a.shape[split_axis] for a in arrays]
@@ -82,7 +84,7 @@ class ImaginedExchange:
         if not tiled:
             shape = [m for d, m in enumerate(first.shape) if d != split_axis]
             shape.insert(concat_axis, n)
-            return [Ghost(tuple(shape), first.dtype)] * n
+            return [AbstractArray(tuple(shape), first.dtype)] * n
         if split_axis == concat_axis:
             along = sum(lengths.count(length) * share for length, share in shares.items())
         else:
@@ -93,29 +95,29 @@ class ImaginedExchange:
             shape = list(first.shape)
             shape[concat_axis] = joined
             shape[split_axis] = share
-            results.append(Ghost(tuple(shape), first.dtype))
+            results.append(AbstractArray(tuple(shape), first.dtype))
         return results
 
-    def permute(self, arrays: Sequence[Ghost], sources: Sequence[int | None]) -> list[Any]:
+    def permute(self, arrays: Sequence[AbstractArray], sources: Sequence[int | None]) -> list[Any]:
         """See `Exchange`."""
         pairs = [(i, k) for k, i in enumerate(sources) if i is not None]
         there, here = np.array([i for i, _ in pairs], np.int64), np.array([k for _, k in pairs], np.int64)
         sizes = np.array([arrays[i].nbytes for i, _ in pairs], np.int64)
-        self._note(lambda ids: Permute(ids, (there, here), sizes, self.who, self.axis))
+        self._note(lambda ids: Permute(ids, (there, here), sizes, self.caller, self.axis))
         return [arrays[k if i is None else i] for k, i in enumerate(sources)]
 
-    def broadcast(self, arrays: Sequence[Ghost], source: int) -> list[Any]:
+    def broadcast(self, arrays: Sequence[AbstractArray], source: int) -> list[Any]:
         """See `Exchange`."""
-        self._note(lambda ids: Broadcast(ids, source, arrays[source].nbytes, self.who, self.axis))
+        self._note(lambda ids: Broadcast(ids, source, arrays[source].nbytes, self.caller, self.axis))
         return [arrays[source]] * len(arrays)
 
     def _exchange(self, rows: list[int], shares: list[Ints], which: list[int]) -> None:
         """Counts what all send to all; see `AllToAll`."""
         arrays = np.array(rows, np.int64), np.array(shares), np.array(which)
-        self._note(lambda ids: AllToAll(ids, *arrays, self.who, self.axis))
+        self._note(lambda ids: AllToAll(ids, *arrays, self.caller, self.axis))
 
     def _note(self, schedule: Any) -> None:
-        if watched():
+        if is_recording():
             found: Collective = schedule(ids_of(self.devices))
             found.announce()
 
@@ -125,19 +127,19 @@ def _shares(size: int, count: int, tiled: bool) -> Ints:
     return np.diff(offsets(size, (count,))) if tiled else np.ones(count, np.int64)
 
 
-def _row(array: Ghost, dimension: int) -> int:
+def _row(array: AbstractArray, dimension: int) -> int:
     """The bytes at one index of a dimension."""
     return math.prod([n for d, n in enumerate(array.shape) if d != dimension]) * array.dtype.itemsize
 
 
 def as_tensors(results: Sequence[Any], groups: Sequence[tuple[Device, ...]]) -> Sequence[Any]:
     """Results of a collective as programs hold them: on simulated devices they are tensors."""
-    if type(results[0]) is not Ghost:
+    if type(results[0]) is not AbstractArray:
         return results
     return [as_tensor(ghost, device) for ghost, (device,) in zip(results, groups, strict=True)]
 
 
-def as_tensor(ghost: Ghost, device: Device) -> ShardedTensor:
+def as_tensor(ghost: AbstractArray, device: Device) -> ShardedTensor:
     """A tensor on one simulated device."""
     return tensor(_value(ghost.shape, ghost.dtype, device), Storage(ghost))
 

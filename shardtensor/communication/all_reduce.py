@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.sharding.layout import offsets
 
-SCATTERED_FROM = 1 << 18
+CHUNKED_FROM = 1 << 18
 """Bytes of a result from which every device combines a chunk of it. Below, one device combines all: fewer messages."""
 
 Message = tuple[int, int, int]
@@ -21,7 +21,7 @@ Message = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ReduceOps:
     """What an all-reduce does with the states of devices, which are named by their positions.
 
     Attributes:
@@ -40,7 +40,7 @@ class Ways:
 
 
 def all_reduce(
-    group: Sequence[int], speakers: Sequence[int], states: Sequence[Any], ways: Ways, size: int, scattered: bool
+    group: Sequence[int], contributors: Sequence[int], states: Sequence[Any], ways: ReduceOps, size: int, chunked: bool
 ) -> dict[int, Any]:
     """The combined result on every device of a group.
 
@@ -48,47 +48,51 @@ def all_reduce(
         group: the positions of its devices.
         speakers: of those that have something to say, in mesh order.
         states: each position's own state.
-        ways: see `Ways`.
+        ways: see `ReduceOps`.
         size: elements of the result.
         scattered: whether every speaker combines a chunk (a reduce-scatter and an all-gather: each link carries
             2 (n - 1) / n of the result), or the first one all of it, which then goes round along a binomial tree.
     """
-    if not scattered:
-        leader = speakers[0]
+    if not chunked:
+        leader = contributors[0]
         state = states[leader]
-        for position in speakers[1:]:
+        for position in contributors[1:]:
             state = ways.merge(leader, state, ways.send(states[position], position, leader))
         results = {leader: ways.finish(leader, state)}
-        for source, destination in tree(leader, group):
+        for source, destination in binomial_tree(leader, group):
             results[destination] = ways.send(results[source], source, destination)
         return results
-    bounds = offsets(size, (len(speakers),)).tolist()
+    bounds = offsets(size, (len(contributors),)).tolist()
     chunks = []
-    for owner, (begin, end) in zip(speakers, itertools.pairwise(bounds), strict=True):
-        parts = [ways.send(ways.cut(k, states[k], begin, end), k, owner) for k in speakers]
+    for owner, (begin, end) in zip(contributors, itertools.pairwise(bounds), strict=True):
+        parts = [ways.send(ways.cut(k, states[k], begin, end), k, owner) for k in contributors]
         state = parts[0]
         for part in parts[1:]:
             state = ways.merge(owner, state, part)
         chunks.append(ways.finish(owner, state))
     return {
-        k: ways.join(k, [ways.send(chunk, owner, k) for owner, chunk in zip(speakers, chunks, strict=True)])
+        k: ways.join(k, [ways.send(chunk, owner, k) for owner, chunk in zip(contributors, chunks, strict=True)])
         for k in group
     }
 
 
-def messages(group: Sequence[int], speakers: Sequence[int], state: int, result: int, scattered: bool) -> list[Message]:
+def messages(
+    group: Sequence[int], contributors: Sequence[int], state: int, result: int, chunked: bool
+) -> list[Message]:
     """What `all_reduce` sends, given the bytes of a state and of the result: equally many bytes either way."""
-    if not scattered:
-        leader = speakers[0]
-        there = [(k, leader, state) for k in speakers[1:]]
-        return there + [(a, b, result) for a, b in tree(leader, group)]
-    shares = [np.diff(offsets(n, (len(speakers),))).tolist() for n in (state, result)]
-    there = [(k, owner, n) for owner, n in zip(speakers, shares[0], strict=True) for k in speakers if k != owner]
-    back = [(owner, k, n) for owner, n in zip(speakers, shares[1], strict=True) for k in group if k != owner]
+    if not chunked:
+        leader = contributors[0]
+        there = [(k, leader, state) for k in contributors[1:]]
+        return there + [(a, b, result) for a, b in binomial_tree(leader, group)]
+    shares = [np.diff(offsets(n, (len(contributors),))).tolist() for n in (state, result)]
+    there = [
+        (k, owner, n) for owner, n in zip(contributors, shares[0], strict=True) for k in contributors if k != owner
+    ]
+    back = [(owner, k, n) for owner, n in zip(contributors, shares[1], strict=True) for k in group if k != owner]
     return there + back
 
 
-def tree(root: int, group: Sequence[int]) -> list[tuple[int, int]]:
+def binomial_tree(root: int, group: Sequence[int]) -> list[tuple[int, int]]:
     """Who hands a value on to whom until all have it, each round twice as many: a binomial tree."""
     members = [root, *[k for k in group if k != root]]
     edges, known = [], 1

@@ -18,9 +18,9 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend, function_of
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.all_reduce import SCATTERED_FROM, Message, Ways, all_reduce, messages, tree
+from shardtensor.communication.all_reduce import CHUNKED_FROM, Message, ReduceOps, all_reduce, binomial_tree, messages
 from shardtensor.communication.transfer import copied, send
-from shardtensor.communication.transfer_log import TransferBatch, account, watched
+from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
 from shardtensor.host import blockwise as passes
 from shardtensor.host import memory_pool as pool
 from shardtensor.host.threads import each
@@ -37,11 +37,11 @@ _LINE = 64
 """Bytes of a line of the cache, at whose multiples results begin."""
 
 
-class Exchange:
+class Communicator:
     """One collective among devices.
 
     Args:
-        who: its name, for the log and in errors.
+        caller: its name, for the log and in errors.
         axis: the names of the mesh axes that it runs along, for the log.
         devices: where each array lives, in order; a device may occur more than once.
 
@@ -51,12 +51,12 @@ class Exchange:
 
     given: Sequence[Sequence[Any]] = ()
 
-    def __init__(self, who: str, axis: str, devices: Sequence[Device]) -> None:
-        self.who = who
+    def __init__(self, caller: str, axis: str, devices: Sequence[Device]) -> None:
+        self.caller = caller
         self.axis = axis
         self.devices = devices
         self.backends: list[Backend] = [backend_of(d) for d in devices]
-        self.one_memory = all(b.one_memory for b in self.backends)
+        self.shared_memory = all(b.shared_memory for b in self.backends)
         self._sent: set[tuple[int, int]] = set()
 
     def settle(self) -> None:
@@ -77,9 +77,9 @@ class Exchange:
         their number.
         """
         group, size, nbytes = range(len(arrays)), _size(arrays[0]), _nbytes(arrays[0])
-        scattered = nbytes >= SCATTERED_FROM and len(arrays) > 2
-        self._note(lambda: messages(group, group, nbytes, nbytes, scattered))
-        if self.one_memory:
+        chunked = nbytes >= CHUNKED_FROM and len(arrays) > 2
+        self._note(lambda: messages(group, group, nbytes, nbytes, chunked))
+        if self.shared_memory:
             total = _fold(getattr(np, ufunc), arrays)
             return [self._deliver(0, total / len(arrays) if mean else total)] * len(arrays)
         if len(arrays) == 1 and not mean:
@@ -87,7 +87,7 @@ class Exchange:
         together = None if mean else self._by_library(arrays, ufunc)
         if together is not None:
             return [self._deliver(k, array) for k, array in enumerate(together)]
-        results = all_reduce(group, group, arrays, self._ways(arrays, ufunc, mean), size, scattered)
+        results = all_reduce(group, group, arrays, self._ways(arrays, ufunc, mean), size, chunked)
         return [self._deliver(k, results[k]) for k in group]
 
     def gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
@@ -100,7 +100,7 @@ class Exchange:
                 here = [self._bring(a, i, k) for i, a in enumerate(arrays)]
                 return xp.concat(here, axis=axis) if tiled else xp.stack(here, axis=axis)
 
-        if self.one_memory:
+        if self.shared_memory:
             whole = self._in_place(arrays, axis) if tiled else None
             return [self._deliver(0, joined(0)) if whole is None else whole] * len(arrays)
         return [self._deliver(k, joined(k)) for k in range(len(arrays))]
@@ -118,7 +118,7 @@ class Exchange:
                 if i != k
             ]
         )
-        if self.one_memory:
+        if self.shared_memory:
             whole = _fold(getattr(np, ufunc), arrays)
             return [self._deliver(k, whole[part]) for k, part in enumerate(parts)]
         results = []
@@ -146,7 +146,7 @@ class Exchange:
         if whole is not None:
             return [whole[part] for part in cuts[0]]
         columns = list(zip(*pieces(), strict=True))
-        if self.one_memory:
+        if self.shared_memory:
             return [self._deliver(k, out) for k, out in enumerate(_joined(columns, concat_axis, tiled))]
         results = []
         for k in range(len(arrays)):
@@ -171,9 +171,9 @@ class Exchange:
 
     def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
         """The array of one device on every device."""
-        edges = tree(source, range(len(arrays)))
+        edges = binomial_tree(source, range(len(arrays)))
         self._note(lambda: [(i, k, _nbytes(arrays[source])) for i, k in edges])
-        if self.one_memory:
+        if self.shared_memory:
             return [self._deliver(source, passes.copied(arrays[source]))] * len(arrays)
         held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
         for i, k in edges:
@@ -184,7 +184,7 @@ class Exchange:
 
     def _in_place(self, arrays: Sequence[Any], axis: int) -> Any:
         """The arrays end to end, where they lie so in memory that nobody can write; else None."""
-        if not self.one_memory or any(a.flags.writeable for a in arrays):
+        if not self.shared_memory or any(a.flags.writeable for a in arrays):
             return None
         known = [{id(pool.owner_of(x)) for x in given} for given in self.given]
         owners = [id(pool.owner_of(a)) for a in arrays]
@@ -200,14 +200,14 @@ class Exchange:
 
     def _bring(self, array: Any, source: int, destination: int) -> Any:
         """An array on another device: itself where that can read it where it is."""
-        if self.devices[source] == self.devices[destination] or self.one_memory:
+        if self.devices[source] == self.devices[destination] or self.shared_memory:
             return array
         self._sent.add((source, destination))
         return send(array, self.devices[source], self.devices[destination])
 
     def _own(self, array: Any, source: int, destination: int) -> Any:
         """What `_bring` gave, as memory that no program has a hand on."""
-        if self.devices[source] == self.devices[destination] or self.one_memory:
+        if self.devices[source] == self.devices[destination] or self.shared_memory:
             return copied(array, self.devices[destination])
         return array
 
@@ -222,7 +222,7 @@ class Exchange:
             return None
         return backend.all_reduce(arrays, self.devices, ufunc) if backend.dtype_of(arrays[0]).kind in "iu" else None
 
-    def _ways(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> Ways:
+    def _ways(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> ReduceOps:
         """What devices do with partial results."""
         devices, backends, shape = self.devices, self.backends, tuple(arrays[0].shape)
 
@@ -243,18 +243,18 @@ class Exchange:
             with backends[k].on(devices[k]):
                 return backends[k].xp.reshape(backends[k].xp.concat(parts), shape)
 
-        return Ways(self._bring, merge, finished, cut, join)
+        return ReduceOps(self._bring, merge, finished, cut, join)
 
     def _deliver(self, k: int, array: Any) -> Any:
         """A result as programs may hold it: read-only where the library can enforce it."""
         backend = self.backends[k]
-        if backend.one_memory:
+        if backend.shared_memory:
             _remember(np.asarray(array))
         return backend.export(array)
 
     def _note(self, sent: Callable[[], list[Message]]) -> None:
         """Counts what is sent, if anybody counts."""
-        if not watched():
+        if not is_recording():
             return
 
         def records() -> TransferBatch:
@@ -265,10 +265,10 @@ class Exchange:
             away = sources != destinations
             return TransferBatch(
                 sources[away], destinations[away], sizes[away], list(numbers).__getitem__,
-                operator=self.who, explicit=True, copied=not self.one_memory, axis=self.axis,
+                operator=self.caller, explicit=True, copied=not self.shared_memory, axis=self.axis,
             )  # fmt: skip
 
-        account(self.who, 0, True, records)
+        record_transfer(self.caller, 0, True, records)
 
 
 def _fold(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:

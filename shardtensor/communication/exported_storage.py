@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from shardtensor.backend.ownership import references
-from shardtensor.communication.transfer_log import note_copy
+from shardtensor.communication.transfer_log import record_copy
 from shardtensor.host.blockwise import copied
-from shardtensor.tensor.storage import StandIn, Storage
+from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.value import Aval
 
 
-class Exported(StandIn):
+class Exported(DeferredStorage):
     """In place of the storage of a tensor on one device whose memory another library holds and may write (see
     `shardtensor.functions.dlpack_export`): every read gets a copy, so that the consumer's writes show in this tensor only. The storage
     itself returns when the last consumer has released the memory.
@@ -36,7 +36,7 @@ class Exported(StandIn):
             if self._is_released():
                 return self.lent
         array = self.read(lambda array: array)
-        return Storage(array) if self._value.backend.one_memory else Storage(arrays=(array,))
+        return Storage(array) if self._value.backend.shared_memory else Storage(arrays=(array,))
 
     def read(self, take: Callable[[Any], Any]) -> Any:
         """The view that ``take`` gives of the array, or a copy of that view while a consumer holds the memory."""
@@ -47,21 +47,21 @@ class Exported(StandIn):
         with backend.on(device):
             if not held:
                 return take(array)
-            backend.enter(device)  # after what the consumer has queued
+            backend.wait_for_caller(device)  # after what the consumer has queued
             part = take(array)
-            part = copied(part) if backend.one_memory else backend.xp.asarray(part, copy=True)
-        note_copy("to_dlpack", int(part.nbytes), device)
+            part = copied(part) if backend.shared_memory else backend.xp.asarray(part, copy=True)
+        record_copy("to_dlpack", int(part.nbytes), device)
         return part
 
     @property
     def array(self) -> Any:
         """See `Storage`."""
-        return self.stored().array if self._value.backend.one_memory else None
+        return self.stored().array if self._value.backend.shared_memory else None
 
     @property
     def arrays(self) -> Any:
         """See `Storage`."""
-        return None if self._value.backend.one_memory else self.stored().arrays
+        return None if self._value.backend.shared_memory else self.stored().arrays
 
     def settle(self) -> None:
         """Nothing is to be waited for."""
@@ -75,7 +75,7 @@ class Exported(StandIn):
         """Whether the last consumer has released the memory. Readers share it from then on, so it is final."""
         if not self._released and is_exclusive(self.lent, self._value):
             self._released = True
-            self._value.backend.enter(self._value.sharding.mesh.flat[0])  # after what the consumer has queued
+            self._value.backend.wait_for_caller(self._value.sharding.mesh.flat[0])  # after what the consumer has queued
         return self._released
 
 
@@ -88,7 +88,7 @@ def is_exclusive(storage: Storage, value: Aval) -> bool:
         return False
     array = storage.array if arrays is None else arrays[0]
     with value.backend.on(value.sharding.mesh.flat[0]):
-        return value.backend.sole(array, 2)
+        return value.backend.is_exclusive(array, 2)
 
 
 def only_array(storage: Storage) -> Any:

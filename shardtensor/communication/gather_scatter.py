@@ -14,11 +14,11 @@ import numpy as np
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import as_dtype, send
-from shardtensor.communication.transfer_log import Transfer, account
+from shardtensor.communication.transfer_log import Transfer, record_transfer
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
 
-class Want:
+class GatherRequest:
     """What one device wants of an array: rows, by their index in each of the picked dimensions, and of every other
     dimension a run.
     """
@@ -52,7 +52,7 @@ class _Piece:
         self.size = size
 
 
-class Picking:
+class GatherPlan:
     """The plan by which rows of an array get to those who want them.
 
     Args:
@@ -61,7 +61,7 @@ class Picking:
         wants: who wants what.
     """
 
-    def __init__(self, source: Grid, dims: Sequence[int], wants: Sequence[Want]) -> None:
+    def __init__(self, source: Grid, dims: Sequence[int], wants: Sequence[GatherRequest]) -> None:
         self.source = source
         self.wants = wants
         self.dims = tuple(dims)
@@ -72,7 +72,7 @@ class Picking:
         self.pieces = [piece for k, want in enumerate(wants) for piece in self._pieces(k, want)]
         self.size = sum(p.size for p in self.pieces if source.devices[p.j] != wants[p.k].device)
 
-    def _pieces(self, k: int, want: Want) -> Iterator[_Piece]:
+    def _pieces(self, k: int, want: GatherRequest) -> Iterator[_Piece]:
         if not math.prod(want.shape):
             return
         offsets = self.source.offsets
@@ -105,7 +105,9 @@ class Picking:
 
     def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
         """Judges and counts the moves."""
-        account(operator, self.size * itemsize, explicit, lambda: self.records(itemsize, copied, operator, explicit))
+        record_transfer(
+            operator, self.size * itemsize, explicit, lambda: self.records(itemsize, copied, operator, explicit)
+        )
 
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
         """What each gets: an array of `Want.shape`."""
@@ -114,7 +116,7 @@ class Picking:
             pieces[p.k].append(p)
         return [self._receive(want, mine, arrays, dtype) for want, mine in zip(self.wants, pieces, strict=True)]
 
-    def _receive(self, want: Want, pieces: Sequence[_Piece], arrays: Sequence[Any], dtype: Any) -> Any:
+    def _receive(self, want: GatherRequest, pieces: Sequence[_Piece], arrays: Sequence[Any], dtype: Any) -> Any:
         backend = backend_of(want.device)
         with backend.on(want.device):
             out = backend.xp.empty(want.shape, dtype=dtype)

@@ -10,13 +10,13 @@ import numpy as np
 from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.communication.transfer import to_host_movement
-from shardtensor.communication.transfer_log import Transfer, account, watched
+from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.sharding.index import Index
-from shardtensor.tensor.storage import StandIn, Storage
+from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.value import Aval
 
 
-class Parked(StandIn):
+class OffloadedStorage(DeferredStorage):
     """In place of the storage of a tensor of memory kind ``pinned_host``, where that is a memory of its own. Nothing is
     kept on the devices: who reads it brings it there again.
 
@@ -38,12 +38,12 @@ class Parked(StandIn):
 
     def stored(self) -> Storage:
         """The shards on their devices, brought there by whoever reads them."""
-        if watched():
-            records = way(self._value, on=True, explicit=False, who="pinned_host")
-            account("pinned_host", sum(record.bytes for record in records), False, lambda: records)
+        if is_recording():
+            records = memory_kind_transfers(self._value, on=True, explicit=False, caller="pinned_host")
+            record_transfer("pinned_host", sum(record.bytes for record in records), False, lambda: records)
         return self.coming().stored()
 
-    def coming(self) -> Arriving:
+    def coming(self) -> PrefetchedStorage:
         """The shards on their way to their devices."""
         value = self._value
         backend, arrays, tokens = value.backend, [], []
@@ -52,7 +52,7 @@ class Parked(StandIn):
                 array, token = backend.onload(self.hosts[part], device, self._tokens[part])
             arrays.append(array)
             tokens.append(token)
-        return Arriving(value, tuple(arrays), tokens)
+        return PrefetchedStorage(value, tuple(arrays), tokens)
 
     def settle(self) -> None:
         """Waits until all is in host memory."""
@@ -75,7 +75,7 @@ class Parked(StandIn):
         return read_only(out)
 
 
-class Arriving(StandIn):
+class PrefetchedStorage(DeferredStorage):
     """In place of a storage whose shards are on their way: the devices wait for them when somebody reads."""
 
     __slots__ = ("_arrays", "_storage", "_tokens", "_value")
@@ -97,7 +97,7 @@ class Arriving(StandIn):
         return self._storage
 
 
-def apart(value: Aval, arrays: Sequence[Any]) -> Storage | Parked:
+def offloaded(value: Aval, arrays: Sequence[Any]) -> Storage | OffloadedStorage:
     """The storage of a value on separate memories, from one array for each device: in the memory of its kind."""
     if not value.parked:
         return Storage(arrays=tuple(arrays))
@@ -106,22 +106,22 @@ def apart(value: Aval, arrays: Sequence[Any]) -> Storage | Parked:
     for k in grid.owners():
         with backend.on(grid.devices[k]):
             hosts[parts[k]], tokens[parts[k]] = backend.offload(backend.contiguous(arrays[k]), grid.devices[k])
-    return Parked(value, hosts, tokens)
+    return OffloadedStorage(value, hosts, tokens)
 
 
-def pinned(value: Aval, whole: HostArray) -> Parked:
+def pinned(value: Aval, whole: HostArray) -> OffloadedStorage:
     """The same of a host array, which need not fit on the devices."""
     grid = value.grid
     parts = grid.linear_parts().tolist()
     hosts = {parts[k]: value.backend.pin(whole[grid.index(k)]) for k in grid.owners()}
-    return Parked(value, hosts, dict.fromkeys(hosts))
+    return OffloadedStorage(value, hosts, dict.fromkeys(hosts))
 
 
-def way(value: Aval, *, on: bool, explicit: bool, who: str) -> list[Transfer]:
+def memory_kind_transfers(value: Aval, *, on: bool, explicit: bool, caller: str) -> list[Transfer]:
     """What the log says of a value that goes to its devices (``on``), or from them, whole."""
     records, grid, itemsize = [], value.grid, value.dtype.itemsize
     for k in range(len(grid.devices)) if on else grid.owners():
         n = int(np.prod(grid.shape(k), dtype=np.int64)) * itemsize
         source, destination = (HOST, grid.devices[k]) if on else (grid.devices[k], HOST)
-        records.append(Transfer(n, n if value.backend.pinned_host else 0, source, destination, who, explicit))
+        records.append(Transfer(n, n if value.backend.pinned_host else 0, source, destination, caller, explicit))
     return records

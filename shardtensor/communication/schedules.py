@@ -18,8 +18,8 @@ import numpy as np
 
 from shardtensor.backend.abstract import NAME, phantom
 from shardtensor.backend.device import HOST, Device
-from shardtensor.communication.transfer_log import Transfer, TransferBatch, account, guarded, watched
-from shardtensor.sharding.copy_plan import Copies, Region, pieces_in
+from shardtensor.communication.transfer_log import Transfer, TransferBatch, guarded, is_recording, record_transfer
+from shardtensor.sharding.copy_plan import Region, RegionCopies, pieces_in
 from shardtensor.sharding.layout import Grid, Ints, offsets
 
 HOST_ID = -1
@@ -93,9 +93,9 @@ class Schedule(abc.ABC):
         )  # fmt: skip
 
     def announce(self) -> None:
-        """Judges and counts it, if anybody does; see `shardtensor.communication.transfer_log.account`."""
-        if watched():
-            account(self.operator, self.bytes if guarded() and not self.explicit else 0, self.explicit, self)
+        """Judges and counts it, if anybody does; see `shardtensor.communication.transfer_log.record_transfer`."""
+        if is_recording():
+            record_transfer(self.operator, self.bytes if guarded() and not self.explicit else 0, self.explicit, self)
 
 
 def _device(number: int) -> Device:
@@ -130,7 +130,7 @@ class Beside(Schedule):
 
 
 class Move(Schedule):
-    """A move by the planner: see `shardtensor.communication.transfer.Movement`. All its messages form one phase."""
+    """A move by the planner: see `shardtensor.communication.transfer.TransferPlan`. All its messages form one phase."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Move(Schedule):
         pieces, receivers = pieces_in(region, source, result)
         step = max(_AT_A_TIME // max(receivers, 1), 1)
         for begin in range(0, pieces, step):
-            copies = Copies(region, 0, source, result, (begin, min(begin + step, pieces)))
+            copies = RegionCopies(region, 0, source, result, (begin, min(begin + step, pieces)))
             yield Block(here[copies.source], there[copies.destination], copies.sizes * self._itemsize)
 
     def _joined(self) -> Phase:
@@ -213,13 +213,13 @@ class AllReduce(Collective):
     """
 
     def __init__(
-        self, members: Ints, speakers: Ints, state: int, result: int, scattered: bool, operator: str, axis: str = ""
+        self, members: Ints, contributors: Ints, state: int, result: int, chunked: bool, operator: str, axis: str = ""
     ) -> None:
         super().__init__(members, operator, True, axis)
-        self._speakers = members[speakers]
-        self._leader = int(speakers[0])
+        self._speakers = members[contributors]
+        self._leader = int(contributors[0])
         self._state, self._result = state, result
-        self._scattered = scattered
+        self._scattered = chunked
 
     @property
     def key(self) -> Any:
@@ -229,18 +229,18 @@ class AllReduce(Collective):
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        speakers, members = self._speakers, self.members
+        contributors, members = self._speakers, self.members
         if not self._scattered:
-            yield iter([Block(speakers[1:], speakers[:1], np.array([self._state]))])
+            yield iter([Block(contributors[1:], contributors[:1], np.array([self._state]))])
             yield from _tree(members, self._leader, self._result)
             return
-        states, results = (np.diff(offsets(n, (len(speakers),))) for n in (self._state, self._result))
-        yield _all_to_all(speakers, speakers, lambda rows: states[None, :])
-        yield _all_to_all(speakers, members, lambda rows: results[rows, None])
+        states, results = (np.diff(offsets(n, (len(contributors),))) for n in (self._state, self._result))
+        yield _all_to_all(contributors, contributors, lambda rows: states[None, :])
+        yield _all_to_all(contributors, members, lambda rows: results[rows, None])
 
 
 def _tree(members: Ints, root: int, size: int) -> Iterator[Phase]:
-    """See `shardtensor.communication.all_reduce.tree`."""
+    """See `shardtensor.communication.all_reduce.binomial_tree`."""
     order = np.concatenate([members[root : root + 1], np.delete(members, root)])
     known = 1
     while known < len(order):
@@ -344,9 +344,9 @@ def combination(
     ids = _ids_of_mesh(devices)
     parts = []
     for group, size in zip(groups, sizes.tolist(), strict=True):
-        speakers = np.flatnonzero(speaks[group])
-        if not len(speakers):
-            speakers = np.zeros(1, np.int64)
-        scattered = size * result >= least and len(speakers) > 2
-        parts.append(AllReduce(ids[group], speakers, size * state, size * result, scattered, operator))
+        contributors = np.flatnonzero(speaks[group])
+        if not len(contributors):
+            contributors = np.zeros(1, np.int64)
+        chunked = size * result >= least and len(contributors) > 2
+        parts.append(AllReduce(ids[group], contributors, size * state, size * result, chunked, operator))
     return parts[0] if len(parts) == 1 else Beside(parts)

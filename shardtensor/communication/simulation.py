@@ -276,7 +276,7 @@ class _Steps:
         self._turns: dict[tuple[str, str], Ints] = {}
 
     def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
-        """See `shardtensor.communication.transfer_log.Book`."""
+        """See `shardtensor.communication.transfer_log.TransferListener`."""
         if isinstance(records, Collective) and records.axis:
             self._meet(records)
         elif isinstance(records, Schedule):

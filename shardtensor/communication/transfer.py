@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import Ghost, no_elements
+from shardtensor.backend.abstract import AbstractArray, no_elements
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.schedules import Move
-from shardtensor.communication.transfer_log import TransferBatch, account, note_copy, watched
+from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.sharding.copy_plan import Copies, Piece, Region, host_grid, identity, plan_reshard
+from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import Index, region_of
 from shardtensor.sharding.layout import Grid, Ints, NamedSharding, as_sharding
 from shardtensor.tensor.operands import HostAval, host_aval
-from shardtensor.tensor.tensor import ShardedTensor, settled, shard_arrays
+from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays
 from shardtensor.tensor.value import Aval, join
 
 _NO_MESSAGES: tuple[Ints, Ints, Ints] = (np.zeros(0, np.int64),) * 3
 
 
-class Movement:
+class TransferPlan:
     """A result and where its elements come from.
 
     Attributes:
@@ -38,12 +38,16 @@ class Movement:
     """
 
     def __init__(
-        self, regions: Sequence[Region], sources: Sequence[Grid], result: Grid, copies: tuple[Copies, ...] | None = None
+        self,
+        regions: Sequence[Region],
+        sources: Sequence[Grid],
+        result: Grid,
+        copies: tuple[RegionCopies, ...] | None = None,
     ) -> None:
         self.regions = tuple(regions)
         self.sources = tuple(sources)
         self.result = result
-        self.copies = copies or tuple(Copies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
+        self.copies = copies or tuple(RegionCopies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
         self.size = sum(c.size for c in self.copies)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
@@ -116,15 +120,15 @@ def copied(array: Any, device: Device) -> Any:
         return backend.xp.asarray(array, copy=True)
 
 
-def array_on(x: Any, device: Device, who: str) -> Any:
+def array_on(x: Any, device: Device, caller: str) -> Any:
     """The array of a tensor or host array, whole, on one device."""
     if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
         storage = x._storage
         arrays = storage.arrays
         return storage.array if arrays is None else arrays[0]
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
-    move = arrival(source, as_sharding(device, x.ndim, who))
-    return move.whole(x, who) if backend_of(device).one_memory else move.shards(x, who)[0]
+    move = operand_transfer(source, as_sharding(device, x.ndim, caller))
+    return move.whole(x, caller) if backend_of(device).shared_memory else move.shards(x, caller)[0]
 
 
 def send(array: Any, source: Device, destination: Device) -> Any:
@@ -152,7 +156,7 @@ def _share(array: Any, source: Device, destination: Device) -> Any:
     """A copy on a device of another backend that can read the memory where ``array`` is."""
     giver, taker = backend_of(source), backend_of(destination)
     with giver.on(source):
-        lent = giver.lend(array)
+        lent = giver.to_dlpack(array)
     giver.synchronize(source)  # the two know nothing of each other's order
     with taker.on(destination):
         copy = taker.xp.asarray(taker.from_dlpack(lent, destination), copy=True)
@@ -160,7 +164,7 @@ def _share(array: Any, source: Device, destination: Device) -> Any:
     return copy
 
 
-class Arrival:
+class OperandTransfer:
     """How one operand gets into the layout that a plan wants."""
 
     __slots__ = ("_movement", "simulated", "source", "stays", "target")
@@ -168,17 +172,17 @@ class Arrival:
     def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
         self.source = source
         self.target = target
-        self._movement: Movement | None = None
+        self._movement: TransferPlan | None = None
         self.stays = isinstance(source, Aval) and source.grid.same(target.grid(source.shape))
         self.simulated = backend_of(target.mesh.flat[0]).simulated
 
     @property
-    def movement(self) -> Movement:
+    def movement(self) -> TransferPlan:
         """The plan, made when it is first wanted: where devices share one memory and nobody counts, it never is."""
         if self._movement is None:
             source, shape = self.source, self.source.shape
             plan = (plan_reshard(source.sharding, self.target, shape),) if isinstance(source, Aval) else None
-            self._movement = Movement((identity(shape),), (source.grid,), self.target.grid(shape), plan)
+            self._movement = TransferPlan((identity(shape),), (source.grid,), self.target.grid(shape), plan)
         return self._movement
 
     def keeps(self, k: int) -> bool:
@@ -186,44 +190,44 @@ class Arrival:
         return self.stays or any(piece.local for piece in self.movement.incoming[k])
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
-        """Judges and counts the move; see `account`."""
+        """Judges and counts the move; see `record_transfer`."""
         itemsize = self.source.dtype.itemsize
         if self.simulated:
-            _imagined_move(self, operator, explicit).announce()
+            _abstract_move(self, operator, explicit).announce()
             return
         movement = self.movement
-        account(
+        record_transfer(
             operator, movement.size * itemsize, explicit, lambda: movement.records(itemsize, copied, operator, explicit)
         )
 
     def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
         """The operand as one buffer, for a backend with one memory."""
-        foreign = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
-        if not self.stays and watched():
+        foreign = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
+        if not self.stays and is_recording():
             self.announce(operator, explicit, copied=foreign)
         if self.simulated:
-            return imagined(x)  # type: ignore[no-any-return]
+            return abstract_operand(x)  # type: ignore[no-any-return]
         return gather(x, operator)
 
     def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
         """The operand as one array for each device of the target."""
         if self.stays:
             return shard_arrays(x)
-        if watched():
+        if is_recording():
             self.announce(operator, explicit, copied=True)
         return self.movement.run((pieces_of(x),), self.source.dtype)
 
 
-arrival = functools.lru_cache(1024)(Arrival)
+operand_transfer = functools.lru_cache(1024)(OperandTransfer)
 
 
 @functools.lru_cache(1024)
-def _imagined_move(way: Arrival, operator: str, explicit: bool) -> Move:
+def _abstract_move(way: OperandTransfer, operator: str, explicit: bool) -> Move:
     source, result = way.source, way.target.grid(way.source.shape)
     return Move((identity(source.shape),), (source.grid,), result, source.dtype.itemsize, operator, explicit)
 
 
-def imagined(x: Any) -> Any:
+def abstract_operand(x: Any) -> Any:
     """What stands for an operand where nothing is run; a view counts what it would read.
 
     Raises:
@@ -235,26 +239,26 @@ def imagined(x: Any) -> Any:
                 "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) of it there"
             )
         assert x._storage.array is not None or x._storage.arrays is not None
-    return Ghost(x.shape, x.dtype)
+    return AbstractArray(x.shape, x.dtype)
 
 
-def gather(x: Any, who: str = "gather") -> HostArray:
+def gather(x: Any, caller: str = "gather") -> HostArray:
     """The whole of an operand in host memory, not to be written to; the move is not counted."""
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     if x._aval.backend.simulated:
         no_elements()
-    if x._aval.backend.one_memory:
-        return whole_array(x, who)
+    if x._aval.backend.shared_memory:
+        return whole_array(x, caller)
     array: HostArray = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
     return array
 
 
 @functools.lru_cache(1024)
-def to_host_movement(value: Aval, index: Index | None = None) -> Movement:
+def to_host_movement(value: Aval, index: Index | None = None) -> TransferPlan:
     """How a tensor, or what a basic index takes of it, gets to the host."""
     region = identity(value.shape) if index is None else region_of(index)
-    return Movement((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
+    return TransferPlan((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
 def pieces_of(x: Any) -> Sequence[Any]:
@@ -262,7 +266,7 @@ def pieces_of(x: Any) -> Sequence[Any]:
     return shard_arrays(x) if isinstance(x, ShardedTensor) else (np.asarray(x),)
 
 
-def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
+def whole_array(x: ShardedTensor, caller: str = "join") -> HostArray:
     """Where devices share one memory: the one buffer of a tensor. Pieces that came from elsewhere are joined, once."""
     storage = x._storage
     pieces, array = storage.arrays, storage.array  # in this order: another thread may join them meanwhile
@@ -270,8 +274,8 @@ def whole_array(x: ShardedTensor, who: str = "join") -> HostArray:
         array, copied = join(pieces, x._aval)
         if copied:
             device = x._aval.sharding.mesh.flat[0]
-            note_copy(who, copied, device)
-        storage = settled(x)
+            record_copy(caller, copied, device)
+        storage = current_storage(x)
         if storage.arrays is pieces:
             storage.array = array  # before the pieces go, for the same reason
             storage.arrays = None

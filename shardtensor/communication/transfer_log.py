@@ -151,7 +151,7 @@ class TransferLog:
         self._columns = tuple([array(code) for code in "iiiqq"])  # as `_each` takes them
 
     def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
-        """See `Book`."""
+        """See `TransferListener`."""
         new = made()
         with _lock:
             if isinstance(new, TransferBatch):
@@ -290,14 +290,14 @@ def _total(column: npt.NDArray[np.int64]) -> int:
     return (int((column >> 32).sum()) << 32) + int((column & 0xFFFFFFFF).sum())
 
 
-class Book(Protocol):
+class TransferListener(Protocol):
     """What is written while it is open."""
 
     def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """A move: ``made`` makes its records, once for all books; ``records`` is what makes them."""
 
 
-_open: list[Book] = []
+_open: list[TransferListener] = []
 _lock = threading.Lock()
 
 
@@ -308,7 +308,7 @@ def _unlock() -> None:
 
 
 @contextlib.contextmanager
-def opened(book: Book) -> Iterator[None]:
+def opened(book: TransferListener) -> Iterator[None]:
     """Writes into a book what the whole process moves while the ``with`` block is open."""
     with _lock:
         _open.append(book)
@@ -369,12 +369,12 @@ def guarded() -> bool:
     return _policy.get() != "allow"
 
 
-def watched() -> bool:
+def is_recording() -> bool:
     """Whether anybody counts or guards: if not, a move of no consequence need not be planned at all."""
     return bool(_open) or _policy.get() != "allow"
 
 
-def account(operator: str, nbytes: int, explicit: bool, records: Callable[[], Iterable[Transfer]]) -> None:
+def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callable[[], Iterable[Transfer]]) -> None:
     """Judges a move of ``nbytes`` that is about to happen, and writes its records down if somebody counts.
 
     ``records`` is asked only then: most of the time nobody does, and a move costs two look-ups here.
@@ -401,7 +401,7 @@ def _recorded(records: Iterable[Transfer]) -> Recorded:
     return records if isinstance(records, TransferBatch) else tuple(records)
 
 
-def note_copy(operator: str, nbytes: int, device: Device) -> None:
+def record_copy(operator: str, nbytes: int, device: Device) -> None:
     """Counts a copy within a device: nothing moves, and nobody judges it."""
     if nbytes:
-        account(operator, 0, True, lambda: [Transfer(0, nbytes, device, device, operator, True)])
+        record_transfer(operator, 0, True, lambda: [Transfer(0, nbytes, device, device, operator, True)])

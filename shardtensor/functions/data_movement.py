@@ -9,7 +9,7 @@ from shardtensor.sharding.copy_plan import Region
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 
 
-class Moved:
+class DataMovement:
     """What a mover says: where the result lies, and where its elements come from.
 
     Attributes:

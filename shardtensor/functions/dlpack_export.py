@@ -3,7 +3,7 @@
 A consumer of DLPack may write to what it gets: versions before 1.0 have no flag against it, and PyTorch asks for 1.0
 and ignores the flag. Therefore memory is exported only if nothing but the one tensor holds it. The tensor is then
 marked (`shardtensor.communication.exported_storage.Exported`): every later read of it gets a copy for as long as a consumer holds the memory.
-Whether something else holds memory is decided as for writes in place, by `Backend.sole`.
+Whether something else holds memory is decided as for writes in place, by `Backend.is_exclusive`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from shardtensor.backend.ownership import references
 from shardtensor.communication.exported_storage import Exported, is_exclusive, only_array
 from shardtensor.communication.transfer import whole_array
-from shardtensor.sharding.view_spec import Window
-from shardtensor.tensor.storage import StandIn, Storage, Writing
-from shardtensor.tensor.tensor import ShardedTensor, ledger_of, settled, shard_arrays
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
+from shardtensor.tensor.tensor import ShardedTensor, current_storage, ledger_of, shard_arrays
 
 
 def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
@@ -41,13 +41,13 @@ def array_of(x: ShardedTensor) -> Any:
     return shard_arrays(x)[0] if part is None else part
 
 
-def _base_of(x: ShardedTensor) -> tuple[ShardedTensor, Window | None]:
+def _base_of(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec | None]:
     """The tensor whose memory x has, and what x sees of it if x is a view."""
     storage = x._storage
     return getattr(storage, "base", x), getattr(storage, "window", None)
 
 
-def _part_of(array: Any, base: ShardedTensor, window: Window | None) -> Any:
+def _part_of(array: Any, base: ShardedTensor, window: ViewSpec | None) -> Any:
     """What a window sees of the base's array; None if it cannot be a view of it."""
     if window is None:
         return array
@@ -60,18 +60,18 @@ def _part_of(array: Any, base: ShardedTensor, window: Window | None) -> Any:
 
 def _export(base: ShardedTensor, make: Callable[[Any], Any]) -> Any:
     """What ``make`` gives of the tensor's array, while no other thread can read the tensor or write to it."""
-    if base._aval.backend.one_memory and type(base._storage) is Storage:
+    if base._aval.backend.shared_memory and type(base._storage) is Storage:
         whole_array(base, "to_dlpack")  # one buffer, if it was made of pieces
     ledger = ledger_of(base)
     with ledger.lock:
-        storage = settled(base)
+        storage = current_storage(base)
         if type(storage) is Exported:
             held, made = storage.export(make)
             if held:
                 return made
-        if isinstance(storage, StandIn):
+        if isinstance(storage, DeferredStorage):
             storage = storage.stored()
-        writing = Writing(ledger)
+        writing = PendingWrite(ledger)
         try:
             base._storage = writing
             ledger.forget()

@@ -35,7 +35,7 @@ def memory_of(x: Any, what: str) -> Memory:
     return as_memory(x.__dlpack_device__(), "from_dlpack", f"{what}.__dlpack_device__()")
 
 
-def as_memory(given: Any, who: str, what: str) -> Memory:
+def as_memory(given: Any, caller: str, what: str) -> Memory:
     """What ``__dlpack_device__`` gave, or a caller asks for, as the memory that it stands for.
 
     Raises:
@@ -44,7 +44,7 @@ def as_memory(given: Any, who: str, what: str) -> Memory:
     try:
         kind, number = [int(n) for n in given]
     except (TypeError, ValueError):
-        raise ArgumentTypeError(f"{who}: {what} is {given!r:.60}; wanted a device type and a number") from None
+        raise ArgumentTypeError(f"{caller}: {what} is {given!r:.60}; wanted a device type and a number") from None
     return HOST_MEMORY if kind in _ON_HOST else (_CUDA if kind == _CUDA_MANAGED else kind, number)
 
 
@@ -66,7 +66,7 @@ def _rows() -> Iterator[Sequence[Device]]:
         yield row
 
 
-def deal(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
+def assign_devices(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
     """For each memory the next device of a row that uses it; None if there is none."""
     free, dealt = list(row), []
     for memory in memories:
@@ -80,7 +80,7 @@ def deal(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...
 
 def devices_for(memories: Sequence[Memory]) -> tuple[Device, ...] | None:
     """For each memory a device of one backend that uses it; None if no backend has them."""
-    return next(filter(None, (deal(memories, row) for row in _rows())), None)
+    return next(filter(None, (assign_devices(memories, row) for row in _rows())), None)
 
 
 def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:

@@ -20,7 +20,7 @@ Raises:
 from __future__ import annotations
 
 from shardtensor.core import implements, operator
-from shardtensor.sharding.view_spec import Window
+from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -304,7 +304,7 @@ def imag(x: ArrayLike, /) -> ShardedTensor:
 
 
 @implements(imag, "window")
-def _imag_window(window: Window) -> Window | None:
+def _imag_window(window: ViewSpec) -> ViewSpec | None:
     return None if window.part else window.only("imag")
 
 
@@ -516,7 +516,7 @@ def real(x: ArrayLike, /) -> ShardedTensor:
 
 
 @implements(real, "window")
-def _real_window(window: Window) -> Window:
+def _real_window(window: ViewSpec) -> ViewSpec:
     return window if window.part else window.only("real")
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import OPS, bind_into, call, implements, operator
-from shardtensor.functions.data_movement import Moved
+from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of
 from shardtensor.sharding.index import Index, canonical, region_of, to_numpy
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.shard_context import Place
 from shardtensor.sharding.spec import P
-from shardtensor.sharding.view_spec import Window
+from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, converted
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, own, tensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval
 
 
@@ -43,7 +43,7 @@ def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
 
 
 @implements(getitem, "window")
-def _getitem_window(window: Window, index: Any) -> Window | None:
+def _getitem_window(window: ViewSpec, index: Any) -> ViewSpec | None:
     if type(index) is Index:
         return window.at(index)
     found = canonical(index, window.shape)
@@ -68,8 +68,8 @@ def _getitem_on_device(xp: Any, place: Place, x: Any, *, index: Index) -> Any:
     return x[to_numpy(index)]
 
 
-@implements(getitem, "mover")
-def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -> Moved:
+@implements(getitem, "movement")
+def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -> DataMovement:
     (x,) = operands
     sharding = layout_of(x, mesh)
     region = region_of(index)
@@ -77,10 +77,10 @@ def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -
     spec = P(*[() if line.source is None else chains[line.source] for line in region.lines])
     shape = tuple(line.end for line in region.lines)
     at = to_numpy(index)
-    return Moved(shape, sharding.with_spec(spec), (region,), lambda array: array[at])
+    return DataMovement(shape, sharding.with_spec(spec), (region,), lambda array: array[at])
 
 
-@operator(said="getitem")
+@operator(error_name="getitem")
 def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """``x[index]`` for an index with arrays in it: see `getitem`.
 
@@ -129,7 +129,7 @@ def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
     storage = x._storage
     # The memory is x's, too: it is copied to be written.
-    new = own(tensor(x._aval, Storage(storage.array, storage.arrays)))
+    new = mark_array(tensor(x._aval, Storage(storage.array, storage.arrays)))
     bind_into(new, OPS["setitem"], (new, value), (index,))
     return new
 

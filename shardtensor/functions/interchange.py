@@ -15,9 +15,9 @@ from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.offload import Parked
+from shardtensor.communication.offload import OffloadedStorage
 from shardtensor.communication.transfer import copied
-from shardtensor.communication.transfer_log import note_copy
+from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import implements, operator
 from shardtensor.errors import (
     ArgumentError,
@@ -28,12 +28,20 @@ from shardtensor.errors import (
     ShardTensorError,
 )
 from shardtensor.functions.dlpack_export import array_of, export
-from shardtensor.functions.dlpack_memory import Memory, as_memory, deal, described, devices_for, memory_of, row_for
-from shardtensor.functions.placement import Where, put
+from shardtensor.functions.dlpack_memory import (
+    Memory,
+    as_memory,
+    assign_devices,
+    described,
+    devices_for,
+    memory_of,
+    row_for,
+)
+from shardtensor.functions.placement import Where, reshard_to
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, own, shard_arrays, tensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
 from shardtensor.tensor.value import aval
 
 # -- in --------------------------------------------------------------------------------------------
@@ -97,11 +105,11 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
     memory = memory_of(x, what)
     if isinstance(x, ShardedTensor) and copy is not False and x.dtype.kind not in "mM":
         # Tensors share memory without DLPack. As a consumer the library would see what other consumers write.
-        return put(
+        return reshard_to(
             x.copy(), as_sharding(where or x.sharding, x.ndim, "from_dlpack"), "from_dlpack", committed=committed
         )
     mesh = None if where is None else _mesh_of(where)
-    home = deal([memory], mesh.flat) if mesh else devices_for([memory])
+    home = assign_devices([memory], mesh.flat) if mesh else devices_for([memory])
     if mesh and not home:  # it comes from elsewhere
         if copy is False:
             raise InterchangeError(
@@ -112,14 +120,14 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
     if home:
         source = _shared(source, what, home[0], copy)
     target = as_sharding(where or (home[0] if home else default_mesh().flat[0]), source.ndim, "from_dlpack")
-    if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).one_memory:
+    if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).shared_memory:
         raise InterchangeError(
             f"from_dlpack: copy=False, and {what} is one array for {target.mesh!r}, whose devices have memories of "
             "their own; give a list with an array for each"
         )
     _check_kind(what, target, copy)
     shared = isinstance(source, ShardedTensor) or not copy
-    return put(source, target, "from_dlpack", committed=committed, may_alias=shared)
+    return reshard_to(source, target, "from_dlpack", committed=committed, may_alias=shared)
 
 
 def _check_kind(what: str, target: NamedSharding, copy: bool | None) -> None:
@@ -146,7 +154,7 @@ def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArr
 def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
     """A tensor on a device in whose memory x lies; x itself, a host array, if the device's library refuses it."""
     backend = backend_of(device)
-    backwards = isinstance(x, np.ndarray) and not backend.one_memory and any(n < 0 for n in x.strides)
+    backwards = isinstance(x, np.ndarray) and not backend.shared_memory and any(n < 0 for n in x.strides)
     try:
         if backwards:  # PyTorch does not say no, it ends the process
             raise BufferError("strides are negative")
@@ -162,7 +170,7 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
     value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "from_dlpack"), True)
     if copy:
         array = _noted_copy(array, device, "from_dlpack")
-    return own(tensor(value, Storage(array) if backend.one_memory else Storage(arrays=(array,))))
+    return mark_array(tensor(value, Storage(array) if backend.shared_memory else Storage(arrays=(array,))))
 
 
 class _Lent:
@@ -226,10 +234,10 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     arrays = tuple([shard_arrays(part)[0] for part in parts])
     value = aval(shape, first.dtype, sharding, True)
     if not value.parked:
-        return own(tensor(value, Storage(arrays=arrays)))
+        return mark_array(tensor(value, Storage(arrays=arrays)))
     _check_kind("x", sharding, copy)
     there = aval(shape, first.dtype, sharding.with_memory_kind("device"), True)
-    return put(tensor(there, Storage(arrays=arrays)), sharding, "from_dlpack")
+    return reshard_to(tensor(there, Storage(arrays=arrays)), sharding, "from_dlpack")
 
 
 def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:
@@ -280,7 +288,7 @@ def _dlpack_device(x: Any) -> Memory:
 
 
 def _memory_of(x: ShardedTensor, device: Device) -> Memory:
-    return HOST_MEMORY if isinstance(x._storage, Parked) else backend_of(device).dlpack_device(device)
+    return HOST_MEMORY if isinstance(x._storage, OffloadedStorage) else backend_of(device).dlpack_device(device)
 
 
 @operator()
@@ -358,7 +366,7 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     made = None if copy else export(x, shared)
     if made is not None:
         return made
-    array = x._storage.shards()[0] if isinstance(x._storage, Parked) else array_of(x)
+    array = x._storage.shards()[0] if isinstance(x._storage, OffloadedStorage) else array_of(x)
     if copy is False:
         _check_marked(array, host, max_version)
         return capsule(array, read_only=True)
@@ -394,7 +402,7 @@ def _on_host(array: Any, backend: Backend, device: Device) -> HostArray:
         return array
     backend.synchronize(device)
     with backend.on(device):
-        host = np.from_dlpack(backend.lend(array))
+        host = np.from_dlpack(backend.to_dlpack(array))
     return np.asarray(_Writable(host))  # NumPy takes what libraries before DLPack 1.0 give for read-only
 
 
@@ -419,36 +427,36 @@ def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> Any:
 def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, max_version: Any) -> Any:
     """A capsule by the backend's own library, which orders ``stream`` after the device."""
     wishes = {} if stream is None else {"stream": stream}
-    backend.leave(device)
+    backend.make_caller_wait(device)
     with backend.on(device):
-        lent = backend.lend(array)
+        lent = backend.to_dlpack(array)
         try:
             return lent.__dlpack__(**wishes, max_version=max_version)
         except TypeError:  # a library that knows one version alone
             return lent.__dlpack__(**wishes)
 
 
-def _only_device(x: Any, who: str) -> Device:
+def _only_device(x: Any, caller: str) -> Device:
     """The device where a tensor lives.
 
     Raises:
         InterchangeError: there are several.
     """
     if not isinstance(x, ShardedTensor):
-        raise ArgumentTypeError(f"{who}: x is a {type(x).__name__}; wanted a tensor")
+        raise ArgumentTypeError(f"{caller}: x is a {type(x).__name__}; wanted a tensor")
     if x.is_donated:
         shard_arrays(x)  # says so
     mesh = x.sharding.mesh
     if mesh.size > 1:
         raise InterchangeError(
-            f"{who}: the tensor lives on {mesh.size} devices, {mesh!r}, and other libraries take it from one; "
+            f"{caller}: the tensor lives on {mesh.size} devices, {mesh!r}, and other libraries take it from one; "
             "st.device_put(x, device) brings it there, st.shard(x) gives a tensor for each device, "
             "x.addressable_shards[k].data is the array of the k-th, and np.asarray(x) a host array"
         )
     return mesh.flat[0]
 
 
-def _noted_copy(array: Any, device: Device, who: str) -> Any:
+def _noted_copy(array: Any, device: Device, caller: str) -> Any:
     array = np.array(array) if type(array) is np.ndarray else copied(array, device)
-    note_copy(who, int(array.nbytes), device)
+    record_copy(caller, int(array.nbytes), device)
     return array

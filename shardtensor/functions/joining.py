@@ -12,7 +12,7 @@ import numpy as np
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ShapeError
-from shardtensor.functions.data_movement import Moved
+from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
 from shardtensor.host import memory_pool as pool
 from shardtensor.host.blockwise import copy_into
@@ -61,8 +61,8 @@ def _flattened(x: Any) -> Any:
     return np.reshape(x, -1) if on_host else reshape(x, (-1,))
 
 
-@implements(concat, "mover")
-def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
+@implements(concat, "movement")
+def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovement:
     if not operands:
         raise ShapeError("there is nothing to join; give at least one array")
     first = operands[0]
@@ -84,7 +84,7 @@ def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
         at += x.shape[along]
     sizes = [x.shape[along] for x in operands]
     whole_shards = _one_each(operands, sharding, shape[along], sizes)
-    return Moved(
+    return DataMovement(
         shape, sharding, regions, lambda *arrays: np.concatenate(arrays, axis=along, out=_new(shape, arrays)),
         copies=True, as_pieces=(lambda array: array) if whole_shards else None,
     )  # fmt: skip
@@ -129,8 +129,8 @@ def _unshard_on_device(xp: Any, place: Place, *arrays: Any, axis: int) -> Any:
     return xp.concat(list(arrays), axis=axis)
 
 
-@implements(unshard, "mover")
-def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> Moved:
+@implements(unshard, "movement")
+def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovement:
     moved = _concat(operands, mesh, axis=axis)
     moved.explicit = True
     sizes = [x.shape[axis] for x in operands]
@@ -153,8 +153,8 @@ def stack(arrays: Sequence[ArrayLike], /, *, axis: int = 0) -> ShardedTensor:
     """
 
 
-@implements(stack, "mover")
-def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> Moved:
+@implements(stack, "movement")
+def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> DataMovement:
     if not operands:
         raise ShapeError("there is nothing to join; give at least one array")
     first = operands[0].shape
@@ -170,7 +170,7 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> Moved:
         lines.insert(along, Line(i, i + 1, None))
         regions.append(Region(i, tuple(lines)))
     whole_shards = _one_each(operands, sharding, len(operands), [1] * len(operands))
-    return Moved(
+    return DataMovement(
         shape, sharding, regions, lambda *arrays: np.stack(arrays, axis=along, out=_new(shape, arrays)), copies=True,
         as_pieces=(lambda array: array[(slice(None),) * along + (None,)]) if whole_shards else None,
     )  # fmt: skip
@@ -217,8 +217,8 @@ def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, spec: PartitionSpec) ->
     """
 
 
-@implements(assemble, "mover")
-def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: PartitionSpec) -> Moved:
+@implements(assemble, "movement")
+def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: PartitionSpec) -> DataMovement:
     ndim = operands[0].ndim
     chains = spec.chains_of(ndim)
     sharding = NamedSharding(mesh, spec)
@@ -249,4 +249,4 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
     by_rule = all(np.array_equal(b, offsets(n, c)) for b, n, c in zip(begins, shape, counts, strict=True))
     at_home = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)] == [(d,) for d in mesh.flat]
     as_pieces = (lambda array: array) if by_rule and at_home and len({x.dtype for x in operands}) == 1 else None
-    return Moved(shape, sharding, tuple(fresh.values()), whole, copies=True, explicit=True, as_pieces=as_pieces)
+    return DataMovement(shape, sharding, tuple(fresh.values()), whole, copies=True, explicit=True, as_pieces=as_pieces)

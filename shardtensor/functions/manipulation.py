@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.data_movement import Moved
+from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.blockwise import copied
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
@@ -24,7 +24,7 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import Place
 from shardtensor.sharding.spec import P
-from shardtensor.sharding.view_spec import Window, reshape_groups, reshaped_chains, reshaped_strides
+from shardtensor.sharding.view_spec import ViewSpec, reshape_groups, reshaped_chains, reshaped_strides
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
@@ -55,7 +55,7 @@ def permute_dims(x: ArrayLike, /, axes: tuple[int, ...]) -> ShardedTensor:
 
 
 @implements(permute_dims, "window")
-def _permute_window(window: Window, axes: tuple[int, ...]) -> Window:
+def _permute_window(window: ViewSpec, axes: tuple[int, ...]) -> ViewSpec:
     return window.permuted(_order_of(axes, len(window.shape)))
 
 
@@ -77,7 +77,7 @@ def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
 
 
 @implements(matrix_transpose, "window")
-def _matrix_transpose_window(window: Window) -> Window | None:
+def _matrix_transpose_window(window: ViewSpec) -> ViewSpec | None:
     ndim = len(window.shape)
     return None if ndim < 2 else window.permuted((*range(ndim - 2), ndim - 1, ndim - 2))
 
@@ -131,7 +131,7 @@ def squeeze(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> Shard
 
 
 @implements(squeeze, "window")
-def _squeeze_window(window: Window, axis: int | tuple[int, ...] | None) -> Window:
+def _squeeze_window(window: ViewSpec, axis: int | tuple[int, ...] | None) -> ViewSpec:
     gone = _squeezed(window.shape, axis)
     return window.at(Index([0 if a in gone else (0, n, 1) for a, n in enumerate(window.shape)]))
 
@@ -160,7 +160,7 @@ def expand_dims(x: ArrayLike, /, *, axis: int | tuple[int, ...] = 0) -> ShardedT
 
 
 @implements(expand_dims, "window")
-def _expand_window(window: Window, axis: int | tuple[int, ...]) -> Window:
+def _expand_window(window: ViewSpec, axis: int | tuple[int, ...]) -> ViewSpec:
     ndim = len(window.shape) + (1 if not isinstance(axis, tuple) else len(axis))
     new, sizes = normalize_axes(axis, ndim), iter(window.shape)
     return window.at(Index([None if d in new else (0, next(sizes), 1) for d in range(ndim)]))
@@ -248,7 +248,7 @@ def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> Shard
 
 
 @implements(reshape, "window")
-def _reshape_window(window: Window, shape: Shape, copy: bool | None) -> Window | None:
+def _reshape_window(window: ViewSpec, shape: Shape, copy: bool | None) -> ViewSpec | None:
     return None if copy else window.reshaped(_whole_size(shape, window.size))
 
 
@@ -270,8 +270,8 @@ def _whole_size(shape: Any, size: int) -> Shape:
     return new
 
 
-@implements(reshape, "mover")
-def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool | None = None) -> Moved:
+@implements(reshape, "movement")
+def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool | None = None) -> DataMovement:
     (x,) = operands
     if copy is False and 0 not in x.shape:
         raise ShapeError(f"copy=False: x of shape {x.shape} has to be copied for the shape {shape}, here as in NumPy")
@@ -283,7 +283,7 @@ def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool 
     target, result = sharding.with_spec(P(*before)), sharding.with_spec(P(*after))
     flat = _flat(target, result, old, new, groups)
     merged = tuple(math.prod(old[d] for d in left) for left, _ in groups)
-    return Moved(new, result, (identity(merged),), lambda a: _reshaped(a, new), target=target, flat=flat)
+    return DataMovement(new, result, (identity(merged),), lambda a: _reshaped(a, new), target=target, flat=flat)
 
 
 def _reshaped(array: Any, shape: Shape) -> Any:
@@ -330,18 +330,18 @@ def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Shard
 
 
 @implements(flip, "window")
-def _flip_window(window: Window, axis: int | tuple[int, ...] | None) -> Window:
+def _flip_window(window: ViewSpec, axis: int | tuple[int, ...] | None) -> ViewSpec:
     turned = reduced_axes(axis, len(window.shape))
     index = Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(window.shape)])
     return window.at(index, scalar=not index)  # of no dimensions NumPy gives a scalar
 
 
-@implements(flip, "mover")
-def _flip(operands: Sequence[Operand], mesh: Mesh, *, axis: int | tuple[int, ...] | None = None) -> Moved:
+@implements(flip, "movement")
+def _flip(operands: Sequence[Operand], mesh: Mesh, *, axis: int | tuple[int, ...] | None = None) -> DataMovement:
     (x,) = operands
     turned = reduced_axes(axis, x.ndim)
     lines = tuple(Line(0, n, d, n - 1, -1) if d in turned else Line(0, n, d) for d, n in enumerate(x.shape))
-    return Moved(x.shape, layout_of(x, mesh), (Region(0, lines),), lambda a: np.flip(a, turned))
+    return DataMovement(x.shape, layout_of(x, mesh), (Region(0, lines),), lambda a: np.flip(a, turned))
 
 
 @operator()
@@ -367,8 +367,8 @@ def _roll_flat(x: Any, shift: Any, axis: Any) -> Any:
     return reshape(rolled, np.shape(x), copy=True)  # a view would keep a base that no name stands for
 
 
-@implements(roll, "mover")
-def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> Moved:
+@implements(roll, "movement")
+def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> DataMovement:
     (x,) = operands
     axes = axis if isinstance(axis, tuple) else (axis,)
     shifts = shift if isinstance(shift, tuple) else (shift,) * len(axes)
@@ -379,7 +379,9 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
         total[normalize_axis(a, x.ndim)] += int(s)
     runs = [_turned(d, n, total[d]) for d, n in enumerate(x.shape)]
     regions = tuple(Region(0, lines) for lines in itertools.product(*runs))
-    return Moved(x.shape, layout_of(x, mesh), regions, lambda a: np.roll(a, total, tuple(range(x.ndim))), copies=True)
+    return DataMovement(
+        x.shape, layout_of(x, mesh), regions, lambda a: np.roll(a, total, tuple(range(x.ndim))), copies=True
+    )
 
 
 def _turned(dimension: int, size: int, shift: int) -> list[Line]:

@@ -11,9 +11,16 @@ from shardtensor.backend.abstract import no_elements
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.communication.exported_storage import Exported
-from shardtensor.communication.offload import Parked, apart, pinned, way
-from shardtensor.communication.transfer import Arrival, arrival, copied, gather, to_host_movement, whole_array
-from shardtensor.communication.transfer_log import account, watched
+from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
+from shardtensor.communication.transfer import (
+    OperandTransfer,
+    copied,
+    gather,
+    operand_transfer,
+    to_host_movement,
+    whole_array,
+)
+from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, BackendError, ShapeError
 from shardtensor.host import blockwise as passes
@@ -21,10 +28,19 @@ from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.numpy_protocols import check_leaves, from_lists
-from shardtensor.tensor.operands import admit, converted, host_aval, located, sharded_dtype
+from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
-from shardtensor.tensor.storage import StandIn, Storage
-from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, give_away, own, settled, shard_arrays, tensor
+from shardtensor.tensor.storage import DeferredStorage, Storage
+from shardtensor.tensor.tensor import (
+    SCALARS,
+    ArrayLike,
+    ShardedTensor,
+    current_storage,
+    mark_array,
+    mark_donated,
+    shard_arrays,
+    tensor,
+)
 from shardtensor.tensor.value import Aval, aval, whole_of
 
 Where = Device | Mesh | NamedSharding
@@ -55,21 +71,21 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
 @implements(reshard, "algorithm")
 def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
-    return put(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", donate=donate, may_alias=may_alias)
+    return reshard_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", donate=donate, may_alias=may_alias)
 
 
-def put(
+def reshard_to(
     x: Any,
     target: NamedSharding,
-    who: str,
+    caller: str,
     *,
     committed: bool = True,
     donate: bool = False,
     may_alias: bool | None = None,
 ) -> ShardedTensor:
-    """`reshard` in the name of ``who``."""
+    """`reshard` in the name of ``caller``."""
     if donate and may_alias:
-        raise ArgumentError(f"{who}: donate=True gives the memory away and may_alias=True shares it; choose one")
+        raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
     if not isinstance(x, ShardedTensor):
         x, donate = located(np.asarray(x)), False
         may_alias = bool(may_alias)  # a host array is the caller's, who may write to it
@@ -78,61 +94,66 @@ def put(
     try:
         value = aval(x.shape, x.dtype, target, committed)
     except BackendError as error:
-        raise BackendError(f"{who}: {error}") from None
-    move = arrival(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
-    _count_kind(x, value, who)
-    storage = (_put_shared if value.backend.one_memory else _put_apart)(x, value, move, who, may_alias)
+        raise BackendError(f"{caller}: {error}") from None
+    move = operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
+    _count_kind(x, value, caller)
+    storage = (_put_shared if value.backend.shared_memory else _put_apart)(x, value, move, caller, may_alias)
     if donate and isinstance(x, ShardedTensor):
-        give_away(x, who)
-    return own(tensor(value, storage))
+        mark_donated(x, caller)
+    return mark_array(tensor(value, storage))
 
 
-def laid_out(x: Any, target: NamedSharding, who: str) -> ShardedTensor:
+def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor:
     """x in that sharding, to be read: itself where it lies so."""
     if isinstance(x, ShardedTensor) and x.sharding == target:
         return x
-    return put(x, target, who)
+    return reshard_to(x, target, caller)
 
 
-def _put_shared(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage:
+def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool) -> Storage:
     """Into one buffer: the one that is there, unless it must be a copy."""
     if value.backend.simulated:
-        return Storage(move.whole(x, who, explicit=True))
-    elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.one_memory
-    whole = gather(x, who)
+        return Storage(move.whole(x, caller, explicit=True))
+    elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
+    whole = gather(x, caller)
     if not may_alias and not elsewhere:
         whole = passes.copied(whole)
     elif not isinstance(x, ShardedTensor):
         whole = whole.view()  # whose flag is not the caller's
         whole.flags.writeable = False
     nbytes = 0 if may_alias and not elsewhere else whole.nbytes
-    if watched() and (nbytes or not move.stays):
+    if is_recording() and (nbytes or not move.stays):
         # The host copies one buffer, whatever separate memories would send: the first transfers count what it copied.
         itemsize = move.source.dtype.itemsize
-        account(who, 0, True, lambda: move.movement.records(itemsize, False, who, True).copying(nbytes))
+        record_transfer(caller, 0, True, lambda: move.movement.records(itemsize, False, caller, True).copying(nbytes))
     return Storage(whole_of(whole, value))
 
 
-def _put_apart(x: Any, value: Aval, move: Arrival, who: str, may_alias: bool) -> Storage | StandIn:
+def _put_apart(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool) -> Storage | DeferredStorage:
     """Into memories of their own: what is on its device already is shared, unless it must be a copy."""
     parked = getattr(x, "_storage", None)
-    if isinstance(parked, Parked) and move.stays:  # it is never written: a write makes another one
+    if isinstance(parked, OffloadedStorage) and move.stays:  # it is never written: a write makes another one
         return parked if value.parked else parked.coming()
     if value.parked and not isinstance(x, ShardedTensor):
         return pinned(value, np.asarray(x))
-    arrays = move.shards(x, who, explicit=True)
+    arrays = move.shards(x, caller, explicit=True)
     if not may_alias and isinstance(x, ShardedTensor):
         devices = value.sharding.mesh.flat
         arrays = [copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
-    return apart(value, arrays)
+    return offloaded(value, arrays)
 
 
-def _count_kind(x: Any, value: Aval, who: str) -> None:
+def _count_kind(x: Any, value: Aval, caller: str) -> None:
     """Counts the way into host memory of kind ``pinned_host``, or out of it."""
-    if watched() and isinstance(x, ShardedTensor):
+    if is_recording() and isinstance(x, ShardedTensor):
         before, after = x.sharding.memory_kind, value.sharding.memory_kind
         if before != after:
-            account(who, 0, True, lambda: way(value, on=after == "device", explicit=True, who=who))
+            record_transfer(
+                caller,
+                0,
+                True,
+                lambda: memory_kind_transfers(value, on=after == "device", explicit=True, caller=caller),
+            )
 
 
 def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:
@@ -157,7 +178,7 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
         array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, "device_put")
         where = default_mesh() if device is None else device
         target = as_sharding(where, array.ndim, "device_put")
-        return put(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
+        return reshard_to(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
 
     return map_leaves(one, x)
 
@@ -194,11 +215,11 @@ def _to_host(x: Any, index: Any) -> HostArray:
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
     movement = to_host_movement(value, at)
-    shared = value.backend.one_memory
-    if watched():
-        account("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
+    shared = value.backend.shared_memory
+    if is_recording():
+        record_transfer("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
     if shared:
-        storage = settled(x)
+        storage = current_storage(x)
         if type(storage) is Exported:
             return read_only(storage.read(lambda array: array if at is None else array[to_numpy(at)]))
         whole = whole_array(x, "to_host")
@@ -245,12 +266,12 @@ def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> S
         x = x.astype(wanted)
     if isinstance(x, ShardedTensor):
         if device is None:
-            return own(x.copy()) if copy and x is obj else x
-        return put(x, as_sharding(device, x.ndim, "asarray"), "asarray")
+            return mark_array(x.copy()) if copy and x is obj else x
+        return reshard_to(x, as_sharding(device, x.ndim, "asarray"), "asarray")
     target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
-    if copy is False and not aval(x.shape, x.dtype, target, True).backend.one_memory:
+    if copy is False and not aval(x.shape, x.dtype, target, True).backend.shared_memory:
         raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")
-    return put(x, target, "asarray", committed=device is not None, may_alias=copy is False)
+    return reshard_to(x, target, "asarray", committed=device is not None, may_alias=copy is False)
 
 
 @implements(asarray, "kernel")
@@ -258,7 +279,7 @@ def _asarray_on_device(xp: Any, place: None, *, obj: Any, dtype: Any, copy: bool
     return xp.asarray(obj, dtype=dtype, copy=copy)
 
 
-def host_array(obj: Any, who: str, dtype: np.dtype[Any] | None = None) -> Any:
+def host_array(obj: Any, caller: str, dtype: np.dtype[Any] | None = None) -> Any:
     """What is given as a host array, or as a tensor where it is one, or a backend's array; nested lists of scalars are
     one array. Python's numbers, in lists or not, become elements of ``dtype`` directly: a dtype in between would round
     or wrap around what does not fit into it.
@@ -269,9 +290,9 @@ def host_array(obj: Any, who: str, dtype: np.dtype[Any] | None = None) -> Any:
     """
     if isinstance(obj, (list, tuple)):
         if dtype is None:
-            return from_lists(obj, who)
-        check_leaves(obj, who)
+            return from_lists(obj, caller)
+        check_leaves(obj, caller)
         return converted(obj, dtype, "obj")
     if type(obj) in SCALARS:
         obj = np.asarray(obj if dtype is None else converted(obj, dtype, "obj"))
-    return admit(obj, who)
+    return as_operand(obj, caller)

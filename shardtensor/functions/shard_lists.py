@@ -12,7 +12,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
-from shardtensor.functions.placement import host_array, put
+from shardtensor.functions.placement import host_array, reshard_to
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, places_along
 from shardtensor.sharding.rules import normalize_axis
@@ -52,7 +52,7 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
         raise ShapeError("shard: x has no dimensions to split; wanted at least one")
     along = normalize_axis(axis, ndim)
     row = device_row(devices, "shard")
-    whole = put(x, NamedSharding(row, P(*[None] * along, "d")), "shard")
+    whole = reshard_to(x, NamedSharding(row, P(*[None] * along, "d")), "shard")
     return split(whole)
 
 
@@ -64,7 +64,7 @@ def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:
     for device, array in zip(x.sharding.mesh.flat, shard_arrays(x), strict=True):
         held = array if drop is None else _without(array, drop, device)
         value = aval(tuple(held.shape), x.dtype, as_sharding(device, held.ndim, "shard"), True)
-        parts.append(tensor(value, Storage(held) if value.backend.one_memory else Storage(arrays=(held,))))
+        parts.append(tensor(value, Storage(held) if value.backend.shared_memory else Storage(arrays=(held,))))
     return parts
 
 
@@ -96,7 +96,7 @@ def _without(array: Any, dimension: int, device: Device) -> Any:
         return backend.view(array, (slice(None),) * dimension + (0,))
 
 
-def device_row(devices: Any, who: str) -> Mesh:
+def device_row(devices: Any, caller: str) -> Mesh:
     """The devices that a ``devices=`` argument names, in a row; those of the default mesh for None.
 
     Raises:
@@ -109,15 +109,15 @@ def device_row(devices: Any, who: str) -> Mesh:
         return mesh_of(devices.flat)
     if isinstance(devices, Device) or not isinstance(devices, (list, tuple, np.ndarray)):
         raise ArgumentTypeError(
-            f"{who}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"
+            f"{caller}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"
         )
     row = tuple(np.asarray(devices, dtype=object).flat)
     if not row:
-        raise ShardingError(f"{who}: devices is empty; give at least one")
+        raise ShardingError(f"{caller}: devices is empty; give at least one")
     for device in row:
         if not isinstance(device, Device):
             raise ArgumentTypeError(
-                f"{who}: {device!r:.60} is a {type(device).__name__}, not a Device; take them from st.devices()"
+                f"{caller}: {device!r:.60} is a {type(device).__name__}, not a Device; take them from st.devices()"
             )
     return mesh_of(row)
 
@@ -156,7 +156,7 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
     if not x.ndim:
         raise ShapeError("to_batched_list: x has no dimensions to cut; wanted at least one")
     if not isinstance(x, ShardedTensor):
-        x = put(x, as_sharding(default_mesh(), x.ndim, "to_batched_list"), "to_batched_list")
+        x = reshard_to(x, as_sharding(default_mesh(), x.ndim, "to_batched_list"), "to_batched_list")
     rows = x.shape[0]
     full = rows // batch_size * batch_size
     batches = [_rows(x, i, i + batch_size) for i in range(0, full, batch_size)]
@@ -173,4 +173,4 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
 def _rows(x: ShardedTensor, begin: int, end: int) -> ShardedTensor:
     """Some rows as a tensor of their own."""
     rows = x[begin:end]
-    return put(rows, rows.sharding, "to_batched_list", committed=rows.committed)
+    return reshard_to(rows, rows.sharding, "to_batched_list", committed=rows.committed)

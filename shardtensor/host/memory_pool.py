@@ -217,12 +217,12 @@ def reserve(nbytes: int) -> None:
     _pool.reserve(nbytes)
 
 
-def out_of_memory(who: str, error: MemoryError) -> DeviceMemoryError:
+def out_of_memory(caller: str, error: MemoryError) -> DeviceMemoryError:
     """The error for an operator whose libraries got no memory of the host."""
     said = memory()
     free = f"; {readable(said[0])} of {readable(said[1])} of host memory are free" if said else ""
     return DeviceMemoryError(
-        f"{who}: {str(error) or 'there is no memory left'}{free}; delete arrays, or work on smaller parts"
+        f"{caller}: {str(error) or 'there is no memory left'}{free}; delete arrays, or work on smaller parts"
     )
 
 

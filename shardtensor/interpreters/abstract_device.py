@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import as_tensor
-from shardtensor.communication.transfer import imagined
+from shardtensor.communication.transfer import abstract_operand
 from shardtensor.core import Op, Operands, Params
 from shardtensor.interpreters.eager import apply
 from shardtensor.interpreters.eager import into as write_into
@@ -17,13 +17,13 @@ from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.storage import Donated
 from shardtensor.tensor.tensor import ShardedTensor
 
-_made: dict[Any, Ghost] = {}
+_made: dict[Any, AbstractArray] = {}
 """What operators have made of operands of these kinds."""
 
 _KEPT = 4096
 
 
-class OnPhantom:
+class AbstractDeviceInterpreter:
     """The interpreter inside of a mapped function on a simulated device: there are tensors alone."""
 
     def __init__(self, device: Device) -> None:
@@ -32,7 +32,9 @@ class OnPhantom:
     def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Plans ``op``. What one device has planned holds for the others."""
         if op.name == "asarray" and params[2] is None and not isinstance(params[0], ShardedTensor):
-            return as_tensor(imagined(np.asarray(params[0], params[1])), self.device)  # it comes from nowhere else
+            return as_tensor(
+                abstract_operand(np.asarray(params[0], params[1])), self.device
+            )  # it comes from nowhere else
         operands = self._here(operands)
         key: Any = None
         if op.rule and not (op.window or op.composite or op.algorithm or op.creates):
@@ -46,7 +48,7 @@ class OnPhantom:
                 return as_tensor(found, self.device)
         result = apply(op, operands, params)
         if key is not None and result.ndim and result.device == self.device:
-            _made[key] = Ghost(result.shape, result.dtype)
+            _made[key] = AbstractArray(result.shape, result.dtype)
             if len(_made) > _KEPT:
                 _made.pop(next(iter(_made)))
         return result
@@ -68,4 +70,4 @@ class OnPhantom:
             return operands
         if not all(x.device == self.device for x in operands if type(x) is ShardedTensor):
             return operands
-        return tuple([as_tensor(Ghost(x.shape, x.dtype), self.device) if is_data(x) else x for x in operands])
+        return tuple([as_tensor(AbstractArray(x.shape, x.dtype), self.device) if is_data(x) else x for x in operands])

@@ -17,11 +17,11 @@ from shardtensor.interpreters.execution.planning import result_dtype
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.shard_context import Place
-from shardtensor.tensor.operands import admit, host_aval
+from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 
-class _Ground:
+class _NoContext:
     """The devices of a program where nothing is current, nor to be put aside."""
 
     __slots__ = ("devices",)
@@ -35,14 +35,14 @@ class _Ground:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         pass
 
-    def step_off(self) -> None:
+    def suspend(self) -> None:
         """Nothing is put aside."""
 
-    def step_on(self) -> None:
+    def resume(self) -> None:
         """Nothing was."""
 
 
-class OnDevice:
+class DeviceInterpreter:
     """The interpreter inside of a mapped function: operators on the backend's arrays run on the current device and
     return its arrays. Tensors that the function finds outside of it, and ``device=``, mean what they mean everywhere.
     """
@@ -51,8 +51,8 @@ class OnDevice:
         self.device = device
         self.backend: Backend = backend_of(device)
         self.sharding = as_sharding(device, 0, "map")
-        stands = type(self.backend).on is Backend.on and type(self.backend).modes is Backend.modes
-        self.ground = _Ground((device,)) if stands else None  # nothing to make current, nor to put aside
+        stands = type(self.backend).on is Backend.on and type(self.backend).capture_modes is Backend.capture_modes
+        self.no_context = _NoContext((device,)) if stands else None  # nothing to make current, nor to put aside
 
     def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` here."""
@@ -68,10 +68,10 @@ class OnDevice:
         arrays = [self._array(x, op.name, scalars_alone) for x in operands]
         return self._run(op, arrays, named)
 
-    def _array(self, x: Any, who: str, also_scalars: bool) -> Any:
+    def _array(self, x: Any, caller: str, also_scalars: bool) -> Any:
         if x is None or (type(x) in SCALARS and not also_scalars) or self.backend.is_array(x):
             return x
-        host = admit(x, who)
+        host = as_operand(x, caller)
         return self.backend.from_host(np.asarray(host), self.device)
 
     def _run(self, op: Op, arrays: Sequence[Any], named: dict[str, Any]) -> Any:
@@ -96,6 +96,6 @@ class OnDevice:
 
 
 @functools.cache
-def _on_place(place: Mesh) -> OnDevice:
+def _on_place(place: Mesh) -> DeviceInterpreter:
     """The interpreter of a place of one device."""
-    return OnDevice(place.flat[0])
+    return DeviceInterpreter(place.flat[0])

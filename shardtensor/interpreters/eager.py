@@ -8,7 +8,7 @@ from shardtensor.core import Op, Operands, Params, raise_in_the_name_of, set_def
 from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import run
-from shardtensor.interpreters.mutation.views import Element, at_home, look
+from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -21,11 +21,11 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
     """
     try:
         if op.window and type(operands[0]) is ShardedTensor:
-            view = look(op, operands[0], params)
+            view = make_view(op, operands[0], params)
             if view is not None:
                 return view
-        if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is Element:
-            element = at_home(op, operands)
+        if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
+            element = compute_on_owners(op, operands)
             if element is not None:
                 return element
         if op.composite:
@@ -38,7 +38,7 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
     except OverflowError as error:
         raise _out_of_range(op, error) from None
     except MemoryError as error:
-        raise out_of_memory(op.said, error) from None
+        raise out_of_memory(op.error_name, error) from None
 
 
 def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None:
@@ -54,12 +54,12 @@ def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None
     except OverflowError as error:
         raise _out_of_range(op, error) from None
     except MemoryError as error:
-        raise out_of_memory(op.said, error) from None
+        raise out_of_memory(op.error_name, error) from None
 
 
 def _out_of_range(op: Op, error: OverflowError) -> RangeError:
     """NumPy's error for a Python number that a dtype cannot hold, with the operator's name."""
-    return RangeError(f"{op.said}: {error}; use a dtype that holds it, or give an array, which is cast")
+    return RangeError(f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast")
 
 
 set_default_interpreter(apply, into)

@@ -81,7 +81,7 @@ class Piece:
     local: bool
 
 
-class Copies:
+class RegionCopies:
     """The plan of one region: the table of its pieces.
 
     Attributes:
@@ -241,7 +241,7 @@ def _positions(source: tuple[Device, ...], result: tuple[Device, ...]) -> Ints:
 
 
 @lru_cache(1024)
-def plan_reshard(source: NamedSharding, destination: NamedSharding, shape: Shape) -> Copies:
+def plan_reshard(source: NamedSharding, destination: NamedSharding, shape: Shape) -> RegionCopies:
     """The copies that bring an array of that shape from one sharding to another.
 
     >>> mesh = st.make_mesh((4,), ("x",))
@@ -250,7 +250,7 @@ def plan_reshard(source: NamedSharding, destination: NamedSharding, shape: Shape
     >>> plan_reshard(rows, columns, (8, 8)).size  # each device keeps a quarter of its quarter
     48
     """
-    return Copies(identity(shape), 0, source.grid(shape), destination.grid(shape))
+    return RegionCopies(identity(shape), 0, source.grid(shape), destination.grid(shape))
 
 
 @lru_cache(1024)

@@ -121,11 +121,11 @@ class NamedSharding:
         """Whether every device holds the whole array."""
         return all(self.mesh.shape[axis] == 1 for chain in self.spec.chains for axis in chain)
 
-    def check_rank(self, ndim: int, who: str) -> None:
-        """Raises ShardingError, in the name of ``who``, if the spec has more dimensions than an array of ``ndim``."""
+    def check_rank(self, ndim: int, caller: str) -> None:
+        """Raises ShardingError, in the name of ``caller``, if the spec has more dimensions than an array of ``ndim``."""
         if len(self.spec) > ndim:
             raise ShardingError(
-                f"{who}: {self.spec} has {len(self.spec)} dimensions and the array has {ndim}; give at most {ndim}"
+                f"{caller}: {self.spec} has {len(self.spec)} dimensions and the array has {ndim}; give at most {ndim}"
             )
 
     def grid(self, shape: Shape) -> Grid:
@@ -221,32 +221,34 @@ def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
     return parts
 
 
-def _checked_shape(shape: Sequence[int], who: str) -> Shape:
+def _checked_shape(shape: Sequence[int], caller: str) -> Shape:
     try:
         sizes = tuple([operator.index(s) for s in shape])
     except TypeError:
-        raise ArgumentTypeError(f"{who}: shape is {shape!r}; wanted a sequence of integers") from None
+        raise ArgumentTypeError(f"{caller}: shape is {shape!r}; wanted a sequence of integers") from None
     if any(s < 0 for s in sizes):
-        raise ShapeError(f"{who}: shape {sizes} has a negative size")
+        raise ShapeError(f"{caller}: shape {sizes} has a negative size")
     return sizes
 
 
-def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, who: str) -> NamedSharding:
+def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, caller: str) -> NamedSharding:
     """The sharding that ``device=`` means for an array of ``ndim`` dimensions.
 
     A device holds it whole; a mesh splits its first dimension over all its axes, first one major (and replicates
     0-d); a sharding is itself.
     """
     if isinstance(where, NamedSharding):
-        where.check_rank(ndim, who)
+        where.check_rank(ndim, caller)
         return where
     if isinstance(where, Mesh):
         return _first_split(where, ndim > 0)
     if isinstance(where, Device):
         if where == HOST:
-            raise ShardingError(f"{who}: no tensor lives on the host; np.asarray(x) gives it as a host array")
+            raise ShardingError(f"{caller}: no tensor lives on the host; np.asarray(x) gives it as a host array")
         return _single(where)
-    raise ArgumentTypeError(f"{who}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding")
+    raise ArgumentTypeError(
+        f"{caller}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding"
+    )
 
 
 def on_existing_devices(sharding: NamedSharding, ndim: int) -> NamedSharding:

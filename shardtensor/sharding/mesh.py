@@ -129,12 +129,12 @@ def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
     return Mesh(devices, axis_names).on_known_devices()
 
 
-def _names(axis_names: Any, who: str) -> tuple[str, ...]:
+def _names(axis_names: Any, caller: str) -> tuple[str, ...]:
     try:
         return (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
     except TypeError:
         kind = type(axis_names).__name__
-        raise ArgumentTypeError(f"{who}: axis_names is a {kind}; wanted a name or a sequence of names") from None
+        raise ArgumentTypeError(f"{caller}: axis_names is a {kind}; wanted a name or a sequence of names") from None
 
 
 def _device_grid(devices: Any) -> npt.NDArray[Any]:
@@ -192,7 +192,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
             f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
         )
     if devices is None:
-        pool = plugins.default_backend().row(wanted)
+        pool = plugins.default_backend().adjacent_devices(wanted)
     grid = np.empty(wanted, object)
     grid[:] = pool[:wanted]
     return Mesh(grid.reshape(sizes), axis_names)

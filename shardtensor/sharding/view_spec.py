@@ -26,7 +26,7 @@ from shardtensor.sharding.spec import Chain
 # -- boxes -----------------------------------------------------------------------------------------
 
 
-class Box:
+class BoxIndex:
     """One index or run of each dimension of an array; the runs, in some order, are the dimensions of the result.
 
     Attributes:
@@ -47,7 +47,7 @@ class Box:
         self.shape = shape
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Box) and (self.over, self.entries, self.order) == (
+        return isinstance(other, BoxIndex) and (self.over, self.entries, self.order) == (
             other.over, other.entries, other.order
         )  # fmt: skip
 
@@ -63,7 +63,7 @@ class Box:
     def _unmoved(self) -> bool:
         return all(e == (0, n, 1) for e, n in zip(self.entries, self.over, strict=True))
 
-    def at(self, index: Index) -> Box:
+    def at(self, index: Index) -> BoxIndex:
         """What an index takes of this box."""
         entries, shape = list(self.entries), []
         order: list[int | None] = []
@@ -85,11 +85,13 @@ class Box:
                 entries[d] = (start + first * step, count, step * by if count > 1 else 1)
             order.append(d)
             shape.append(count)
-        return Box(self.over, tuple(entries), tuple(order), tuple(shape))
+        return BoxIndex(self.over, tuple(entries), tuple(order), tuple(shape))
 
-    def permuted(self, axes: tuple[int, ...]) -> Box:
+    def permuted(self, axes: tuple[int, ...]) -> BoxIndex:
         """With its dimensions in the order ``axes``."""
-        return Box(self.over, self.entries, tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes]))
+        return BoxIndex(
+            self.over, self.entries, tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes])
+        )
 
     @property
     def in_order(self) -> bool:
@@ -138,12 +140,12 @@ class Box:
 
 
 @functools.lru_cache(4096)
-def whole_box(shape: Shape) -> Box:
+def whole_box(shape: Shape) -> BoxIndex:
     """The box that takes all."""
-    return Box(shape, tuple([(0, n, 1) for n in shape]), tuple(range(len(shape))), shape)
+    return BoxIndex(shape, tuple([(0, n, 1) for n in shape]), tuple(range(len(shape))), shape)
 
 
-def box_of(index: Index, shape: Shape) -> Box:
+def box_of(index: Index, shape: Shape) -> BoxIndex:
     """What an index takes of an array of that shape."""
     return whole_box(shape).at(index)
 
@@ -151,7 +153,7 @@ def box_of(index: Index, shape: Shape) -> Box:
 # -- windows ---------------------------------------------------------------------------------------
 
 
-class Window:
+class ViewSpec:
     """What a view sees of an array in row-major order.
 
     Attributes:
@@ -166,7 +168,7 @@ class Window:
     __slots__ = ("boxes", "chains", "offset", "part", "scalar", "shape", "strides")
 
     def __init__(
-        self, boxes: tuple[Box, ...], strides: tuple[int, ...], offset: int, chains: tuple[Chain, ...],
+        self, boxes: tuple[BoxIndex, ...], strides: tuple[int, ...], offset: int, chains: tuple[Chain, ...],
         part: str | None = None, scalar: bool = False,
     ) -> None:  # fmt: skip
         self.boxes = boxes
@@ -196,7 +198,7 @@ class Window:
             flat += (np.arange(n) * stride).reshape((n,) + (1,) * (len(self.shape) - d - 1))
         return flat
 
-    def at(self, index: Index, scalar: bool = False) -> Window:
+    def at(self, index: Index, scalar: bool = False) -> ViewSpec:
         """What an index takes of it."""
         strides, offset, w = [], self.offset, 0
         chains: list[Chain] = []
@@ -215,15 +217,15 @@ class Window:
                 chains.append(self.chains[w])
             w += 1
         boxes = (*self.boxes[:-1], self.boxes[-1].at(index))
-        return Window(boxes, tuple(strides), offset, tuple(chains), self.part, scalar)
+        return ViewSpec(boxes, tuple(strides), offset, tuple(chains), self.part, scalar)
 
-    def permuted(self, axes: tuple[int, ...]) -> Window:
+    def permuted(self, axes: tuple[int, ...]) -> ViewSpec:
         """With its dimensions in the order ``axes``."""
         boxes = (*self.boxes[:-1], self.boxes[-1].permuted(axes))
         strides, chains = tuple([self.strides[a] for a in axes]), tuple([self.chains[a] for a in axes])
-        return Window(boxes, strides, self.offset, chains, self.part)
+        return ViewSpec(boxes, strides, self.offset, chains, self.part)
 
-    def reshaped(self, shape: Shape) -> Window | None:
+    def reshaped(self, shape: Shape) -> ViewSpec | None:
         """In another shape; None where NumPy would have to copy."""
         if self.size == 1:
             return self._one(shape)
@@ -231,7 +233,7 @@ class Window:
         if strides is None:
             return None
         boxes, chains = (*self.boxes, whole_box(shape)), reshaped_chains(self.shape, shape, self.chains)[1]
-        return Window(boxes, strides, self.offset, chains, self.part)
+        return ViewSpec(boxes, strides, self.offset, chains, self.part)
 
     @property
     def turns(self) -> bool:
@@ -248,14 +250,14 @@ class Window:
             where.append(i)
         return Index(reversed(where))
 
-    def _one(self, shape: Shape) -> Window:
+    def _one(self, shape: Shape) -> ViewSpec:
         """The one element that it sees, in a shape of ones."""
-        box = Box(self.boxes[0].over, tuple(self.place), (None,) * len(shape), shape)  # type: ignore[arg-type]
-        return Window((box,), (0,) * len(shape), self.offset, ((),) * len(shape), self.part)
+        box = BoxIndex(self.boxes[0].over, tuple(self.place), (None,) * len(shape), shape)  # type: ignore[arg-type]
+        return ViewSpec((box,), (0,) * len(shape), self.offset, ((),) * len(shape), self.part)
 
-    def only(self, part: str | None) -> Window:
+    def only(self, part: str | None) -> ViewSpec:
         """The real or imaginary part of what it would see."""
-        return Window(self.boxes, self.strides, self.offset, self.chains, part)
+        return ViewSpec(self.boxes, self.strides, self.offset, self.chains, part)
 
     def of(self, backend: Backend, array: Any) -> Any:
         """The window on an array: a view of it, if the array is in row-major order or the chain has one box."""
@@ -264,21 +266,21 @@ class Window:
             array = box.of(backend, backend.xp.reshape(array, box.over))
         return getattr(array, self.part) if self.part else array
 
-    def same(self, other: Window) -> bool:
+    def same(self, other: ViewSpec) -> bool:
         """Whether both see the same elements in the same order."""
         mine = (self.shape, self.offset, self.part, _walked(self))
         return mine == (other.shape, other.offset, other.part, _walked(other))
 
 
-def _walked(window: Window) -> list[int]:
+def _walked(window: ViewSpec) -> list[int]:
     return [s for s, n in zip(window.strides, window.shape, strict=True) if n > 1]
 
 
 @functools.lru_cache(4096)
-def whole_window(shape: Shape, chains: tuple[Chain, ...]) -> Window:
+def whole_window(shape: Shape, chains: tuple[Chain, ...]) -> ViewSpec:
     """The window that sees all of an array of that shape, split along those mesh axes."""
     strides = tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
-    return Window((whole_box(shape),), strides, 0, chains)
+    return ViewSpec((whole_box(shape),), strides, 0, chains)
 
 
 def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
@@ -335,7 +337,7 @@ def reshaped_chains(old: Shape, new: Shape, chains: tuple[Chain, ...]) -> tuple[
 # -- windows on shards -----------------------------------------------------------------------------
 
 
-class Aligned:
+class ShardedBox:
     """What a window sees of a sharded array, each device with the part of it that it has already.
 
     Attributes:
@@ -346,25 +348,25 @@ class Aligned:
 
     __slots__ = ("boxes", "grid", "positions")
 
-    def __init__(self, grid: Grid, positions: list[int], boxes: list[Box]) -> None:
+    def __init__(self, grid: Grid, positions: list[int], boxes: list[BoxIndex]) -> None:
         self.grid = grid
         self.positions = positions
         self.boxes = boxes
 
 
-def located(grid: Grid, boxes: Sequence[Box]) -> Aligned | None:
+def located(grid: Grid, boxes: Sequence[BoxIndex]) -> ShardedBox | None:
     """The part of a window that lies in each shard; None where that is no box of the window's last shape."""
     for earlier, later in itertools.pairwise(boxes):
         if not earlier.is_whole:
             return None
-        same = carried(grid, earlier.shape, later.over)
+        same = reshape_grid(grid, earlier.shape, later.over)
         if same is None:
             return None
         grid = same
     return aligned(grid, boxes[-1])
 
 
-def aligned(grid: Grid, box: Box) -> Aligned:
+def aligned(grid: Grid, box: BoxIndex) -> ShardedBox:
     """The part of a box that lies in each shard."""
     here = np.ones(len(grid.devices), bool)
     for d, entry in enumerate(box.entries):
@@ -390,10 +392,10 @@ def aligned(grid: Grid, box: Box) -> Aligned:
     parts = np.stack(columns, axis=1) if columns else np.zeros((len(positions), 0), np.int64)
     devices = tuple([grid.devices[k] for k in positions])
     mine = Grid(devices, tuple(bounds), parts)
-    return Aligned(mine, positions, [_local(grid, box, mine, n, k) for n, k in enumerate(positions)])
+    return ShardedBox(mine, positions, [_local(grid, box, mine, n, k) for n, k in enumerate(positions)])
 
 
-def _local(grid: Grid, box: Box, mine: Grid, n: int, k: int) -> Box:
+def _local(grid: Grid, box: BoxIndex, mine: Grid, n: int, k: int) -> BoxIndex:
     """The box within the shard of the device at position ``k``, which is the aligned grid's holder ``n``."""
     entries: list[int | Span] = []
     ends = dict(zip(box.order, mine.box(n), strict=True))
@@ -403,10 +405,10 @@ def _local(grid: Grid, box: Box, mine: Grid, n: int, k: int) -> Box:
         else:
             (start, _, step), (low, high) = entry, ends[d]
             entries.append((start + low * step - begin if high > low else 0, high - low, step))
-    return Box(grid.shape(k), tuple(entries), box.order, mine.shape(n))
+    return BoxIndex(grid.shape(k), tuple(entries), box.order, mine.shape(n))
 
 
-def carried(grid: Grid, old: Shape, new: Shape) -> Grid | None:
+def reshape_grid(grid: Grid, old: Shape, new: Shape) -> Grid | None:
     """The same shards of the same elements in another shape; None where a shard is no box of that shape."""
     bounds: list[Any] = [np.array([0, n], np.int64) for n in new]
     parts = np.zeros((len(grid.devices), len(new)), np.int64)

@@ -112,12 +112,12 @@ def html(x: ShardedTensor) -> str:
     return f'<div style="overflow-x: auto"><table>{rows}</table>{picture}</div>'
 
 
-def _checked(who: str, name: str, x: object, sharding: object) -> tuple[Shape, NamedSharding]:
-    """The shape and the sharding that ``who`` was asked to draw; ``name`` is what it calls its first argument."""
+def _checked(caller: str, name: str, x: object, sharding: object) -> tuple[Shape, NamedSharding]:
+    """The shape and the sharding that ``caller`` was asked to draw; ``name`` is what it calls its first argument."""
     if isinstance(x, ShardedTensor):
         if sharding is not None:
             raise ArgumentError(
-                f"{who}: sharding is given, and {name} is a tensor, which has one; wanted one of them: "
+                f"{caller}: sharding is given, and {name} is a tensor, which has one; wanted one of them: "
                 f"leave it out, or pass {name}.shape"
             )
         return x.shape, x.sharding
@@ -125,19 +125,19 @@ def _checked(who: str, name: str, x: object, sharding: object) -> tuple[Shape, N
         kinds = dict.fromkeys(type(size).__name__ for size in x) if isinstance(x, (tuple, list)) else ()
         came = f"{type(x).__name__}{' of ' if kinds else ''}{', '.join(kinds)}"
         raise ArgumentTypeError(
-            f"{who}: {name} is a {came}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
+            f"{caller}: {name} is a {came}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
             f"st.asarray makes a tensor of an array"
         )
     shape = tuple(map(int, x))
     if any(size < 0 for size in shape):
-        raise ShapeError(f"{who}: {name} is the shape {shape}; wanted sizes from 0 on, so give no negative one")
+        raise ShapeError(f"{caller}: {name} is the shape {shape}; wanted sizes from 0 on, so give no negative one")
     if not isinstance(sharding, NamedSharding):
         came = "missing" if sharding is None else f"a {type(sharding).__name__}"
         raise ArgumentTypeError(
-            f"{who}: sharding is {came}; wanted a NamedSharding, because {name} is a shape: "
+            f"{caller}: sharding is {came}; wanted a NamedSharding, because {name} is a shape: "
             f"pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
         )
-    sharding.check_rank(len(shape), f"{who}: sharding")
+    sharding.check_rank(len(shape), f"{caller}: sharding")
     return shape, sharding
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
-from shardtensor.spmd.program import Group, Program, current
+from shardtensor.spmd.program import MapRun, Program, current
 
 AxisName = str | tuple[str, ...]
 """A name, or several: they stand for one axis, the first of them being the major one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class AxisPosition:
     """A program's place among those that differ from it along some axes alone.
 
     Attributes:
@@ -50,7 +50,7 @@ def axis_index(axis_name: AxisName) -> int:
     >>> f(np.arange(4)).tolist()
     [0, 1, 12, 13]
     """
-    return seat("axis_index", axis_name).index
+    return axis_position("axis_index", axis_name).index
 
 
 def axis_size(axis_name: AxisName) -> int:
@@ -65,16 +65,16 @@ def axis_size(axis_name: AxisName) -> int:
     >>> st.pmap(lambda x: x + st.axis_size("i"), np.zeros(4), axis_name="i").tolist()
     [4.0, 4.0, 4.0, 4.0]
     """
-    return seat("axis_size", axis_name).size
+    return axis_position("axis_size", axis_name).size
 
 
-def seat(
-    who: str, axis_name: Any, groups: Sequence[Sequence[int]] | None = None, *, in_mesh_order: bool = False
-) -> Seat:
+def axis_position(
+    caller: str, axis_name: Any, groups: Sequence[Sequence[int]] | None = None, *, in_mesh_order: bool = False
+) -> AxisPosition:
     """The place of the program around this call along axes, or in its group of indices along them.
 
     Args:
-        who: the function that asks, for errors.
+        caller: the function that asks, for errors.
         axis_name: the axes as they were named; the first one is the major one.
         groups: lists of indices.
         in_mesh_order: whether places are counted in mesh order, whatever the order of the names: maps around others
@@ -87,25 +87,25 @@ def seat(
     program = current()
     if program is None:
         raise ShardingError(
-            f"{who}: there is no mapped function around this call; it runs inside of st.shard_map, or of st.pmap and "
+            f"{caller}: there is no mapped function around this call; it runs inside of st.shard_map, or of st.pmap and "
             "st.smap with an axis_name"
         )
     name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
     if not isinstance(name, str) and not (isinstance(name, tuple) and all(isinstance(n, str) for n in name)):
-        raise ArgumentTypeError(f"{who}: axis_name is {name!r:.60}; wanted the name of an axis, or a tuple of names")
+        raise ArgumentTypeError(f"{caller}: axis_name is {name!r:.60}; wanted the name of an axis, or a tuple of names")
     if in_mesh_order and isinstance(name, tuple):
         order = {axis: d for d, axis in enumerate(program.group.axes)}
         name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
-    found = program.seats.get(name) or _find(who, program, name)
-    return found if groups is None else _grouped(who, program.group.known[name], found, groups)
+    found = program.positions.get(name) or _find(caller, program, name)
+    return found if groups is None else _grouped(caller, program.group.known[name], found, groups)
 
 
-def _find(who: str, program: Program, axis_name: Any) -> Seat:
+def _find(caller: str, program: Program, axis_name: Any) -> AxisPosition:
     group = program.group
-    axes = group.known.get(axis_name) or _look_up(who, group, axis_name)
+    axes = group.known.get(axis_name) or _look_up(caller, group, axis_name)
     place = program.place
-    found = Seat(axes.key_at(place), axes.size, axes.index_at(place), axes.said, axes.axis, axes.key_at)
-    program.seats[axis_name] = found
+    found = AxisPosition(axes.key_at(place), axes.size, axes.index_at(place), axes.said, axes.axis, axes.key_at)
+    program.positions[axis_name] = found
     return found
 
 
@@ -122,7 +122,7 @@ class _Axes:
 
     __slots__ = ("_common", "_extents", "at", "axis", "others", "said", "size")
 
-    def __init__(self, group: Group, names: tuple[str, ...]) -> None:
+    def __init__(self, group: MapRun, names: tuple[str, ...]) -> None:
         self.at = tuple([group.axes.index(name) for name in names])
         self.others = tuple([d for d in range(len(group.axes)) if d not in self.at])
         self.size = math.prod(group.extents[d] for d in self.at)
@@ -145,29 +145,31 @@ class _Axes:
         return (*self._common, tuple([place[d] for d in self.others]))
 
 
-def _look_up(who: str, group: Group, axis_name: Any) -> _Axes:
+def _look_up(caller: str, group: MapRun, axis_name: Any) -> _Axes:
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     for name in names:
         if name not in group.axes:
             there = ", ".join([repr(n) for n in group.axes if not n.startswith("#")])
             raise ShardingError(
-                f"{who}: no axis is called {name!r} here; "
+                f"{caller}: no axis is called {name!r} here; "
                 + (f"the maps around this call bind {there}" if there else "no map around this call names its axis")
             )
         if names.count(name) > 1:
-            raise ShardingError(f"{who}: axis {name!r} occurs twice in {axis_name!r}")
+            raise ShardingError(f"{caller}: axis {name!r} occurs twice in {axis_name!r}")
     found = group.known[axis_name] = _Axes(group, names)
     return found
 
 
-def _grouped(who: str, axes: _Axes, found: Seat, groups: Sequence[Sequence[int]]) -> Seat:
+def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
     try:
         lists = [[operator.index(i) for i in group] for group in groups]
     except TypeError:
-        raise ArgumentTypeError(f"{who}: axis_index_groups is {groups!r}; wanted a list of lists of indices") from None
+        raise ArgumentTypeError(
+            f"{caller}: axis_index_groups is {groups!r}; wanted a list of lists of indices"
+        ) from None
     if sorted(i for group in lists for i in group) != list(range(found.size)):
         raise ArgumentError(
-            f"{who}: axis_index_groups is {groups!r}; every index from 0 to {found.size - 1} must occur once"
+            f"{caller}: axis_index_groups is {groups!r}; every index from 0 to {found.size - 1} must occur once"
         )
     rows = tuple(map(tuple, lists))
 
@@ -179,4 +181,4 @@ def _grouped(who: str, axes: _Axes, found: Seat, groups: Sequence[Sequence[int]]
 
     number = number_of(found.index)
     mine = rows[number]
-    return Seat((found.key, rows, number), len(mine), mine.index(found.index), found.said, found.axis, key_at)
+    return AxisPosition((found.key, rows, number), len(mine), mine.index(found.index), found.said, found.axis, key_at)

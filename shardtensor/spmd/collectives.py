@@ -11,7 +11,7 @@ Along several axes, indices are counted in the order in which the axes are named
 only those of `ppermute` and `pshuffle` are counted in mesh order, as JAX does.
 
 Programs take turns in a thread. What a library keeps by thread reaches the others during a collective, unless the
-backend is that library's (see `shardtensor.backend.Backend.modes`): leave such a ``with`` block (``torch.no_grad()`` in
+backend is that library's (see `shardtensor.backend.Backend.capture_modes`): leave such a ``with`` block (``torch.no_grad()`` in
 programs on NumPy's arrays) before it.
 """
 
@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.communication.communicator import Exchange
+from shardtensor.communication.communicator import Communicator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.spmd.axes import AxisName, Seat, axis_index, axis_size, seat
-from shardtensor.spmd.rendezvous import Columns, together
+from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size
+from shardtensor.spmd.rendezvous import Columns, rendezvous
 
 __all__ = [
     "all_gather", "all_to_all", "axis_index", "axis_size", "pbroadcast", "pmax", "pmean", "pmin", "ppermute", "pprod",
@@ -132,24 +132,24 @@ def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
     return _reduction("pprod", x, axis_name, axis_index_groups, "multiply")
 
 
-def _reduction(who: str, x: Any, axis_name: AxisName, groups: Groups, ufunc: str) -> Any:
-    at = seat(who, axis_name, groups)
+def _reduction(caller: str, x: Any, axis_name: AxisName, groups: Groups, ufunc: str) -> Any:
+    at = axis_position(caller, axis_name, groups)
 
-    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
+    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
         if not hasattr(column[0], "shape"):
-            return [_of_scalars(who, column, ufunc)] * len(column)
-        if who == "pmean":
+            return [_of_scalars(caller, column, ufunc)] * len(column)
+        if caller == "pmean":
             return exchange.reduce(_converted(exchange, column, "biu", "float64"), ufunc, mean=True)
         return exchange.reduce(_counting(exchange, column) if ufunc in ("add", "multiply") else column, ufunc)
 
-    return together(who, at, x, (), body, alike=True, scalars=True)
+    return rendezvous(caller, at, x, (), body, alike=True, scalars=True)
 
 
-def _of_scalars(who: str, values: Sequence[Any], ufunc: str) -> Any:
+def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
     """The same of Python scalars, as one."""
     if ufunc == "add":
         total = functools.reduce(lambda a, b: a + b, values, 0)
-        return total / len(values) if who == "pmean" else total
+        return total / len(values) if caller == "pmean" else total
     if ufunc == "multiply":
         return math.prod(values)
     if any(type(value) is complex for value in values):
@@ -158,12 +158,12 @@ def _of_scalars(who: str, values: Sequence[Any], ufunc: str) -> Any:
     return nan if nan is not None else (max if ufunc == "maximum" else min)(values)
 
 
-def _counting(exchange: Exchange, arrays: Columns) -> Columns:
+def _counting(exchange: Communicator, arrays: Columns) -> Columns:
     """Arrays of bool as integers."""
     return _converted(exchange, arrays, "b", "int64")
 
 
-def _converted(exchange: Exchange, arrays: Columns, kinds: str, dtype: str) -> Columns:
+def _converted(exchange: Communicator, arrays: Columns, kinds: str, dtype: str) -> Columns:
     """Arrays of dtypes of some kinds (NumPy's letters) in another dtype."""
     if exchange.backends[0].dtype_of(arrays[0]).kind not in kinds:
         return arrays
@@ -201,16 +201,16 @@ def psum_scatter(
     >>> st.pmap(lambda x: st.psum_scatter(x, "i", tiled=True), [np.arange(5)] * 2, axis_name="i")[1].tolist()
     [6, 8]
     """
-    who = "psum_scatter"
-    at = seat(who, axis_name, axis_index_groups)
+    caller = "psum_scatter"
+    at = axis_position(caller, axis_name, axis_index_groups)
 
-    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
+    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
         arrays = _counting(exchange, column)
-        dimension = _dimension(who, "scatter_dimension", scatter_dimension, arrays[0].ndim)
-        _fits(who, arrays[0].shape, dimension, at, tiled)
+        dimension = _dimension(caller, "scatter_dimension", scatter_dimension, arrays[0].ndim)
+        _fits(caller, arrays[0].shape, dimension, at, tiled)
         return exchange.reduce_scatter(arrays, "add", dimension, tiled)
 
-    return together(who, at, x, (("scatter_dimension", scatter_dimension), ("tiled", tiled)), body, alike=True)
+    return rendezvous(caller, at, x, (("scatter_dimension", scatter_dimension), ("tiled", tiled)), body, alike=True)
 
 
 # -- moves -----------------------------------------------------------------------------------------
@@ -240,15 +240,15 @@ def all_gather(
     >>> f(np.arange(5)).tolist()
     [0, 1, 2, 3, 4]
     """
-    who = "all_gather"
-    at = seat(who, axis_name, axis_index_groups)
+    caller = "all_gather"
+    at = axis_position(caller, axis_name, axis_index_groups)
 
-    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
-        along = _dimension(who, "axis", axis, column[0].ndim + (not tiled))
-        _agree(who, exchange.devices, [a.shape for a in column], along if tiled else None)
+    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
+        along = _dimension(caller, "axis", axis, column[0].ndim + (not tiled))
+        _agree(caller, exchange.devices, [a.shape for a in column], along if tiled else None)
         return exchange.gather(column, along, tiled)
 
-    return together(who, at, x, (("axis", axis), ("tiled", tiled)), body)
+    return rendezvous(caller, at, x, (("axis", axis), ("tiled", tiled)), body)
 
 
 def all_to_all(
@@ -306,21 +306,21 @@ def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Grou
 
 
 def _all_to_all(
-    who: str, x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, groups: Groups, tiled: bool
+    caller: str, x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, groups: Groups, tiled: bool
 ) -> Any:
-    at = seat(who, axis_name, groups)
+    at = axis_position(caller, axis_name, groups)
 
-    def body(exchange: Exchange, column: Columns) -> Sequence[Any]:
+    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
         ndim = column[0].ndim
-        cut = _dimension(who, "split_axis", split_axis, ndim)
-        join = _dimension(who, "concat_axis", concat_axis, ndim)
+        cut = _dimension(caller, "split_axis", split_axis, ndim)
+        join = _dimension(caller, "concat_axis", concat_axis, ndim)
         for array in column:
-            _fits(who, array.shape, cut, at, tiled)
-        _agree(who, exchange.devices, [a.shape for a in column], join if tiled else None)
+            _fits(caller, array.shape, cut, at, tiled)
+        _agree(caller, exchange.devices, [a.shape for a in column], join if tiled else None)
         return exchange.all_to_all(column, cut, join, tiled)
 
     details = (("split_axis", split_axis), ("concat_axis", concat_axis), ("tiled", tiled))
-    return together(who, at, x, details, body)
+    return rendezvous(caller, at, x, details, body)
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
@@ -342,18 +342,18 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     >>> st.pmap(lambda x: st.ppermute(x, "i", shift), np.arange(1, 5), axis_name="i").tolist()
     [0, 1, 2, 3]
     """
-    who = "ppermute"
-    at = seat(who, axis_name, in_mesh_order=True)
+    caller = "ppermute"
+    at = axis_position(caller, axis_name, in_mesh_order=True)
     try:
         pairs = tuple(map(tuple, perm))
         if {*map(type, itertools.chain.from_iterable(pairs))} - {int} or {*map(len, pairs)} - {2}:
             pairs = tuple([(_index(a), _index(b)) for a, b in pairs])
     except (TypeError, ValueError):
         raise ArgumentTypeError(
-            f"{who}: perm is {perm!r:.80}; wanted pairs (source, destination) of integers"
+            f"{caller}: perm is {perm!r:.80}; wanted pairs (source, destination) of integers"
         ) from None
     pairs, sources = _permutation(pairs, at.size, at.said)
-    return together(who, at, x, (("perm", pairs),), lambda exchange, column: exchange.permute(column, sources))
+    return rendezvous(caller, at, x, (("perm", pairs),), lambda exchange, column: exchange.permute(column, sources))
 
 
 @functools.lru_cache(64)
@@ -389,15 +389,17 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     >>> st.pmap(lambda x: st.pshuffle(x, "i", [1, 2, 0]), np.array([10, 11, 12]), axis_name="i").tolist()
     [11, 12, 10]
     """
-    who = "pshuffle"
-    at = seat(who, axis_name, in_mesh_order=True)
+    caller = "pshuffle"
+    at = axis_position(caller, axis_name, in_mesh_order=True)
     try:
         sources = [_index(i) for i in perm]
     except TypeError:
-        raise ArgumentTypeError(f"{who}: perm is {perm!r:.80}; wanted a sequence of integers") from None
+        raise ArgumentTypeError(f"{caller}: perm is {perm!r:.80}; wanted a sequence of integers") from None
     if sorted(sources) != list(range(at.size)):
-        raise ArgumentError(f"{who}: perm is {sources!r:.80}; wanted each index from 0 to {at.size - 1} once")
-    return together(who, at, x, (("perm", tuple(sources)),), lambda exchange, column: exchange.permute(column, sources))
+        raise ArgumentError(f"{caller}: perm is {sources!r:.80}; wanted each index from 0 to {at.size - 1} once")
+    return rendezvous(
+        caller, at, x, (("perm", tuple(sources)),), lambda exchange, column: exchange.permute(column, sources)
+    )
 
 
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
@@ -416,15 +418,15 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     >>> st.pmap(lambda x: st.pbroadcast(x, "i", 2), np.arange(4), axis_name="i").tolist()
     [2, 2, 2, 2]
     """
-    who = "pbroadcast"
-    at = seat(who, axis_name)
+    caller = "pbroadcast"
+    at = axis_position(caller, axis_name)
     try:
         index = _index(source)
     except TypeError:
-        raise ArgumentTypeError(f"{who}: source is {source!r:.80}; wanted an integer") from None
+        raise ArgumentTypeError(f"{caller}: source is {source!r:.80}; wanted an integer") from None
     if not 0 <= index < at.size:
-        raise ArgumentError(f"{who}: source is {index}; axis {at.said} goes from 0 to {at.size - 1}")
-    return together(who, at, x, (("source", index),), lambda exchange, column: exchange.broadcast(column, index))
+        raise ArgumentError(f"{caller}: source is {index}; axis {at.said} goes from 0 to {at.size - 1}")
+    return rendezvous(caller, at, x, (("source", index),), lambda exchange, column: exchange.broadcast(column, index))
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -436,27 +438,27 @@ def _index(x: Any) -> int:
     return int(x.__index__())
 
 
-def _dimension(who: str, what: str, axis: int, ndim: int) -> int:
+def _dimension(caller: str, what: str, axis: int, ndim: int) -> int:
     try:
         _index(axis)
     except TypeError:
-        raise ArgumentTypeError(f"{who}: {what} is {axis!r:.80}; wanted an integer") from None
+        raise ArgumentTypeError(f"{caller}: {what} is {axis!r:.80}; wanted an integer") from None
     try:
         return normalize_axis(axis, ndim)
     except AxisError:
-        raise AxisError(f"{who}: {what} is {axis}, and the array has {ndim} dimensions") from None
+        raise AxisError(f"{caller}: {what} is {axis}, and the array has {ndim} dimensions") from None
 
 
-def _fits(who: str, shape: Shape, dimension: int, at: Seat, tiled: bool) -> None:
+def _fits(caller: str, shape: Shape, dimension: int, at: AxisPosition, tiled: bool) -> None:
     """That without ``tiled`` there is one element for each device."""
     if not tiled and shape[dimension] != at.size:
         raise ShapeError(
-            f"{who}: x of shape {shape} has {shape[dimension]} elements along dimension {dimension}, and axis "
+            f"{caller}: x of shape {shape} has {shape[dimension]} elements along dimension {dimension}, and axis "
             f"{at.said} has {at.size} devices; wanted as many, or tiled=True"
         )
 
 
-def _agree(who: str, devices: Sequence[Device], shapes: Sequence[Shape], free: int | None) -> None:
+def _agree(caller: str, devices: Sequence[Device], shapes: Sequence[Shape], free: int | None) -> None:
     """That shapes are equal, but for one dimension."""
     first = tuple(shapes[0])
     for device, shape in zip(devices, shapes, strict=True):
@@ -465,4 +467,4 @@ def _agree(who: str, devices: Sequence[Device], shapes: Sequence[Shape], free: i
         )
         if not same:
             may = "equal shapes" if free is None else f"shapes that differ along dimension {free} only"
-            raise ShapeError(f"{who}: {devices[0]} has shape {first} and {device} {tuple(shape)}; wanted {may}")
+            raise ShapeError(f"{caller}: {devices[0]} has shape {first} and {device} {tuple(shape)}; wanted {may}")

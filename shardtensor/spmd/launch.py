@@ -15,28 +15,28 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.abstract_communicator import as_tensor
 from shardtensor.communication.communicator import received
 from shardtensor.communication.transfer import array_on
-from shardtensor.communication.transfer_log import note_copy
+from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import interpret_by
 from shardtensor.errors import BackendError, ShardingError
-from shardtensor.interpreters.abstract_device import OnPhantom
-from shardtensor.interpreters.device import OnDevice, _on_place
+from shardtensor.interpreters.abstract_device import AbstractDeviceInterpreter
+from shardtensor.interpreters.device import DeviceInterpreter, _on_place
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
-from shardtensor.tensor.operands import admit, is_data, located
+from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, give_away, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
 from shardtensor.tensor.value import aval
 
 # -- one call for each place -----------------------------------------------------------------------
 
 
-class Column(NamedTuple):
+class MappedArgument(NamedTuple):
     """One argument of a mapped function.
 
     Attributes:
-        items: what each call gets; or the one thing that all of them get (a `Whole`: as it is).
+        items: what each call gets; or the one thing that all of them get (a `Unmapped`: as it is).
         each: which of the two it is.
         donated: whether the memory of tensors is handed over, for writing.
     """
@@ -46,7 +46,7 @@ class Column(NamedTuple):
     donated: bool = False
 
 
-class Whole:
+class Unmapped:
     """Holds an argument that calls get as it is: no map looks into it."""
 
     __slots__ = ("value",)
@@ -55,18 +55,18 @@ class Whole:
         self.value = value
 
 
-def _text_of(fn: Any) -> Hashable:
+def code_key(fn: Any) -> Hashable:
     """What a function does, without its data, which nobody shall keep alive."""
     if isinstance(fn, functools.partial):
-        return tuple([_text_of(part) for part in (fn.func, *fn.args) if callable(part)])
+        return tuple([code_key(part) for part in (fn.func, *fn.args) if callable(part)])
     return fn if isinstance(fn, np.ufunc) else getattr(fn, "__code__", None)
 
 
 def run_mapped(
     fn: Callable[..., Any],
-    columns: Sequence[Column],
+    columns: Sequence[MappedArgument],
     places: Sequence[Mesh],
-    who: str,
+    caller: str,
     *,
     names: Sequence[str] = (),
     sizes: Sequence[int] = (),
@@ -81,7 +81,7 @@ def run_mapped(
         fn: the function.
         columns: its arguments.
         places: where each call runs.
-        who: the map, for errors and the log.
+        caller: the map, for errors and the log.
         names: the axes along which the calls are numbered, row-major, so that they can meet.
         sizes: their sizes.
         owned: the devices that each call owns, which are the default mesh inside of it; without it, its place.
@@ -90,7 +90,7 @@ def run_mapped(
         ShardingError: a name is bound by a map around this one.
         Exception: what ``fn`` raises, with a note of the shard and the device.
     """
-    _check_names(names, who)
+    _check_names(names, caller)
     wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
 
     def task(i: int, place: Mesh) -> Callable[[Program], Any]:
@@ -99,22 +99,22 @@ def run_mapped(
         shards: list[Any] = []
         arrays: Sequence[Any]
         for c, column in enumerate(columns):
-            if type(column.items) is Whole:
+            if type(column.items) is Unmapped:
                 argument, arrays = column.items.value, ()
             elif place.size > 1:
                 argument, arrays = _unheld(column.items[i]) if column.each else column.items, ()
             elif column.each:
-                argument, arrays = _onto(column.items[i], place.flat[0], who, column.donated)
+                argument, arrays = _onto(column.items[i], place.flat[0], caller, column.donated)
             else:
                 if (c, place) not in wholes:
-                    wholes[c, place] = _onto(column.items, place.flat[0], who, False)
+                    wholes[c, place] = _onto(column.items, place.flat[0], caller, False)
                 argument, arrays = wholes[c, place]
             arguments.append(argument)
             shards += arrays
         mine = owned[i] if owned else place
         if place.size > 1 or simulated:
             return functools.partial(_call_over, fn, arguments, place, mine, modes)
-        return functools.partial(_call_on, fn, arguments, shards, place, mine, modes, who)
+        return functools.partial(_call_on, fn, arguments, shards, place, mine, modes, caller)
 
     used = {place.flat[0].backend: place for place in places}
     backends = [backend_of(place.flat[0]) for place in used.values()]
@@ -123,17 +123,17 @@ def run_mapped(
     tasks = [task(i, place) for i, place in enumerate(places)]
     queues = _queues(backends, places)
     for backend, device in queues:
-        backend.enter(device)  # what the function finds outside of it is the caller's
-    patience = max([backend.patience for backend in backends], default=0.0)
+        backend.wait_for_caller(device)  # what the function finds outside of it is the caller's
+    helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
     try:
-        return run(tasks, _Labels(places), names=names, sizes=sizes, patience=patience, text=_text_of(fn))
+        return run(tasks, _Labels(places), names=names, sizes=sizes, helper_delay=helper_delay, text=code_key(fn))
     except Failed as failure:
         number, error = failure.number, failure.error
     finally:
         for backend, device in queues:
-            backend.leave(device)
+            backend.make_caller_wait(device)
     if number >= 0:
-        note = f"{who}: raised for shard {number} on {_said(places[number])}"
+        note = f"{caller}: raised for shard {number} on {_said(places[number])}"
         if note not in getattr(error, "__notes__", ()):  # a RecursionError passes through a hundred maps
             error.add_note(note)
     try:
@@ -146,21 +146,25 @@ def _unheld(tree: Any) -> Any:
     """A pytree with what is held in it as it is."""
     if type(tree) is ShardedTensor:
         return tree
-    return map_leaves(lambda leaf: leaf.value if type(leaf) is Whole else leaf, tree)
+    return map_leaves(lambda leaf: leaf.value if type(leaf) is Unmapped else leaf, tree)
 
 
 def _queues(backends: Sequence[Backend], places: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
     """The devices that work behind the caller's back."""
-    if all(type(backend).enter is Backend.enter and type(backend).leave is Backend.leave for backend in backends):
+    if all(
+        type(backend).wait_for_caller is Backend.wait_for_caller
+        and type(backend).make_caller_wait is Backend.make_caller_wait
+        for backend in backends
+    ):
         return []
     return [(backend_of(device), device) for device in dict.fromkeys(d for place in places for d in place.flat)]
 
 
-def _check_names(names: Sequence[str], who: str) -> None:
+def _check_names(names: Sequence[str], caller: str) -> None:
     program = around()
     for name in names:
         if program and name in program.group.axes:
-            raise ShardingError(f"{who}: axis {name!r} is bound by a map around this one; choose another name")
+            raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
 
 
 class _Labels(Sequence[str]):
@@ -182,9 +186,9 @@ def _said(place: Mesh) -> str:
     return str(place.flat[0]) if place.size == 1 else f"{place.flat[0]}..{place.flat[-1]}"
 
 
-class _Footing:
+class _DeviceContext:
     """The device that is current while a program runs there, if it has but one, and the modes of its library, which are
-    the caller's at first; see `shardtensor.spmd.program.Footing`.
+    the caller's at first; see `shardtensor.spmd.program.ExecutionContext`.
     """
 
     __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
@@ -206,12 +210,12 @@ class _Footing:
             self._before()
         return self._on.__exit__(kind, error, trace)
 
-    def step_off(self) -> None:
+    def suspend(self) -> None:
         """See `Footing`."""
-        self._modes = self._backend.modes()
+        self._modes = self._backend.capture_modes()
         self.__exit__(None, None, None)
 
-    def step_on(self) -> None:
+    def resume(self) -> None:
         """See `Footing`."""
         self.__enter__()
 
@@ -219,7 +223,7 @@ class _Footing:
 def _modes_of(backend: Backend) -> Callable[[], None] | None:
     """What makes the library's modes again what they are, where it can."""
     try:
-        return backend.modes()
+        return backend.capture_modes()
     except BackendError:  # in a block that cannot be left and come back to; nobody leaves it here
         return None
 
@@ -234,52 +238,52 @@ def _call_over(
 ) -> Any:
     """One call of a mapped function that has several devices."""
     backend = backend_of(place.flat[0])
-    footing = program.footing = _Footing(backend, place, modes.get(backend.name))
+    execution_context = program.execution_context = _DeviceContext(backend, place, modes.get(backend.name))
     settle_on(owned)
-    interpret_by(None if place.size > 1 else OnPhantom(place.flat[0]))
-    with footing:
+    interpret_by(None if place.size > 1 else AbstractDeviceInterpreter(place.flat[0]))
+    with execution_context:
         return program.call(fn, arguments)
 
 
-def _onto(tree: Any, device: Device, who: str, donate: bool) -> tuple[Any, list[Any]]:
+def _onto(tree: Any, device: Device, caller: str, donate: bool) -> tuple[Any, list[Any]]:
     """A pytree with its arrays on ``device``, and those of them that are tensors' memory."""
     shards: list[Any] = []
     if type(tree) is ShardedTensor:  # the common case
-        return _leaf_onto(tree, device, who, donate, shards), shards
-    return map_leaves(lambda leaf: _leaf_onto(leaf, device, who, donate, shards), tree), shards
+        return _leaf_onto(tree, device, caller, donate, shards), shards
+    return map_leaves(lambda leaf: _leaf_onto(leaf, device, caller, donate, shards), tree), shards
 
 
-def _leaf_onto(leaf: Any, device: Device, who: str, donate: bool, shards: list[Any]) -> Any:
+def _leaf_onto(leaf: Any, device: Device, caller: str, donate: bool, shards: list[Any]) -> Any:
     backend = backend_of(device)
     if type(leaf) is not ShardedTensor:
-        if type(leaf) is Whole:
+        if type(leaf) is Unmapped:
             return leaf.value
         if not is_data(leaf):
             return leaf
         if backend.simulated:
-            return as_tensor(array_on(admit(leaf, who), device, who), device)
-        return backend.export(array_on(located(admit(leaf, who)), device, who))
+            return as_tensor(array_on(as_operand(leaf, caller), device, caller), device)
+        return backend.export(array_on(located(as_operand(leaf, caller)), device, caller))
     if backend.simulated:
-        here = leaf if leaf.device == device else as_tensor(array_on(leaf, device, who), device)
+        here = leaf if leaf.device == device else as_tensor(array_on(leaf, device, caller), device)
         if donate:
             here = tensor(here._aval, here._storage)
-            give_away(leaf, who)
+            mark_donated(leaf, caller)
         return here
     if donate:
-        return _released(leaf, device, backend, who)
-    array = array_on(leaf, device, who)
+        return _released(leaf, device, backend, caller)
+    array = array_on(leaf, device, caller)
     shards.append(array)
     return backend.export(array)
 
 
-def _released(x: ShardedTensor, device: Device, backend: Backend, who: str) -> Any:
+def _released(x: ShardedTensor, device: Device, backend: Backend, caller: str) -> Any:
     """The memory of a tensor that is given away, for writing."""
-    array = array_on(x, device, who)
-    give_away(x, who)  # now this call alone holds the array, unless another tensor shares its memory
+    array = array_on(x, device, caller)
+    mark_donated(x, caller)  # now this call alone holds the array, unless another tensor shares its memory
     with backend.on(device):
         mine, copied = backend.release(array)
     if copied:
-        note_copy(who, int(mine.nbytes), device)
+        record_copy(caller, int(mine.nbytes), device)
     return mine
 
 
@@ -290,22 +294,24 @@ def _call_on(
     place: Mesh,
     owned: Mesh,
     modes: dict[str, Callable[[], None]],
-    who: str,
+    caller: str,
     program: Program,
 ) -> Any:
     """One call of a mapped function on one device: what it returns, with its arrays as tensors there."""
     here = _on_place(place)
     backend = here.backend
-    footing = program.footing = here.ground or _Footing(backend, place, modes.get(backend.name))
+    execution_context = program.execution_context = here.no_context or _DeviceContext(
+        backend, place, modes.get(backend.name)
+    )
     program.given = shards
     settle_on(owned)  # the context is the program's own
     interpret_by(here)
-    with footing:
+    with execution_context:
         result = program.call(fn, arguments)
         arguments.clear()
         if backend.is_array(result) and is_data(result):  # the common case
             result, copied = backend.adopt(backend.asarray(result), _kept(backend, result, shards))
-            return _on_one(result, copied, here, who)
+            return _on_one(result, copied, here, caller)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
@@ -316,20 +322,20 @@ def _call_on(
                 found[i] = array
             elif backend.is_array(array):
                 array, copied = backend.adopt(backend.asarray(array), _kept(backend, array, shards))
-                found[i] = _on_one(array, copied, here, who)
+                found[i] = _on_one(array, copied, here, caller)
             else:  # it is on the host
-                found[i] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, who)
+                found[i] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, caller)
     return map_leaves(found.__getitem__, tree)
 
 
 def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
     """The arrays that nobody can write and of which ``array`` may be a view."""
-    return (*shards, *received(array)) if backend.one_memory else shards
+    return (*shards, *received(array)) if backend.shared_memory else shards
 
 
-def _on_one(array: Any, copied: bool, here: OnDevice, who: str) -> ShardedTensor:
+def _on_one(array: Any, copied: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
     """A tensor on one device, of an array that nobody else holds."""
     if copied:
-        note_copy(who, int(array.nbytes), here.device)
+        record_copy(caller, int(array.nbytes), here.device)
     value = aval(tuple(array.shape), here.backend.dtype_of(array), here.sharding, True)
-    return tensor(value, Storage(array) if here.backend.one_memory else Storage(arrays=(array,)))
+    return tensor(value, Storage(array) if here.backend.shared_memory else Storage(arrays=(array,)))

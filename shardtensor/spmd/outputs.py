@@ -13,15 +13,15 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, owner_of
 from shardtensor.communication.transfer import send
-from shardtensor.communication.transfer_log import Transfer, account, watched
+from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions.joining import assemble
-from shardtensor.functions.placement import put
+from shardtensor.functions.placement import reshard_to
 from shardtensor.functions.shard_lists import split
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, places_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
-from shardtensor.tensor.operands import admit
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import form_of, leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import aval
@@ -29,7 +29,7 @@ from shardtensor.tensor.value import aval
 Specs = Callable[[Any], Sequence[PartitionSpec | None]]
 
 
-def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, who: str, *, check: bool = True) -> Any:
+def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, caller: str, *, check: bool = True) -> Any:
     """The results of all calls, pytrees of one form, leaf by leaf as one tensor.
 
     Args:
@@ -38,7 +38,7 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, who:
             another.
         mesh: all devices; those that do not differ along the mapped axes served one call together.
         mapped: the mapped axes.
-        who: the map, for errors.
+        caller: the map, for errors.
         check: whether arrays of calls along an axis that a spec does not name must be equal.
 
     Raises:
@@ -49,11 +49,11 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, who:
     whole = []
     columns = zip(*[leaves(tree) for tree in results], strict=True)
     for column, spec, path in zip(columns, specs(results[0]), paths(results[0], "the result"), strict=True):
-        whole.append(joined_leaf(column, spec, mesh, mapped, f"{who}: {path}", check=check))
+        whole.append(joined_leaf(column, spec, mesh, mapped, f"{caller}: {path}", check=check))
     return replaced(results[0], whole)
 
 
-def same_forms(results: Sequence[Any], who: str) -> None:
+def same_forms(results: Sequence[Any], caller: str) -> None:
     """That all calls returned pytrees of one form.
 
     Raises:
@@ -63,7 +63,7 @@ def same_forms(results: Sequence[Any], who: str) -> None:
     for k, other in enumerate(results):
         if form_of(other) != form:
             raise ShapeError(
-                f"{who}: calls 0 and {k} return pytrees of different forms, {form} and {form_of(other)}; return the "
+                f"{caller}: calls 0 and {k} return pytrees of different forms, {form} and {form_of(other)}; return the "
                 "same one from each"
             )
 
@@ -102,7 +102,7 @@ def joined_leaf(
         _check_equal(blocks, spec, mesh, mapped, what)
     if rest:
         inner = first.sharding.spec
-        blocks = [put(b, NamedSharding(b.sharding.mesh, inner), what.partition(":")[0]) for b in blocks]
+        blocks = [reshard_to(b, NamedSharding(b.sharding.mesh, inner), what.partition(":")[0]) for b in blocks]
         pairs = zip(spec.chains_of(first.ndim), inner.chains_of(first.ndim), strict=True)
         spec = P(*[outer + within for outer, within in pairs])
         held: dict[int, ShardedTensor] = {}
@@ -124,7 +124,7 @@ def _block(leaf: Any, place: Mesh, what: str) -> ShardedTensor:
         if there == place:
             return leaf
         if (there.flat, there.axis_sizes) != (place.flat, place.axis_sizes):
-            return put(leaf, as_sharding(place, leaf.ndim, "join"), what.partition(":")[0])
+            return reshard_to(leaf, as_sharding(place, leaf.ndim, "join"), what.partition(":")[0])
         names = dict(zip(there.axis_names, place.axis_names, strict=True))
         chains = [tuple([names[a] for a in chain]) for chain in leaf.sharding.spec.chains_of(leaf.ndim)]
         value = aval(leaf.shape, leaf.dtype, NamedSharding(place, P(*chains)), True)
@@ -132,8 +132,8 @@ def _block(leaf: Any, place: Mesh, what: str) -> ShardedTensor:
     if leaf is None:
         raise ArgumentTypeError(f"{what} is a NoneType on {place.flat[0]}; wanted an array on every device")
     check_array(leaf, what)
-    array = np.asarray(admit(leaf, "join"))
-    return put(array, as_sharding(place, array.ndim, "join"), what.partition(":")[0])
+    array = np.asarray(as_operand(leaf, "join"))
+    return reshard_to(array, as_sharding(place, array.ndim, "join"), what.partition(":")[0])
 
 
 def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mesh, mapped: Chain, what: str) -> None:
@@ -147,9 +147,9 @@ def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mes
                 f"on {blocks[first].device} and {blocks[other].device} it differs; combine it first (st.psum, "
                 "st.pmean, …), or name the axis"
             )
-    if blocks[0]._aval.backend.simulated and watched():
-        who = what.partition(":")[0]
-        account(who, 0, True, lambda: _imagined_checks(blocks, _twins(spec, mesh, mapped), who))
+    if blocks[0]._aval.backend.simulated and is_recording():
+        caller = what.partition(":")[0]
+        record_transfer(caller, 0, True, lambda: _imagined_checks(blocks, _twins(spec, mesh, mapped), caller))
 
 
 @functools.lru_cache(1024)
@@ -167,38 +167,38 @@ def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, in
     return pairs
 
 
-def _same(a: ShardedTensor, b: ShardedTensor, who: str) -> bool:
+def _same(a: ShardedTensor, b: ShardedTensor, caller: str) -> bool:
     """Whether two tensors have the same elements. NaN counts as equal to itself."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.sharding.spec != b.sharding.spec:
-        b = put(b, NamedSharding(b.sharding.mesh, a.sharding.spec), who)
+        b = reshard_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)
     if a._aval.backend.simulated:
         return True  # for all that is known; `_imagined_checks` are counted together
     places = zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
     pairs = zip(shard_arrays(a), shard_arrays(b), strict=True)
-    return all(_alike(x, y, here, there, who) for (x, y), (here, there) in zip(pairs, places, strict=True))
+    return all(_alike(x, y, here, there, caller) for (x, y), (here, there) in zip(pairs, places, strict=True))
 
 
-def _imagined_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int, int]], who: str) -> list[Transfer]:
+def _imagined_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int, int]], caller: str) -> list[Transfer]:
     """What `_alike` would send."""
     records = []
     for first, other in twins:
         places = zip(blocks[first].sharding.mesh.flat, blocks[other].sharding.mesh.flat, strict=True)
         for (here, there), array in zip(places, shard_arrays(blocks[other]), strict=True):
-            records.append(Transfer(array.nbytes, 0, there, here, who, True))
+            records.append(Transfer(array.nbytes, 0, there, here, caller, True))
     return records
 
 
-def _alike(x: Any, y: Any, here: Device, there: Device, who: str) -> bool:
+def _alike(x: Any, y: Any, here: Device, there: Device, caller: str) -> bool:
     """The same of two arrays; the second one comes to the first."""
     backend = backend_of(here)
-    if watched():
-        copied = 0 if backend.one_memory else int(y.nbytes)
-        account(who, 0, True, lambda: [Transfer(int(y.nbytes), copied, there, here, who, True)])
+    if is_recording():
+        copied = 0 if backend.shared_memory else int(y.nbytes)
+        record_transfer(caller, 0, True, lambda: [Transfer(int(y.nbytes), copied, there, here, caller, True)])
     if x is y:
         return True  # one array serves both
-    other = y if backend.one_memory else send(y, there, here)
+    other = y if backend.shared_memory else send(y, there, here)
     with backend.on(here):
         xp, same = backend.xp, backend.xp.equal(x, other)
         if bool(backend.to_host(backend.asarray(xp.all(same)), here)):

@@ -14,18 +14,18 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
-from shardtensor.functions.placement import laid_out
+from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, places_along, shares
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
-from shardtensor.spmd.launch import Column, Whole, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, run_mapped
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
-from shardtensor.tensor.operands import admit
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import items_of, leaves, paths, replaced, spread
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
@@ -169,10 +169,10 @@ class _Pmap:
         columns = []
         for i, argument in enumerate(call.given):
             if i in call.static:
-                columns.append(Column(Whole(argument), False))
+                columns.append(MappedArgument(Unmapped(argument), False))
             else:
                 mapped = type(argument) is list
-                columns.append(Column(argument, mapped, self._donate and mapped))
+                columns.append(MappedArgument(argument, mapped, self._donate and mapped))
         places, owned = self._places(call, count)
         return run_mapped(fn, columns, places, "pmap", names=self._names, sizes=(count,), owned=owned)
 
@@ -236,11 +236,11 @@ class _Pmap:
         columns = []
         for i, (argument, cuts) in enumerate(zip(call.given, levels.cuts, strict=True)):
             if i in call.static:
-                columns.append(Column(Whole(argument), False))
+                columns.append(MappedArgument(Unmapped(argument), False))
             elif all(cut.axes[0] is None for cut in cuts):
-                columns.append(Column(argument, False))
+                columns.append(MappedArgument(argument, False))
             else:
-                columns.append(Column(_slices(argument, cuts, grid, count), True))
+                columns.append(MappedArgument(_slices(argument, cuts, grid, count), True))
         results = run_mapped(fn, columns, _rows(grid), "pmap", names=self._names, sizes=(count,), owned=owned)
         return _stacked(results, self._out_axes, grid, owned)
 
@@ -392,7 +392,7 @@ def _with_axis(leaf: Any, at: int) -> Any:
         with backend.on(device):
             arrays.append(backend.view(array, index))
     value = aval((*leaf.shape[:at], 1, *leaf.shape[at:]), leaf.dtype, sharding, True)
-    alone = len(arrays) == 1 and value.backend.one_memory
+    alone = len(arrays) == 1 and value.backend.shared_memory
     return tensor(value, Storage(arrays[0]) if alone else Storage(arrays=tuple(arrays)))
 
 
@@ -430,7 +430,7 @@ def _check_axis(axis: Any, what: str) -> None:
 def _array(leaf: Any, path: str) -> Any:
     if leaf is None or isinstance(leaf, (str, bytes)):
         raise ArgumentTypeError(f"pmap: {path} is a {type(leaf).__name__}; wanted an array, or None for it in in_axes")
-    return admit(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "pmap")
+    return as_operand(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "pmap")
 
 
 def _normal(axis: int, ndim: int, path: str) -> int:
@@ -449,7 +449,7 @@ def _slices(argument: Any, cuts: Sequence[Cut], grid: Mesh, count: int) -> list[
         if axis is None:
             rows.append([leaf] * count)
             continue
-        whole = laid_out(cut.array, NamedSharding(grid, cut.spec(grid.axis_names)), "pmap")
+        whole = ensure_sharding(cut.array, NamedSharding(grid, cut.spec(grid.axis_names)), "pmap")
         rows.append(split_over(whole, (first,), drop=axis))
     return [replaced(argument, parts) for parts in zip(*rows, strict=True)]
 

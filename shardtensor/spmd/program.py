@@ -29,7 +29,7 @@ Task = Callable[["Program"], Any]
 Work = Callable[[list[Any]], Sequence[Any]]
 
 
-class Footing(Protocol):
+class ExecutionContext(Protocol):
     """What a program stands on in its thread, such as a current device: put aside while other programs run there.
 
     Attributes:
@@ -38,14 +38,14 @@ class Footing(Protocol):
 
     devices: tuple[Device, ...]
 
-    def step_off(self) -> None:
+    def suspend(self) -> None:
         """Leaves the thread as the program found it."""
 
-    def step_on(self) -> None:
+    def resume(self) -> None:
         """Makes it again what it was when the program stepped off."""
 
 
-class Server:
+class WorkerThread:
     """A thread's part in a world.
 
     Attributes:
@@ -59,17 +59,17 @@ class Server:
         root: the context in which the thread began.
     """
 
-    __slots__ = ("current", "hub", "idle", "inside", "job", "ready", "root", "running")
+    __slots__ = ("current", "idle", "inside", "job", "main", "ready", "root", "running")
 
     def __init__(self, current: Callable[[], greenlet]) -> None:
         self.current = current
-        self.hub = current()
+        self.main = current()
         self.idle: list[greenlet] = []
-        self.job: Group | None = None
+        self.job: MapRun | None = None
         self.ready: deque[Program] = deque()
         self.inside = False
         self.running: Program | None = None
-        self.root = _root(self.hub)
+        self.root = _root(self.main)
 
     def is_here(self) -> bool:
         """Whether this is its thread. It is known by its greenlets: a thread's number changes in the child of a fork,
@@ -85,13 +85,13 @@ def _root(context: greenlet) -> greenlet:
     return context
 
 
-class Scheduler(Protocol):
-    """What programs ask of their world; see `shardtensor.spmd.scheduler.World`. With the lock held, but for `withdraw`."""
+class SchedulerProtocol(Protocol):
+    """What programs ask of their world; see `shardtensor.spmd.scheduler.Scheduler`. With the lock held, but for `withdraw`."""
 
     lock: threading.Lock
-    meetings: dict[Hashable, Meeting]
+    meetings: dict[Hashable, Rendezvous]
 
-    def open(self, group: Group) -> None:
+    def open(self, group: MapRun) -> None:
         """A map is there to be served."""
 
     def resume(self, program: Program, result: Any) -> None:
@@ -100,7 +100,7 @@ class Scheduler(Protocol):
     def release(self, program: Program, error: BaseException) -> None:
         """A program goes on with an error."""
 
-    def fail(self, group: Group, why: str) -> None:
+    def fail(self, group: MapRun, why: str) -> None:
         """Nobody in a map shall wait any more."""
 
     def withdraw(self, program: Program, why: str) -> None:
@@ -110,10 +110,10 @@ class Scheduler(Protocol):
         """In the child of a fork: gives up if programs ran in several threads, and answers whether they did."""
 
 
-def told(message: str) -> CollectiveError:
+def secondary(message: str) -> CollectiveError:
     """The error of a program that did nothing wrong itself."""
     error = CollectiveError(message)
-    error.told = True
+    error.secondary = True
     return error
 
 
@@ -179,7 +179,7 @@ def _depth(frame: FrameType | None) -> int:
     return count
 
 
-class Group:
+class MapRun:
     """The programs of one map.
 
     Attributes:
@@ -219,7 +219,7 @@ class Group:
         self.left = len(tasks)
         self.live: dict[int, Program] = {}
         self.known: dict[Any, Any] = {}
-        self.world: Scheduler
+        self.world: SchedulerProtocol
         self._next = 0
 
     def place(self, number: int) -> tuple[int, ...]:
@@ -256,26 +256,26 @@ class Group:
         if not self.errors and not self.failed:
             return self.results
         if not self.errors:  # the programs have kept to themselves that they were told
-            raise Failed(0, told(str(self.failed)))
+            raise Failed(0, secondary(str(self.failed)))
         _, number, error = min(self.errors, key=lambda e: e[:2])
         self.errors.clear()  # the error's traceback ends here: the two would keep each other, and all arguments, alive
         raise Failed(number, error)
 
 
-class Meeting:
+class Rendezvous:
     """Programs that wait until all of them have called the same."""
 
-    __slots__ = ("call", "key", "members", "missing", "offers")
+    __slots__ = ("call", "contributions", "key", "members", "missing")
 
-    def __init__(self, key: Hashable, call: Call, size: int) -> None:
+    def __init__(self, key: Hashable, call: CollectiveCall, size: int) -> None:
         self.key = key
         self.call = call
         self.members: list[Program | None] = [None] * size
-        self.offers: list[Any] = [None] * size
+        self.contributions: list[Any] = [None] * size
         self.missing = size
 
 
-class Call:
+class CollectiveCall:
     """What a program calls in a meeting; calls that meet must be equal.
 
     Attributes:
@@ -297,11 +297,11 @@ class Call:
         self.key_at = key_at
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and (self.said, self.details) == (other.said, other.details)
+        return isinstance(other, CollectiveCall) and (self.said, self.details) == (other.said, other.details)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def beside(self, other: Call) -> tuple[str, str]:
+    def beside(self, other: CollectiveCall) -> tuple[str, str]:
         """How to say what the two differ in."""
         if self.said != other.said:
             return self.said, other.said
@@ -322,18 +322,18 @@ class Program:
         result, error: with what it goes on.
     """
 
-    footing: Footing | None = None
+    execution_context: ExecutionContext | None = None
     given: Sequence[Any] = ()
     thread: greenlet
-    pending: Meeting | Group | None = None
+    pending: Rendezvous | MapRun | None = None
     result: Any = None
     error: BaseException | None = None
 
-    def __init__(self, group: Group, number: int, server: Server) -> None:
+    def __init__(self, group: MapRun, number: int, server: WorkerThread) -> None:
         self.group = group
         self.number = number
         self.server = server
-        self.seats: dict[Any, Any] = {}
+        self.positions: dict[Any, Any] = {}
 
     def __str__(self) -> str:
         return self.group.labels[self.number]
@@ -359,7 +359,7 @@ class Program:
         finally:
             self.server.inside = False
 
-    def meet(self, key: Hashable, call: Call, size: int, seat: int, offer: Any, work: Work) -> Any:
+    def meet(self, key: Hashable, call: CollectiveCall, size: int, seat: int, contribution: Any, work: Work) -> Any:
         """What ``work`` makes for this program of the offers of all ``size`` programs that meet under ``key``.
 
         The last one to come does the work for all.
@@ -376,24 +376,24 @@ class Program:
             )
         self.server.inside = False
         try:
-            result = self._meet(key, call, size, seat, offer, work)
+            result = self._meet(key, call, size, seat, contribution, work)
         finally:
             self.server.inside = True
         hear()
         return result
 
-    def _meet(self, key: Hashable, call: Call, size: int, seat: int, offer: Any, work: Work) -> Any:
+    def _meet(self, key: Hashable, call: CollectiveCall, size: int, seat: int, contribution: Any, work: Work) -> Any:
         world = self.group.world
         with world.lock:
             if self.group.failed:
-                raise told(f"{call.said}: {self.group.failed}")
+                raise secondary(f"{call.said}: {self.group.failed}")
             meeting = world.meetings.get(key)
             if meeting is None:
-                meeting = world.meetings[key] = Meeting(key, call, size)
+                meeting = world.meetings[key] = Rendezvous(key, call, size)
             elif call != meeting.call:
                 raise CollectiveError(_disagreement(self, call, meeting))
             meeting.members[seat] = self
-            meeting.offers[seat] = offer
+            meeting.contributions[seat] = contribution
             meeting.missing -= 1
             last = not meeting.missing  # asked under the lock: the others come in other threads
             if last:
@@ -403,7 +403,7 @@ class Program:
         if not last:
             return self._pause()
         try:
-            results = work(meeting.offers)
+            results = work(meeting.contributions)
         except BaseException as error:
             with world.lock:
                 for member in meeting.members:
@@ -416,7 +416,7 @@ class Program:
                     world.resume(meeting.members[other], result)  # type: ignore[arg-type]
         return results[seat]
 
-    def await_group(self, group: Group) -> None:
+    def await_group(self, group: MapRun) -> None:
         """Waits until the programs of a map that this one called are done.
 
         Raises:
@@ -424,7 +424,7 @@ class Program:
                 interpreter does not add them up, since each program begins near the bottom of a stack.
         """
         check_room()
-        group.depth = _depth(sys._getframe()) + (self.group.depth or _depth(self.server.hub.gr_frame))
+        group.depth = _depth(sys._getframe()) + (self.group.depth or _depth(self.server.main.gr_frame))
         if group.depth > sys.getrecursionlimit():
             raise RecursionError(
                 f"maximum recursion depth exceeded: a map inside of maps, called by {self}, is {group.depth} frames "
@@ -446,17 +446,17 @@ class Program:
         """Lets other programs have the thread until this one is resumed."""
         self.thread = self.server.current()
         try:
-            if self.footing is not None:
-                self.footing.step_off()
-            self.server.hub.switch()
+            if self.execution_context is not None:
+                self.execution_context.suspend()
+            self.server.main.switch()
             self.server.running = self
         except BaseException as raised:
-            if isinstance(self.pending, Meeting):
+            if isinstance(self.pending, Rendezvous):
                 raised.add_note(f"in {self.pending.call.said}")
             self.group.world.withdraw(self, f"{self} failed there: {raised!r}")
             raise
-        if self.footing is not None:
-            self.footing.step_on()
+        if self.execution_context is not None:
+            self.execution_context.resume()
         error, result, self.error, self.result = self.error, self.result, None, None
         if error is None:
             return result
@@ -466,7 +466,7 @@ class Program:
             del error  # else it and this frame would keep each other alive
 
 
-def _disagreement(program: Program, call: Call, meeting: Meeting) -> str:
+def _disagreement(program: Program, call: CollectiveCall, meeting: Rendezvous) -> str:
     there = [str(m) for m in meeting.members if m is not None]
     mine, theirs = call.beside(meeting.call)
     return (
@@ -475,7 +475,7 @@ def _disagreement(program: Program, call: Call, meeting: Meeting) -> str:
     )
 
 
-def _copy(error: BaseException, call: Call, program: Program) -> BaseException:
+def _copy(error: BaseException, call: CollectiveCall, program: Program) -> BaseException:
     """The same error for another program: an exception that is raised twice would mix up its tracebacks."""
     if isinstance(error, ShardTensorError):
         return type(error)(str(error))

@@ -9,29 +9,36 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.abstract_communicator import ImaginedExchange, as_tensors
-from shardtensor.communication.communicator import Exchange
-from shardtensor.communication.offload import apart
+from shardtensor.communication.abstract_communicator import AbstractCommunicator, as_tensors
+from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
-from shardtensor.spmd.axes import Seat
-from shardtensor.spmd.program import Call, current
+from shardtensor.spmd.axes import AxisPosition
+from shardtensor.spmd.program import CollectiveCall, current
 from shardtensor.tensor.pytree import form_of, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import aval
 
 Columns = Sequence[Any]
-Body = Callable[[Exchange, Columns], Sequence[Any]]
+Body = Callable[[Communicator, Columns], Sequence[Any]]
 """What a collective does with one array for each program."""
 
 
-def together(
-    who: str, at: Seat, x: Any, details: tuple[Any, ...], body: Body, *, alike: bool = False, scalars: bool = False
+def rendezvous(
+    caller: str,
+    at: AxisPosition,
+    x: Any,
+    details: tuple[Any, ...],
+    body: Body,
+    *,
+    alike: bool = False,
+    scalars: bool = False,
 ) -> Any:
     """Meets the other programs with ``x``, and runs the body on each leaf.
 
     Args:
-        who: the collective.
+        caller: the collective.
         at: where this program stands.
         x: a pytree.
         details: in what the calls of different programs must not differ, by name.
@@ -41,27 +48,29 @@ def together(
     """
     program = current()
     assert program is not None  # who has a seat is in one
-    assert program.footing is not None
-    devices = program.footing.devices
+    assert program.execution_context is not None
+    devices = program.execution_context.devices
     form = form_of(x)
-    mine = [_offered(leaf, devices, who, scalars) for leaf in (leaves(x) if form is not None else (x,))]
+    mine = [_offered(leaf, devices, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
-    call = Call(f"{who} over {at.said}", compared, at.key_at)
+    call = CollectiveCall(f"{caller} over {at.said}", compared, at.key_at)
 
-    def work(offers: list[Any]) -> Sequence[Any]:
-        given = [arrays for _, _, arrays in offers]
+    def work(contributions: list[Any]) -> Sequence[Any]:
+        given = [arrays for _, _, arrays in contributions]
         columns = []
         for i in range(len(mine)):
-            columns.append(_column(who, at.axis, [o[0] for o in offers], [o[1][i] for o in offers], given, body))
-        return list(zip(*columns, strict=True)) if columns else [()] * len(offers)
+            columns.append(
+                _column(caller, at.axis, [o[0] for o in contributions], [o[1][i] for o in contributions], given, body)
+            )
+        return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
     results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work)
     return replaced(x, results) if form is not None else results[0]
 
 
 def _column(
-    who: str,
+    caller: str,
     axis: str,
     groups: Sequence[tuple[Device, ...]],
     column: list[Any],
@@ -72,51 +81,51 @@ def _column(
     if column[0] is None:
         return column
     if not isinstance(column[0], ShardedTensor):
-        exchange = _exchange(who, axis, [group[0] for group in groups])
+        exchange = _exchange(caller, axis, [group[0] for group in groups])
         exchange.given = given
         return as_tensors(_exchanged(body, exchange, column), groups)
     shards = [shard_arrays(x) for x in column]
     rows = []
     for k in range(len(groups[0])):
-        rows.append(_exchanged(body, _exchange(who, axis, [g[k] for g in groups]), [s[k] for s in shards]))
+        rows.append(_exchanged(body, _exchange(caller, axis, [g[k] for g in groups]), [s[k] for s in shards]))
     made = []
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [tuple(a.shape) for a in shard_arrays(x)]:
             raise ArgumentTypeError(
-                f"{who}: x is a tensor over {len(groups[0])} devices, and its shape would change; map down to single "
+                f"{caller}: x is a tensor over {len(groups[0])} devices, and its shape would change; map down to single "
                 "devices first"
             )
         # A collective may change the dtype: sums of bool are integers, means of integers are floating-point numbers.
         value = x._aval
         result = aval(value.shape, value.backend.dtype_of(arrays[0]), value.sharding, value.committed)
-        made.append(tensor(result, apart(result, arrays)))
+        made.append(tensor(result, offloaded(result, arrays)))
     return made
 
 
-def _exchange(who: str, axis: str, devices: Sequence[Device]) -> Any:
-    return (ImaginedExchange if backend_of(devices[0]).simulated else Exchange)(who, axis, devices)
+def _exchange(caller: str, axis: str, devices: Sequence[Device]) -> Any:
+    return (AbstractCommunicator if backend_of(devices[0]).simulated else Communicator)(caller, axis, devices)
 
 
-def _exchanged(body: Body, exchange: Exchange, column: Columns) -> Sequence[Any]:
+def _exchanged(body: Body, exchange: Communicator, column: Columns) -> Sequence[Any]:
     try:
         results = body(exchange, column)
     except TypeError as error:
         if isinstance(error, ShardTensorError):
             raise
         dtype = exchange.backends[0].dtype_of(column[0])
-        raise ArgumentTypeError(f"{exchange.who}: does not take {dtype} ({error})") from None
+        raise ArgumentTypeError(f"{exchange.caller}: does not take {dtype} ({error})") from None
     exchange.settle()
     return results
 
 
-def _offered(leaf: Any, devices: tuple[Device, ...], who: str, scalars: bool) -> Any:
+def _offered(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: bool) -> Any:
     """What a program brings to a meeting: an array on its device, a tensor over its devices, a Python scalar."""
     if leaf is None or (scalars and type(leaf) in SCALARS):
         return leaf
     if len(devices) > 1:
         if not isinstance(leaf, ShardedTensor) or leaf.sharding.mesh.flat != devices:
             raise ArgumentTypeError(
-                f"{who}: x is {_named(leaf)}, and this program has {len(devices)} devices; wanted tensors over all of "
+                f"{caller}: x is {_named(leaf)}, and this program has {len(devices)} devices; wanted tensors over all of "
                 "them, or a map inside of this one"
             )
         return leaf
@@ -125,16 +134,16 @@ def _offered(leaf: Any, devices: tuple[Device, ...], who: str, scalars: bool) ->
     if backend.is_array(leaf):
         array = backend.asarray(leaf)
         if backend.dtype_of(array).kind not in "biufcmM":
-            raise ArgumentTypeError(f"{who}: x is an array of {array.dtype}; wanted numbers")
+            raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
         return array
     if isinstance(leaf, ShardedTensor):
-        return array_on(leaf, device, who)
+        return array_on(leaf, device, caller)
     if isinstance(leaf, (np.ndarray, np.generic)) or type(leaf) in SCALARS:
         host = np.asarray(leaf)
         if host.dtype.kind not in "biufcmM":
-            raise ArgumentTypeError(f"{who}: x is an array of {host.dtype}; wanted numbers")
+            raise ArgumentTypeError(f"{caller}: x is an array of {host.dtype}; wanted numbers")
         return backend.from_host(host, device)
-    raise ArgumentTypeError(f"{who}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
+    raise ArgumentTypeError(f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
 
 
 def _named(x: Any) -> str:

@@ -26,7 +26,7 @@ from shardtensor.host import signals as interrupts
 from shardtensor.host import threads as team
 from shardtensor.host.blas_threads import Limit
 from shardtensor.spmd import breakpoints
-from shardtensor.spmd.program import Group, Meeting, Program, Server, Task, around, check_room, enter, listed
+from shardtensor.spmd.program import MapRun, Program, Rendezvous, Task, WorkerThread, around, check_room, enter, listed
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -37,7 +37,7 @@ _LOOK = 0.05
 
 def run(
     tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
-    patience: float = 200e-6, text: Hashable = None,
+    helper_delay: float = 200e-6, text: Hashable = None,
 ) -> list[Any]:  # fmt: skip
     """The results of all tasks, in order; each runs as a program.
 
@@ -56,7 +56,7 @@ def run(
         Failed: a program failed; of several, the first in order that was not merely told of another's failure.
     """
     parent = around()
-    group = Group(tasks, labels, names, sizes or (len(tasks),), parent)
+    group = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
     if not tasks:
         return []
     if sys.is_finalizing():
@@ -68,11 +68,11 @@ def run(
         parent.await_group(group)
         return group.outcome()
     check_room()
-    world = World(group, 0.0 if text in _long and math.isfinite(patience) else patience)
+    world = Scheduler(group, 0.0 if text in _long and math.isfinite(helper_delay) else helper_delay)
     try:
         world.run()
         if not world.was_looked_at:
-            _note(text, time.perf_counter() - world.started > _LONG * patience)
+            _note(text, time.perf_counter() - world.started > _LONG * helper_delay)
         return group.outcome()
     finally:  # a helper thread may hold the world a moment longer; and the two would keep each other, and all results
         del group.world, world.root
@@ -100,18 +100,18 @@ def _greenlets() -> Any:
     return importlib.import_module("greenlet")
 
 
-class World:
+class Scheduler:
     """All programs under one outermost map, and the threads that serve them."""
 
-    def __init__(self, root: Group, patience: float) -> None:
+    def __init__(self, root: MapRun, helper_delay: float) -> None:
         self.lock = threading.Lock()
         self._changed: threading.Condition | None = None  # nobody waits before there are helpers
         self.root = root
         self.groups = [root]
-        self.meetings: dict[Hashable, Meeting] = {}
+        self.meetings: dict[Hashable, Rendezvous] = {}
         self._busy = 0  # threads that do not wait
         self._ready = 0  # programs that can go on, once their threads see it
-        self._patience = patience
+        self._helper_delay = helper_delay
         self._helpers: _Helpers | None = None
         self._is_over = False  # whether all threads stop, since the scheduler failed in one, or this is a fork's child
         root.world = self
@@ -119,11 +119,11 @@ class World:
     def run(self) -> None:
         """Serves until the outermost map is done."""
         self.started = time.perf_counter()
-        server = Server(_greenlets().getcurrent)
+        server = WorkerThread(_greenlets().getcurrent)
         with _Interrupts(server) as self._interrupts, breakpoints.prompts() as self._prompts:
             self._prompts_before = self._prompts.count
             try:
-                if not self._patience:
+                if not self._helper_delay:
                     self._call_for_help()
                 self._serve(server)
             finally:
@@ -131,7 +131,7 @@ class World:
                     self._helpers.dismiss()
 
     def _help(self) -> None:
-        self._serve(Server(_greenlets().getcurrent))
+        self._serve(WorkerThread(_greenlets().getcurrent))
 
     @property
     def was_looked_at(self) -> bool:
@@ -140,7 +140,7 @@ class World:
 
     # -- threads -----------------------------------------------------------------------------------
 
-    def _serve(self, server: Server) -> None:
+    def _serve(self, server: WorkerThread) -> None:
         """What every thread does: goes on with a program of its own that can, else starts one, else waits."""
         with self.lock:
             self._busy += 1
@@ -154,7 +154,7 @@ class World:
         with self.lock:
             self._busy -= 1
 
-    def _steps(self, server: Server) -> Iterator[greenlet]:
+    def _steps(self, server: WorkerThread) -> Iterator[greenlet]:
         """The workers to which the thread switches, in order, until all programs have ended."""
         while True:
             with self.lock:
@@ -164,7 +164,7 @@ class World:
             yield worker
             self._call_for_help()
 
-    def _hear(self, server: Server) -> None:
+    def _hear(self, server: WorkerThread) -> None:
         """Runs the handlers of signals that were held back, in the thread that gets them. What one raises is the map's
         error, and all programs end before it is raised. The lock is held, but not while a handler runs.
         """
@@ -182,7 +182,7 @@ class World:
             self.fail(self.root, f"the caller was interrupted: {error!r}")
             del error  # else it and this frame would keep each other alive
 
-    def _next(self, server: Server) -> greenlet | None:
+    def _next(self, server: WorkerThread) -> greenlet | None:
         """The worker to which the thread switches next; None when all programs have ended. The lock is held."""
         while True:
             self._hear(server)
@@ -206,7 +206,7 @@ class World:
             finally:
                 self._busy += 1
 
-    def _worker(self, group: Group, server: Server) -> greenlet:
+    def _worker(self, group: MapRun, server: WorkerThread) -> greenlet:
         """A greenlet that starts programs of a map, in the context of the map's caller.
 
         Workers end with the outermost map, although creating a greenlet costs more than a switch to one: the first
@@ -219,7 +219,7 @@ class World:
         server.job = group
         return worker
 
-    def _work(self, server: Server) -> None:
+    def _work(self, server: WorkerThread) -> None:
         """The function of a worker: starts the programs of one map after the other."""
         worker = server.current()
         while (group := server.job) is not None:
@@ -230,9 +230,9 @@ class World:
                 return
             del group
             server.idle.append(worker)
-            server.hub.switch()
+            server.main.switch()
 
-    def start(self, group: Group, server: Server) -> None:
+    def start(self, group: MapRun, server: WorkerThread) -> None:
         """Runs programs of a map that are not started yet, one after the other, in the context around this call."""
         program: Program | None = None
         error: BaseException | None = None
@@ -256,7 +256,7 @@ class World:
 
     def _call_for_help(self) -> None:
         """Wakes helper threads, once, if there is work for them and the caller has had enough."""
-        if self._helpers is not None or time.perf_counter() - self.started < self._patience:
+        if self._helpers is not None or time.perf_counter() - self.started < self._helper_delay:
             return
         with self.lock:
             count = sum(g.unstarted for g in self.groups)
@@ -289,14 +289,14 @@ class World:
         del group.live[program.number]
         group.left -= 1
         if error is not None:
-            told = isinstance(error, CollectiveError) and error.told
+            told = isinstance(error, CollectiveError) and error.secondary
             group.errors.append((told, program.number, error))
             if not group.failed:
                 self.fail(group, f"{program} raised {type(error).__name__}: {error}")
         if not group.left:
             self._close(group)
 
-    def _close(self, group: Group) -> None:
+    def _close(self, group: MapRun) -> None:
         """A map is done: its caller can go on."""
         if group not in self.groups:
             return
@@ -306,7 +306,7 @@ class World:
         else:
             self._notify()
 
-    def open(self, group: Group) -> None:
+    def open(self, group: MapRun) -> None:
         """A map of a program's is there to be served."""
         self.groups.append(group)
         self._notify()
@@ -328,7 +328,7 @@ class World:
         """A program goes on with an error."""
         program.error = error
         if isinstance(error, CollectiveError):
-            error.told = True
+            error.secondary = True
         self.resume(program, None)
 
     def withdraw(self, program: Program, why: str) -> None:
@@ -337,17 +337,17 @@ class World:
             if program in program.server.ready:
                 program.server.ready.remove(program)
                 self._ready -= 1
-            elif isinstance(program.pending, Meeting):
+            elif isinstance(program.pending, Rendezvous):
                 self._dissolve(program.pending, why, but=program)
             program.pending = None
 
-    def _dissolve(self, meeting: Meeting, why: str, but: Program | None = None) -> None:
+    def _dissolve(self, meeting: Rendezvous, why: str, but: Program | None = None) -> None:
         if self.meetings.pop(meeting.key, None):
             for member in meeting.members:
                 if member is not None and member is not but:
                     self.release(member, CollectiveError(f"{meeting.call.said}: {why}"))
 
-    def fail(self, group: Group, why: str) -> None:
+    def fail(self, group: MapRun, why: str) -> None:
         """Nobody in a map shall wait any more, nor those who wait for them."""
         if group.failed:
             return
@@ -355,7 +355,7 @@ class World:
         group.drop()
         for program in list(group.live.values()):
             waits = program.pending
-            if isinstance(waits, Group):
+            if isinstance(waits, MapRun):
                 self.fail(waits, why)
             elif waits is not None:
                 self._dissolve(waits, why)
@@ -383,7 +383,7 @@ class World:
                     self.release(program, CollectiveError(f"{meeting.call.said}: {why}"))
 
 
-def _returned(meeting: Meeting, groups: Sequence[Group]) -> list[str]:
+def _returned(meeting: Rendezvous, groups: Sequence[MapRun]) -> list[str]:
     """The programs that were to come to a meeting and have returned, or have called the maps in which others were to
     come and have returned. The rest of those that are missing wait elsewhere, or in maps that have not been called.
     """
@@ -434,7 +434,7 @@ class _Interrupts(interrupts.Interrupts):
 
     __slots__ = ("_server",)
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: WorkerThread) -> None:
         self._server = server
 
     def passes(self) -> bool:
@@ -443,7 +443,7 @@ class _Interrupts(interrupts.Interrupts):
 
     permits = passes
 
-    def are_due(self, server: Server) -> bool:
+    def are_due(self, server: WorkerThread) -> bool:
         """Whether there are any to run in this thread."""
         return server is self._server and self.are_missed()
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
-from shardtensor.functions.placement import laid_out
+from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import split_over
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, places_along, submesh
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
-from shardtensor.spmd.launch import Column, Whole, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, run_mapped
 from shardtensor.spmd.outputs import joined, same_forms
 from shardtensor.spmd.program import around
-from shardtensor.tensor.operands import admit
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
@@ -126,7 +126,7 @@ def _run(
     return joined(results, outs, mesh, over, "shard_map", check=check)
 
 
-def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> Column:
+def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> MappedArgument:
     """What each call gets of an argument."""
     rows: list[list[ShardedTensor] | None] = []
     count = 0
@@ -139,9 +139,9 @@ def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: 
         rows.append(blocks)
         count = len(blocks)
     if not count:
-        return Column(Whole(argument), False)
-    held = [[Whole(leaf)] * count if row is None else row for leaf, row in zip(found, rows, strict=True)]
-    return Column([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
+        return MappedArgument(Unmapped(argument), False)
+    held = [[Unmapped(leaf)] * count if row is None else row for leaf, row in zip(found, rows, strict=True)]
+    return MappedArgument([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
 
 
 def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) -> list[ShardedTensor]:
@@ -149,14 +149,14 @@ def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) 
         raise ArgumentTypeError(
             f"shard_map: {path} is a {type(leaf).__name__}; wanted an array, or None in in_specs to pass it as it is"
         )
-    array = admit(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "shard_map")
+    array = as_operand(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "shard_map")
     if len(spec) > array.ndim:
         raise ShapeError(f"shard_map: {path} has shape {array.shape}, and {spec} speaks of {len(spec)} dimensions")
     chains = list(spec.chains_of(array.ndim))
     if isinstance(array, ShardedTensor) and len(over) < len(mesh.axis_names) and array.sharding.mesh == mesh:
         for d, chain in enumerate(array.sharding.spec.chains_of(array.ndim)):  # along the others, split as before
             chains[d] = (*chains[d], *[axis for axis in chain if axis not in over])
-    return split_over(laid_out(array, NamedSharding(mesh, P(*chains)), "shard_map"), over)
+    return split_over(ensure_sharding(array, NamedSharding(mesh, P(*chains)), "shard_map"), over)
 
 
 def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
@@ -177,7 +177,7 @@ def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
     program = around()
     if program is not None:
         bound = [name for name in mesh.axis_names if name in program.group.axes]
-        own = program.footing.devices if program.footing else ()
+        own = program.execution_context.devices if program.execution_context else ()
         if bound and set(own) <= set(mesh.flat):
             mesh = _part(mesh, tuple(bound), own)
     over = mesh.axis_names if axis_names is None else axis_names

@@ -12,13 +12,13 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import reshape
-from shardtensor.functions.placement import host_array, laid_out
+from shardtensor.functions.placement import ensure_sharding, host_array
 from shardtensor.functions.shard_lists import device_row, split
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, mesh_of, shares
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.spmd.launch import Column, run_mapped
+from shardtensor.spmd.launch import MappedArgument, run_mapped
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
 
@@ -83,10 +83,10 @@ def smap(
     columns = []
     for array, entry in zip(arrays, entries, strict=True):
         if all(axis is None for axis in entry):
-            columns.append(Column(array, False))
+            columns.append(MappedArgument(array, False))
         else:
             sharding = NamedSharding(mesh, _spec(entry, array.ndim, mesh))
-            columns.append(Column(split(laid_out(array, sharding, "smap")), True))
+            columns.append(MappedArgument(split(ensure_sharding(array, sharding, "smap")), True))
     places = [mesh_of((device,)) for device in mesh.flat]
     function = functools.partial(_call, fn, kwargs)
     owned = shares(row.flat, mesh.size) if devices is None else places

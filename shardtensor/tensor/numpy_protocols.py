@@ -21,38 +21,38 @@ def _is_operand(x: object) -> bool:
     return isinstance(x, (Operators, np.ndarray, np.generic, bool, int, float, complex)) or owner_of(x) is not None
 
 
-def from_lists(x: list[Any] | tuple[Any, ...], who: str) -> np.ndarray[Any, Any]:
+def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, Any]:
     """Nested lists of numbers as the host array that NumPy makes of them.
 
     Raises:
         ArgumentTypeError: there are tensors among them.
         ShapeError: the lists differ in length.
     """
-    check_leaves(x, who)
+    check_leaves(x, caller)
     try:
         return np.asarray(x)
     except ValueError as error:
-        raise ShapeError(f"{who}: nested lists of different lengths ({error})") from None
+        raise ShapeError(f"{caller}: nested lists of different lengths ({error})") from None
 
 
-def check_leaves(x: list[Any] | tuple[Any, ...], who: str) -> None:
+def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
     """Raises ArgumentTypeError if there are tensors in nested lists: to gather them is left to the caller."""
     for item in x:
         if isinstance(item, (list, tuple)):
-            check_leaves(item, who)
+            check_leaves(item, caller)
         elif isinstance(item, Operators):
             raise ArgumentTypeError(
-                f"{who}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
+                f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
             )
 
 
-def _operand(x: Any, who: str) -> Any:
+def _operand(x: Any, caller: str) -> Any:
     """An operand of Python's operators: lists become host arrays, as beside NumPy's arrays. NotImplemented for what is
     none, so that Python asks the other operand.
     """
     if _is_operand(x):
         return x
-    return from_lists(x, who) if isinstance(x, (list, tuple)) else NotImplemented
+    return from_lists(x, caller) if isinstance(x, (list, tuple)) else NotImplemented
 
 
 def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:

@@ -59,7 +59,7 @@ class HostAval:
 host_aval = lru_cache(4096)(HostAval)
 
 
-def admit(x: Any, who: str) -> Any:
+def as_operand(x: Any, caller: str) -> Any:
     """An operand as plans take it: a tensor, a host array, a Python scalar or None.
 
     An array on the device of the mapped function around this call is not committed: like a host array there, it goes
@@ -72,17 +72,17 @@ def admit(x: Any, who: str) -> Any:
         return x
     if backend := owner_of(x):
         device = backend.device_of(x)
-        backend.enter(device)
+        backend.wait_for_caller(device)
         with backend.on(device):
             mine = backend.xp.asarray(backend.asarray(x), copy=True)
-        backend.leave(device)  # the caller may write to x next
+        backend.make_caller_wait(device)  # the caller may write to x next
         placed = device != current_device()
-        value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, who), placed)
+        value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, caller), placed)
         return tensor(value, Storage(arrays=(mine,)))
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # subclasses of Python's numbers, too
         return np.asarray(x)
     raise ArgumentTypeError(
-        f"{who}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
+        f"{caller}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
         "(st.asarray makes a tensor of nested lists)"
     )
 
@@ -92,7 +92,7 @@ def located(x: Any) -> Any:
     host's memory, such arrays are those of the call's device. Any other operand as it is.
     """
     device = current_device()
-    if not isinstance(x, np.ndarray) or device is None or not backend_of(device).one_memory:
+    if not isinstance(x, np.ndarray) or device is None or not backend_of(device).shared_memory:
         return x
     return tensor(aval(x.shape, x.dtype, as_sharding(device, x.ndim, "map"), False), Storage(read_only(x)))
 

@@ -24,7 +24,7 @@ class Storage:
         self.arrays = arrays
 
 
-class StandIn(abc.ABC):
+class DeferredStorage(abc.ABC):
     """What a handle holds in place of a storage that has to be waited for, brought or refused first."""
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class StandIn(abc.ABC):
         return self.stored().arrays
 
 
-class Ledger:
+class WriteState:
     """What a tensor that is written to, or looked at by views, keeps beside its value.
 
     Attributes:
@@ -69,12 +69,12 @@ class Ledger:
                 view.forget()
 
 
-class Writing(StandIn):
+class PendingWrite(DeferredStorage):
     """In place of the storage of a tensor that is being written: readers wait until it has its new value."""
 
     __slots__ = ("ledger", "storage")
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: WriteState) -> None:
         self.ledger = ledger
         self.storage: Any = None
 
@@ -86,7 +86,7 @@ class Writing(StandIn):
             return self.storage
 
 
-class Donated(StandIn):
+class Donated(DeferredStorage):
     """In place of the storage of a tensor that was given away: every use says so."""
 
     def __init__(self, by: str) -> None:

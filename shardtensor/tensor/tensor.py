@@ -19,7 +19,7 @@ from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.numpy_protocols import Operators
-from shardtensor.tensor.storage import Donated, Ledger, Storage, Writing
+from shardtensor.tensor.storage import Donated, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -63,7 +63,7 @@ class ShardedTensor(Operators):
 
     _aval: Aval
     _storage: Any  # Storage; or what stands in for one: a view, an element, a value being written, or Donated
-    _ledger: Ledger | None
+    _ledger: WriteState | None
 
     def __init__(self) -> None:
         raise ArgumentTypeError(
@@ -141,7 +141,7 @@ class ShardedTensor(Operators):
         parked = getattr(self._storage, "shards", None)
         arrays = [backend.export(a) for a in shard_arrays(self)] if parked is None else parked()
         for k, (device, data) in enumerate(zip(grid.devices, arrays, strict=True)):
-            backend.leave(device)
+            backend.make_caller_wait(device)
             replica = seen[numbers[k]] = seen.get(numbers[k], -1) + 1
             shards.append(Shard(device, grid.index(k), replica, data))
         return shards
@@ -239,11 +239,11 @@ class ShardedTensor(Operators):
             )
         return int(self._scalar("index"))
 
-    def _scalar(self, who: str) -> Any:
+    def _scalar(self, caller: str) -> Any:
         """The element of a tensor without dimensions. Others do not convert, as in NumPy and in the standard."""
         if self.ndim:
             raise ArgumentTypeError(
-                f"{who}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
+                f"{caller}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
                 "only element of any shape)"
             )
         return np.asarray(self)[()]
@@ -345,7 +345,7 @@ class ShardedTensor(Operators):
             made = tensor(self._aval, Storage(storage.array, storage.arrays))
         else:
             made = tensor(self._aval, call("reshard", self, sharding=self.sharding, may_alias=False)._storage)
-        return made if self._is_scalar else own(made)
+        return made if self._is_scalar else mark_array(made)
 
     def __copy__(self) -> ShardedTensor:
         return self.copy()
@@ -393,12 +393,12 @@ def tensor(value: Aval, storage: Any) -> ShardedTensor:
     return x
 
 
-def ledger_of(x: ShardedTensor) -> Ledger:
+def ledger_of(x: ShardedTensor) -> WriteState:
     """The tensor's ledger, which it gets when it first needs one."""
     if x._ledger is None:
         with _making_ledgers:
             if x._ledger is None:
-                x._ledger = Ledger()
+                x._ledger = WriteState()
     return x._ledger
 
 
@@ -411,20 +411,20 @@ def _unlock() -> None:
     _making_ledgers = threading.Lock()
 
 
-def own(x: ShardedTensor) -> ShardedTensor:
+def mark_array(x: ShardedTensor) -> ShardedTensor:
     """The same tensor, which is an array even if it has no dimensions, and not what NumPy gives as a scalar."""
     if not x._aval.ndim:
         ledger_of(x)
     return x
 
 
-def give_away(x: ShardedTensor, who: str) -> None:
+def mark_donated(x: ShardedTensor, caller: str) -> None:
     """Takes a tensor's memory from it, for ``donate=True``."""
     ledger = ledger_of(x)
     with ledger.lock:
         ledger.forget()
         ledger.version += 1
-        x._storage = Donated(who)
+        x._storage = Donated(caller)
 
 
 _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
@@ -442,14 +442,14 @@ def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
     return tuple([whole[index] for index in grid.indices])
 
 
-def settled(x: ShardedTensor) -> Any:
+def current_storage(x: ShardedTensor) -> Any:
     """The storage of a tensor, after writes that are in progress.
 
     Raises:
         DonatedError: the tensor was given away.
     """
     storage = x._storage
-    return storage.stored() if type(storage) in (Writing, Donated) else storage
+    return storage.stored() if type(storage) in (PendingWrite, Donated) else storage
 
 
 def _unpickle(
@@ -467,7 +467,7 @@ def _unpickle(
             "Load it within `with st.use_mesh(mesh):`, with a mesh of another backend"
         ) from None
     made = tensor(aval(x.shape, x.dtype, target, committed and target == sharding), x._storage)
-    return made if scalar else own(made)
+    return made if scalar else mark_array(made)
 
 
 def _values(x: ShardedTensor, edge: int = 3) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of_group
@@ -78,14 +78,18 @@ def whole_of(array: Any, value: Aval) -> HostArray:
     leaves the library is a read-only view.
     """
     if type(array) is not np.ndarray or array.dtype != value.dtype:
-        array = Ghost(value.shape, value.dtype) if type(array) is Ghost else np.asarray(array, dtype=value.dtype)
+        array = (
+            AbstractArray(value.shape, value.dtype)
+            if type(array) is AbstractArray
+            else np.asarray(array, dtype=value.dtype)
+        )
     return array  # type: ignore[no-any-return]
 
 
 def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
     """One array from the pieces, and how many bytes were copied: none where they lie in one buffer as they should."""
     if value.backend.simulated:
-        return Ghost(value.shape, value.dtype), 0  # type: ignore[return-value]
+        return AbstractArray(value.shape, value.dtype), 0  # type: ignore[return-value]
     grid = value.grid
     owners = [k for k in grid.owners() if pieces[k].size]
     if len(owners) == 1 and pieces[owners[0]].shape == value.shape:

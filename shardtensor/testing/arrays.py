@@ -93,9 +93,9 @@ class ArrayTests(Kit):
         """Host arrays are not the backend's (unless it is one of the host's memory); numbers and text are nobody's."""
         for x in (None, 1, 2.5, "text", [1, 2], object()):
             self.must(not self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", repr(x))
-        if not self.it.one_memory:
+        if not self.it.shared_memory:
             said = self.it.is_array(np.ones(3))
-            self.must(not said, "Backend.is_array: NumPy's arrays are the host's, unless one_memory is set", said)
+            self.must(not said, "Backend.is_array: NumPy's arrays are the host's, unless shared_memory is set", said)
 
     def test_scalars_become_arrays(self) -> None:
         """What is_array accepts, asarray makes an array of: a sum of all elements may be a scalar of the library's."""
@@ -261,7 +261,7 @@ class ArrayTests(Kit):
         device = self.devices[0]
         x, wanted = self.worked(device, self.numbers(10))
         with self.it.on(device):
-            lent = self.it.lend(x)
+            lent = self.it.to_dlpack(x)
             if not hasattr(lent, "__dlpack__"):
                 pytest.skip(f"backend {self.backend!r} lends nothing by DLPack")
             kind, number = lent.__dlpack_device__()

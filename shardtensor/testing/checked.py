@@ -59,13 +59,13 @@ class CheckedArray(np.ndarray):
         self._memory = getattr(parent, "_memory", None)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
-        who = ufunc.__name__
-        bare = _bare(kwargs, who)
+        caller = ufunc.__name__
+        bare = _bare(kwargs, caller)
         if out:
-            bare["out"] = _bare(out, who)
+            bare["out"] = _bare(out, caller)
             for array in out:
-                _not_read(array, inputs, who)
-        result = getattr(ufunc, method)(*_bare(inputs, who), **bare)
+                _not_read(array, inputs, caller)
+        result = getattr(ufunc, method)(*_bare(inputs, caller), **bare)
         if not out:
             return _tagged(result)
         _wrote(*out)
@@ -96,33 +96,37 @@ class CheckedArray(np.ndarray):
         return str(np.asarray(self))
 
 
-def _here(who: str) -> Device:
+def _here(caller: str) -> Device:
     device = _current.get()
     if device is None:
-        raise BackendError(f"{who}: no checked device is current; wrap the call in `with backend.on(device)`")
+        raise BackendError(f"{caller}: no checked device is current; wrap the call in `with backend.on(device)`")
     return device
 
 
-def _home(array: CheckedArray, who: str) -> _Memory:
+def _home(array: CheckedArray, caller: str) -> _Memory:
     if array._memory is None:
-        raise BackendError(f"{who}: an array that is in no device's memory; make it with the backend's own functions")
+        raise BackendError(
+            f"{caller}: an array that is in no device's memory; make it with the backend's own functions"
+        )
     return array._memory
 
 
-def _bare(x: Any, who: str) -> Any:
+def _bare(x: Any, caller: str) -> Any:
     """What NumPy may see of an argument: the arrays in it, once it is sure that they are on the current device."""
     kind = type(x)
     if kind is CheckedArray:
-        device = _home(x, who).device
-        if device != _here(who):
-            raise BackendError(f"{who}: an array in the memory of {device} is touched while {_here(who)} is current")
+        device = _home(x, caller).device
+        if device != _here(caller):
+            raise BackendError(
+                f"{caller}: an array in the memory of {device} is touched while {_here(caller)} is current"
+            )
         return x.view(np.ndarray)
     if kind is np.ndarray:
-        raise ArgumentTypeError(f"{who}: a host array is mixed with arrays of {_here(who)}; move it there first")
+        raise ArgumentTypeError(f"{caller}: a host array is mixed with arrays of {_here(caller)}; move it there first")
     if kind in (list, tuple):
-        return kind([_bare(item, who) for item in x])
+        return kind([_bare(item, caller) for item in x])
     if kind is dict:
-        return {key: _bare(value, who) for key, value in x.items()}
+        return {key: _bare(value, caller) for key, value in x.items()}
     return x
 
 
@@ -152,13 +156,13 @@ def _wrote(*arrays: CheckedArray) -> None:
         memory.written = _clocks.tick(memory.device)
 
 
-def _not_read(out: Any, inputs: Sequence[Any], who: str) -> None:
+def _not_read(out: Any, inputs: Sequence[Any], caller: str) -> None:
     """That nothing is read where it is written, unless element for element: devices do both at once."""
     for x in inputs:
         if type(x) is not CheckedArray or type(out) is not CheckedArray or x._memory is not out._memory:
             continue
         if not _same_place(x, out) and _overlap(x, out):
-            raise BackendError(f"{who}: reads elements of an array that it writes at the same time; copy them first")
+            raise BackendError(f"{caller}: reads elements of an array that it writes at the same time; copy them first")
 
 
 def _same_place(a: HostArray, b: HostArray) -> bool:
@@ -179,11 +183,11 @@ def _is_basic(index: Any) -> bool:
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A function of NumPy's on arrays of the current device."""
-    who = function.__name__
-    _here(who)
+    caller = function.__name__
+    _here(caller)
     if kwargs.get("out") is not None:
-        _not_read(kwargs["out"], args, who)
-    result = function(*_bare(args, who), **_bare(kwargs, who))
+        _not_read(kwargs["out"], args, caller)
+    result = function(*_bare(args, caller), **_bare(kwargs, caller))
     written = args[0] if function is np.copyto else kwargs.get("out")
     if type(written) is CheckedArray:
         _wrote(written)
@@ -356,7 +360,7 @@ class CheckedBackend(Backend):
         """A copy, once it is sure that it is in the current device's memory."""
         return _tagged(np.array(_bare(result, "result"))), True
 
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         """Whether an array is the only one in its memory, and only the ``holders`` refer to it."""
         memory, owner = _home(array, "sole"), _owner(array)
         alone = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
@@ -364,7 +368,7 @@ class CheckedBackend(Backend):
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         """``array`` itself where it is alone, else a copy in row-major order."""
-        if self.sole(array, holders + FRAME):
+        if self.is_exclusive(array, holders + FRAME):
             return array, False
         return _tagged(np.array(_bare(array, "release"), order="C")), True
 
@@ -376,7 +380,7 @@ class CheckedBackend(Backend):
         """From now on ``device`` knows what the token knows."""
         _clocks.learn(device, token)
 
-    def _owned(self, array: Any, device: Device, who: str) -> None:
-        home = _home(array, who).device
+    def _owned(self, array: Any, device: Device, caller: str) -> None:
+        home = _home(array, caller).device
         if home != device:
-            raise BackendError(f"{who}: the array is in the memory of {home}, not of {device}")
+            raise BackendError(f"{caller}: the array is in the memory of {home}, not of {device}")

@@ -12,7 +12,7 @@ from shardtensor.backend import HostArray
 from shardtensor.sharding.layout import offsets
 from shardtensor.testing.base import Kit
 
-TURNS = "Backend.on, modes: programs take turns in a thread, and each finds again what it had made current"
+TURNS = "Backend.on, capture_modes: programs take turns in a thread, and each finds again what it had made current"
 MEET = "Backend.to_device, record, wait: what one program offers in a collective, the others get"
 
 

@@ -39,9 +39,9 @@ class DeviceTests(Kit):
     def test_row(self) -> None:
         """`row` gives as many devices as it is asked for."""
         for count in range(1, len(self.it.devices()) + 1):
-            row = list(self.it.row(count))
+            row = list(self.it.adjacent_devices(count))
             fits = len(row) == len(set(row)) == count and set(row) <= set(self.it.devices())
-            self.must(fits, f"Backend.row: {count} of the devices", row)
+            self.must(fits, f"Backend.adjacent_devices: {count} of the devices", row)
 
     def test_memory_info(self) -> None:
         """Free and total bytes, or None."""
@@ -140,10 +140,12 @@ class DeviceTests(Kit):
         before = self.current()
         for device in self.devices:
             x, wanted = self.worked(device, self.numbers())
-            self.it.enter(device)
-            self.it.leave(device)
-            self.must(self.current() == before, "Backend.enter and leave make no device current", self.current())
-            self.same(self.get(x, device), wanted, "Backend.enter and leave change no array")
+            self.it.wait_for_caller(device)
+            self.it.make_caller_wait(device)
+            self.must(
+                self.current() == before, "Backend.wait_for_caller and leave make no device current", self.current()
+            )
+            self.same(self.get(x, device), wanted, "Backend.wait_for_caller and leave change no array")
 
     def test_a_device_that_is_not_there(self) -> None:
         """The library says so, and what is current stays so."""

@@ -19,7 +19,7 @@ COMPUTED = "Backend.to_host: the values once they are computed"
 COPY = "Backend.to_device: a copy on the destination, nobody else's"
 WAITS = "Backend.record and wait: what is queued on a device after wait(device, token) runs after the token"
 KEPT = "Backend.to_device: the memory of the source is not given to others before it is read"
-NOT_SOLE = "Backend.to_device: the source is not `sole` before it is read"
+NOT_SOLE = "Backend.to_device: the source is not `is_exclusive` before it is read"
 OFFLOAD = "Backend.offload and onload: a copy in host memory, and the way back"
 
 
@@ -114,12 +114,12 @@ class OrderTests(Kit):
                 self.same(self.get(y, destination), wanted, KEPT, f"from {source} to {destination}")
 
     def test_sources_are_not_sole_before_they_are_read(self) -> None:
-        """Where a source is said to be `sole` at once, it is overwritten: the copy must not see that."""
+        """Where a source is said to be `is_exclusive` at once, it is overwritten: the copy must not see that."""
         for source, destination in self.pairs:
             x, wanted = self.worked(source, self.numbers())
             y = self.send(x, source, destination)
             with self.it.on(source):
-                alone = self.it.sole(x, 1)
+                alone = self.it.is_exclusive(x, 1)
             if alone:
                 self.write(x, 0, source)
                 self.get(x, source)
@@ -236,7 +236,7 @@ class _Traffic:
         at = self.random.integers(len(self.held))
         x, device, value = self.held.pop(at)
         with self.kit.it.on(device):
-            alone = self.kit.it.sole(x, 1)
+            alone = self.kit.it.is_exclusive(x, 1)
         if alone:
             self.kit.write(x, 7, device)
             value = np.full_like(value, 7)

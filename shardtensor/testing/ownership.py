@@ -11,8 +11,8 @@ import pytest
 from shardtensor.backend import Backend, Device
 from shardtensor.testing.base import Kit
 
-SOLE = "Backend.sole: True only where nothing but its holder reaches the memory (False is always right)"
-WRITABLE = "Backend.sole: an array that is alone is made writable"
+SOLE = "Backend.is_exclusive: True only where nothing but its holder reaches the memory (False is always right)"
+WRITABLE = "Backend.is_exclusive: an array that is alone is made writable"
 ADOPT = "Backend.adopt: an array that nobody outside can write, from one that a mapped function returned"
 COPIED = "Backend.adopt and release say whether they copied: a copy is of its own memory"
 RELEASE = "Backend.release: an array that its only holder may write"
@@ -25,12 +25,12 @@ HOLDS: dict[str, Callable[[Backend, Any, Device], Any]] = {
     "what a user sees of it": lambda it, x, device: it.export(x),
     "a reshaped view": lambda it, x, device: it.xp.reshape(x, (2, -1)),
     "a host read of it": lambda it, x, device: it.to_host(x, device),
-    "what was lent by DLPack": lambda it, x, device: it.from_dlpack(it.lend(x), device),
+    "what was lent by DLPack": lambda it, x, device: it.from_dlpack(it.to_dlpack(x), device),
 }
 
 
 class OwnershipTests(Kit):
-    """`sole`, `adopt` and `release`: what is written is held by nobody else."""
+    """`is_exclusive`, `adopt` and `release`: what is written is held by nobody else."""
 
     @pytest.mark.parametrize("holder", HOLDS)
     def test_sole_sees_who_else_holds_it(self, holder: str) -> None:
@@ -40,7 +40,7 @@ class OwnershipTests(Kit):
             other = self._hold(holder, x, device)
             before = self._values(other, device)
             with self.it.on(device):
-                alone = self.it.sole(x, 1)
+                alone = self.it.is_exclusive(x, 1)
             if alone:
                 self.write(x, 0, device)
             self.same(self._values(other, device), before, SOLE, f"held by {holder}, after it was written")
@@ -51,10 +51,10 @@ class OwnershipTests(Kit):
         device = self.devices[0]
         x = self.put(self.numbers(12), device)
         other = self._hold(holder, x, device)
-        if not self.it.is_array(other) or (self.it.one_memory and holder == "a host read of it"):
+        if not self.it.is_array(other) or (self.it.shared_memory and holder == "a host read of it"):
             pytest.skip(f"{holder} is no array that could be written")
         with self.it.on(device):
-            alone = self.it.sole(other, 1)
+            alone = self.it.is_exclusive(other, 1)
         if alone:
             self.write(other, 0, device)
         self.same(self.get(x, device), self.numbers(12), SOLE, f"an array after {holder} was written")
@@ -65,7 +65,7 @@ class OwnershipTests(Kit):
             x = self.put(self.numbers(12), device)
             with self.it.on(device):
                 self.it.export(x)
-                alone = self.it.sole(x, 1)
+                alone = self.it.is_exclusive(x, 1)
             if alone:
                 self.write(x, 3, device)
                 self.same(self.get(x, device), np.full(12, 3, self.dtype), WRITABLE)
@@ -78,13 +78,13 @@ class OwnershipTests(Kit):
                 x = self.it.xp.broadcast_to(self.it.from_host(self.numbers(4), device), (3, 4))
             except AttributeError:
                 pytest.skip("its namespace has no broadcast_to")
-            alone = self.it.sole(x, 1)
+            alone = self.it.is_exclusive(x, 1)
             if alone:
                 x[0:1] = 0
         if alone:
             wanted = np.array(np.broadcast_to(self.numbers(4), (3, 4)))
             wanted[0] = 0
-            self.same(self.get(x, device), wanted, "Backend.sole: no two elements share a place")
+            self.same(self.get(x, device), wanted, "Backend.is_exclusive: no two elements share a place")
 
     @pytest.mark.parametrize("holder", HOLDS)
     def test_adopted_arrays_are_nobody_elses(self, holder: str) -> None:
@@ -121,7 +121,7 @@ class OwnershipTests(Kit):
             self.same(self.get(made[1], device), self.numbers(12)[3:7], ADOPT, "a part of the shard")
             for x in made:
                 with self.it.on(device):
-                    alone = self.it.sole(x, 2)
+                    alone = self.it.is_exclusive(x, 2)
                 if alone:
                     self.write(x, 0, device)
             self.same(self.get(shard, device), self.numbers(12), SOLE, "the shard, after what was adopted was written")
@@ -157,7 +157,7 @@ class OwnershipTests(Kit):
     def _hold(self, holder: str, x: Any, device: Device) -> Any:
         if "DLPack" in holder:
             with self.it.on(device):
-                if not hasattr(self.it.lend(x), "__dlpack__"):
+                if not hasattr(self.it.to_dlpack(x), "__dlpack__"):
                     pytest.skip(f"backend {self.backend!r} lends nothing by DLPack")
         with self.it.on(device):
             return HOLDS[holder](self.it, x, device)

@@ -87,7 +87,7 @@ class TensorTests(Kit):
         """The backend's own arrays are operands; what the user writes to them later does not show."""
         device, host = self.devices[0], self.numbers(6)
         raw = self.put(host, device)
-        x = st.asarray(raw) if not self.it.one_memory else st.device_put(raw, device)
+        x = st.asarray(raw) if not self.it.shared_memory else st.device_put(raw, device)
         y = st.device_put(host, device) + raw
         self.write(raw, 0, device)
         self._is(x, host)

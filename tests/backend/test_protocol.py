@@ -1196,7 +1196,7 @@ def test_defaults_of_a_backend() -> None:
     assert stub.device_of(array) == device
     assert stub.export(array) is array
     assert stub.asarray(array) is array
-    assert (stub.priority, stub.one_memory) == (0, False)
+    assert (stub.priority, stub.shared_memory) == (0, False)
     for result, copied in (stub.adopt(array, ()), stub.release(array)):
         assert copied
         assert not np.shares_memory(result, array)

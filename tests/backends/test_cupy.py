@@ -26,7 +26,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import Backend, Device
 from shardtensor.backend import registry as plugins
-from shardtensor.communication.communicator import Exchange
+from shardtensor.communication.communicator import Communicator
 from shardtensor.errors import BackendError
 from shardtensor.host import threads as team
 from tests import fakecupy
@@ -35,7 +35,7 @@ from tests.fakecupy import Race, WrongDeviceError
 pytest.importorskip("array_api_compat", reason="array-api-compat is not installed")
 
 import shardtensor_cupy
-from shardtensor_cupy import CuPyBackend, copies, lanes, nccl
+from shardtensor_cupy import CuPyBackend, copies, logical_device, nccl
 
 ROOT = Path(__file__).parents[2]
 ORDERS: list[dict[str, Any]] = [{"scheduler": "lazy"}, {"scheduler": "eager"}, *[{"seed": n} for n in range(3)]]
@@ -337,7 +337,7 @@ def maps(m: Machine) -> None:
 def with_blocks(m: Machine) -> None:
     """The mapped function has a ``with`` block of its own, and the caller, too: after it the device's stream is back."""
     cupy = m.cupy
-    home = {m.devices[k]: m.backend._lanes[m.devices[k]].stream for k in range(4)}
+    home = {m.devices[k]: m.backend._logical_devices[m.devices[k]].stream for k in range(4)}
 
     def work(x: Any) -> Any:
         ours = cupy.cuda.get_current_stream()
@@ -458,7 +458,7 @@ def meets(m: Machine) -> None:
         mine, seen = x * 2, []
         for _ in range(3):
             seen.append((st.ppermute(mine, "i", turn), st.psum(mine, "i"), st.all_gather(mine, "i")))
-            assert m.cupy.cuda.get_current_stream() is ours is m.backend._lanes[st.current_device()].stream
+            assert m.cupy.cuda.get_current_stream() is ours is m.backend._logical_devices[st.current_device()].stream
             mine += 1
         return seen
 
@@ -508,60 +508,66 @@ def test_program_in_many_orders(name: str, seed: int) -> None:
 
 # -- the safeguards --------------------------------------------------------------------------------
 
-Lane, Current, Copier, Flights, Peers = lanes.Lane, lanes.Current, copies.Copier, copies.Flights, copies.Peers
+LogicalDevice, Current, Copier, InFlight, Peers = (
+    logical_device.LogicalDevice,
+    logical_device.Current,
+    copies.Copier,
+    copies.InFlight,
+    copies.Peers,
+)
 
 SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, what takes its place, who sees it
     "a copy waits for its source": (
-        CuPyBackend.wait, "self._lanes[device].stream.wait_event(token)", "pass", "moves"),
+        CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "moves"),
     "a writer waits for readers": (
-        Flights.settle, "flight.owner.wait_event(flight.event)", "pass", "copies_and_writes"),
+        InFlight.settle, "flight.owner.wait_event(flight.event)", "pass", "copies_and_writes"),
     "a writer lets go of readers": (
-        CuPyBackend.sole, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
+        CuPyBackend.is_exclusive, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
     "sources are kept": (
         Copier.across, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
-    "sources are kept until the copy is there": (Flights.prune, "self._queue[0].event.done", "True", "drops"),
+    "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),
     "host buffers are kept when the writer is alone": (
-        Flights.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
+        InFlight.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
         "written_at_once"),
     "temporaries are kept": (
         Copier.across, "self.flights.add(destination.record(), array, source.stream)", "pass", "turns"),
     "what is sent is contiguous": (CuPyBackend.contiguous, "array.flags.c_contiguous", "True", "turns"),
-    "the GPU is current": (Current.__enter__, "lane.gpu.__enter__()", "pass", "moves"),
-    "the stream is current": (Current.__enter__, "lane.stream.__enter__()", "pass", "moves"),
-    "the GPU is restored": (Current.__exit__, "lane.gpu.__exit__()", "pass", "maps"),
+    "the GPU is current": (Current.__enter__, "logical.gpu.__enter__()", "pass", "moves"),
+    "the stream is current": (Current.__enter__, "logical.stream.__enter__()", "pass", "moves"),
+    "the GPU is restored": (Current.__exit__, "logical.gpu.__exit__()", "pass", "maps"),
     "all is restored after errors": (
-        Current.__exit__, "lane, saved = self._lane, self._saved", "lane, saved = self._lane, self._saved\n"
+        Current.__exit__, "logical, saved = self._logical, self._saved", "logical, saved = self._logical, self._saved\n"
         "    if error is not None: return", "maps"),
     "what was use()d is restored": (Current.__exit__, "saved.use()", "pass", "maps"),
-    "the stream is pushed": (Current.__enter__, "lane.stream.__enter__()", "lane.stream.use()", "with_blocks"),
+    "the stream is pushed": (Current.__enter__, "logical.stream.__enter__()", "logical.stream.use()", "with_blocks"),
     "a stream that is left is waited for": (
-        Current.__exit__, "lane.stream.wait_event(lane.record(left))", "pass", "leaves_stream"),
+        Current.__exit__, "logical.stream.wait_event(logical.record(left))", "pass", "leaves_stream"),
     "memory of a stream that is left is copied": (
         CuPyBackend.adopt, "device is not None and", "False and", "memory_of_a_stream"),
-    "a GPU that is left is left": (Current.__exit__, "lane.gpu.use()", "pass", "leaves_device"),
-    "arrays that come in are waited for": (CuPyBackend.enter, "lane.stream.wait_event(lane.record(theirs))", "pass", "their_stream"),
-    "arrays that go out are waited for": (CuPyBackend.leave, "theirs.wait_event(lane.record())", "pass", "their_stream"),
+    "a GPU that is left is left": (Current.__exit__, "logical.gpu.use()", "pass", "leaves_device"),
+    "arrays that come in are waited for": (CuPyBackend.wait_for_caller, "logical.stream.wait_event(logical.record(theirs))", "pass", "their_stream"),
+    "arrays that go out are waited for": (CuPyBackend.make_caller_wait, "theirs.wait_event(logical.record())", "pass", "their_stream"),
     "what a function finds outside is waited for": (
-        CuPyBackend.enter, "lane.stream.wait_event(lane.record(theirs))", "pass", "caller_beside"),
+        CuPyBackend.wait_for_caller, "logical.stream.wait_event(logical.record(theirs))", "pass", "caller_beside"),
     "what a function has read may be written": (
-        CuPyBackend.leave, "theirs.wait_event(lane.record())", "pass", "caller_beside"),
+        CuPyBackend.make_caller_wait, "theirs.wait_event(logical.record())", "pass", "caller_beside"),
     "streams are blocking": (
-        Lane.__init__, "self.stream = cupy.cuda.Stream()", "self.stream = cupy.cuda.Stream(non_blocking=True)",
+        LogicalDevice.__init__, "self.stream = cupy.cuda.Stream()", "self.stream = cupy.cuda.Stream(non_blocking=True)",
         "null_stream"),
     "peers are tested": (Peers.reach, "self._arrives(source, destination)", "True", "damaged"),
     "staging: the second half waits": (
         Copier.across, "destination.stream.wait_event(source.record())", "pass", "staged"),
     "staging: the buffer is kept": (
         Copier.across, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
-    "offload waits for what is computed": (Copier.off, "lane.copies.wait_event(lane.record())", "pass", "offloads"),
-    "offload keeps the array": (Copier.off, "self.flights.add(event, array, lane.stream, host)", "pass", "offloads"),
-    "onload waits for who had the block": (Copier.on, "lane.copies.wait_event(lane.record())", "pass", "old_memory"),
-    "onload waits for the offload": (Copier.on, "lane.copies.wait_event(after[0])", "pass", "comes_back"),
-    "onload keeps the buffer": (Copier.on, "self.flights.add(event, out, lane.stream, host)", "pass", "comes_and_goes"),
+    "offload waits for what is computed": (Copier.off, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
+    "offload keeps the array": (Copier.off, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
+    "onload waits for who had the block": (Copier.on, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
+    "onload waits for the offload": (Copier.on, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
+    "onload keeps the buffer": (Copier.on, "self.flights.add(event, out, logical.stream, host)", "pass", "comes_and_goes"),
     "the device waits for the onload": (
-        CuPyBackend.wait, "self._lanes[device].stream.wait_event(token)", "pass", "comes_and_goes"),
+        CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),
     "what is offered is not written before it is read": (
-        Exchange.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
+        Communicator.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
     "devices on one GPU copy": (
         Copier.across, "out = self._cupy.empty(array.shape, array.dtype)",
         "if source.gpu.id == destination.gpu.id: return array\n"
@@ -726,7 +732,7 @@ def test_peers_are_tested_once_for_each_direction(straight: list[tuple[int, int]
         assert straight[4:] == [(0, 1), (1, 0), (1, 0)]
 
 
-def self_tests_at_once(patch: pytest.MonkeyPatch, patience: float) -> int:
+def self_tests_at_once(patch: pytest.MonkeyPatch, helper_delay: float) -> int:
     """How often a pair of GPUs is tested where two threads ask for it: the first test goes on until a second begins,
     or so many seconds.
     """
@@ -736,7 +742,7 @@ def self_tests_at_once(patch: pytest.MonkeyPatch, patience: float) -> int:
         begun.append(threading.get_ident())
         if len(begun) > 1:
             second.set()
-        second.wait(patience)
+        second.wait(helper_delay)
         return True
 
     patch.setattr(Peers, "_arrives", arrives)
@@ -788,7 +794,7 @@ def test_pmap_launches_all_before_it_waits(lazy: Machine) -> None:
         lazy.backend.synchronize(d)
     made = st.pmap(lambda x: (x * 2 + 1).sum(), parts)
     total = st.pmap(lambda x: x - 1, made)
-    queues = [simulated.by_ptr[lazy.backend._lanes[d].stream.ptr].queue for d in lazy.devices]
+    queues = [simulated.by_ptr[lazy.backend._logical_devices[d].stream.ptr].queue for d in lazy.devices]
     assert all(len(queue) >= 3 for queue in queues)
     assert [y.item() for y in total] == [(np.asarray(p) * 2 + 1).sum() - 1 for p in parts]
 

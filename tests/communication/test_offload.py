@@ -17,7 +17,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend import registry as plugins
-from shardtensor.communication.offload import Parked
+from shardtensor.communication.offload import OffloadedStorage
 from shardtensor.errors import BackendError
 from tests import fakecupy
 from tests.layouts import mesh_of
@@ -55,7 +55,7 @@ def apart(backend: str) -> bool:
 
 
 def is_parked(x: st.ShardedTensor) -> bool:
-    return isinstance(x._storage, Parked)
+    return isinstance(x._storage, OffloadedStorage)
 
 
 # -- there and back --------------------------------------------------------------------------------

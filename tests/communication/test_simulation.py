@@ -22,10 +22,10 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.communication.all_reduce import SCATTERED_FROM, messages, tree
+from shardtensor.communication.all_reduce import CHUNKED_FROM, binomial_tree, messages
 from shardtensor.communication.schedules import AllReduce, Broadcast, sent
 from shardtensor.core import OPS
-from shardtensor.sharding.copy_plan import Copies
+from shardtensor.sharding.copy_plan import RegionCopies
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES
 from tests.layouts import DTYPES, MESHES, array, everywhere, mesh_of, shapes, specs
@@ -100,7 +100,7 @@ def written(x: Any, s: N) -> Any:
     return x
 
 
-def scattered(x: Any, s: N) -> Any:
+def chunked(x: Any, s: N) -> Any:
     x = x.copy()
     x[[1, 4]] = x[[2, 3]]
     x[0, 0] += 1
@@ -146,7 +146,7 @@ OPERATORS: dict[str, Function] = {
     "list": lambda x, s: st.unshard(st.shard(x, devices=s.mesh.flat[:5])) + 1,
     "batches": lambda x, s: [b + 1 for b in st.to_batched_list(x, 4)],
     "written": written,
-    "scattered": scattered,
+    "chunked": chunked,
 }
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], str, P]] = {
@@ -242,7 +242,7 @@ def outcome(call: Callable[[], Any]) -> Any:
     return kinds(result), moved(log)
 
 
-@pytest.mark.parametrize("nbytes", [SCATTERED_FROM - 4, SCATTERED_FROM, 4 * SCATTERED_FROM])
+@pytest.mark.parametrize("nbytes", [CHUNKED_FROM - 4, CHUNKED_FROM, 4 * CHUNKED_FROM])
 @pytest.mark.parametrize("spec", [P("x", "y"), P(("x", "y")), P("y")], ids=str)
 def test_large_reductions_are_scattered_as_they_run(spec: P, nbytes: int) -> None:
     def run(mesh: st.Mesh) -> Any:
@@ -395,14 +395,14 @@ def listed(schedule: Any) -> list[list[tuple[int, int, int]]]:
     return phases
 
 
-@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("state", "result"), [(24, 8), (4000, 4000), (3, 3)])
-def test_a_reductions_schedule_is_that_of_the_runtime(scattered: bool, state: int, result: int) -> None:
+def test_a_reductions_schedule_is_that_of_the_runtime(chunked: bool, state: int, result: int) -> None:
     for n in range(1, 20):
-        for speakers in ([*range(n)], [*range(n // 2, n)], [n - 1]):
+        for contributors in ([*range(n)], [*range(n // 2, n)], [n - 1]):
             group = [7 * k for k in range(n)]
-            wanted = messages(group, [group[k] for k in speakers], state, result, scattered)
-            found = listed(AllReduce(np.array(group), np.array(speakers), state, result, scattered, "sum"))
+            wanted = messages(group, [group[k] for k in contributors], state, result, chunked)
+            found = listed(AllReduce(np.array(group), np.array(contributors), state, result, chunked, "sum"))
             assert sorted(m for phase in found for m in phase) == sorted(m for m in wanted if m[2])
             for phase in found:
                 assert len({m[:2] for m in phase}) == len(phase)
@@ -412,7 +412,7 @@ def test_a_broadcasts_phases_are_those_of_the_tree() -> None:
     for n in range(1, 40):
         for root in {0, n // 2, n - 1}:
             phases = listed(Broadcast(np.arange(n), root, 5, "pbroadcast", "x"))
-            assert [m[:2] for phase in phases for m in phase] == tree(root, range(n))
+            assert [m[:2] for phase in phases for m in phase] == binomial_tree(root, range(n))
             assert len(phases) == math.ceil(math.log2(n))
             have = {root}
             for phase in phases:  # nobody sends what it has not got, or two things at once
@@ -429,10 +429,10 @@ def test_a_plan_in_parts_is_the_whole_plan(target: P) -> None:
 
     region = identity((13, 11))
     pieces, receivers = pieces_in(region, source, result)
-    whole = Copies(region, 0, source, result)
+    whole = RegionCopies(region, 0, source, result)
     assert len(whole) == pieces * receivers
     cuts = [0, 1, 1, pieces // 2, pieces]
-    parts = [Copies(region, 0, source, result, ends) for ends in itertools.pairwise(cuts)]
+    parts = [RegionCopies(region, 0, source, result, ends) for ends in itertools.pairwise(cuts)]
     for name in ("source", "destination", "sizes", "local"):
         assert np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
 
@@ -485,7 +485,7 @@ ALPHA, RATE = 1e-5, 1e9
 @pytest.mark.parametrize("n", [2, 8, 64, 256])
 def test_volumes_and_times_of_collectives(n: int) -> None:
     mesh = st.AbstractMesh((n,), ("x",))
-    b = 4 * SCATTERED_FROM  # bytes of a device's block
+    b = 4 * CHUNKED_FROM  # bytes of a device's block
     x = st.zeros((n * n, b // 4 // n), dtype="float32", device=N(mesh, P("x")))
 
     def of(f: Callable[..., Any]) -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.communication.traffic_picture import Moved, TextPicture, picture
-from shardtensor.communication.transfer_log import TransferBatch, account
+from shardtensor.communication.transfer_log import TransferBatch, record_transfer
 from shardtensor.host.units import readable
 from tests.layouts import everywhere, mesh_of
 
@@ -151,10 +151,10 @@ def test_figures_are_those_of_the_records_one_by_one() -> None:
             batch = TransferBatch(
                 *ends[:, :k], sizes[:k], there.__getitem__, operator="a", explicit=explicit, copied=copied, axis="x"
             )
-            account("a", 0, True, lambda batch=batch: batch)
+            record_transfer("a", 0, True, lambda batch=batch: batch)
         single = [st.Transfer(1 << 62, 5, there[0], there[1], "b", True)] * 3  # more than 64 bits together
-        account("b", 0, True, lambda: single)
-        account("c", 0, True, list)
+        record_transfer("b", 0, True, lambda: single)
+        record_transfer("c", 0, True, list)
     records = list(log)
     assert records[-3:] == single
     assert [(r.source, r.destination, r.bytes) for r in records[10:50]] == [
@@ -215,7 +215,9 @@ def test_records_take_little_memory() -> None:
 def test_a_log_is_read_while_it_is_written() -> None:
     batch = TransferBatch([0] * 1000, [1] * 1000, [1] * 1000, devices(2).__getitem__, operator="a")
     with st.transfers() as log, futures.ThreadPoolExecutor(4) as pool:
-        writers = [pool.submit(lambda: [account("a", 0, True, lambda: batch) for _ in range(50)]) for _ in range(4)]
+        writers = [
+            pool.submit(lambda: [record_transfer("a", 0, True, lambda: batch) for _ in range(50)]) for _ in range(4)
+        ]
         while not all(writer.done() for writer in writers):
             row = table(log)[-1]
             assert row["transfers"] == row["bytes"]

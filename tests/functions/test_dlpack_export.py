@@ -438,8 +438,8 @@ def test_a_write_that_fails_changes_nothing(backend: str, monkeypatch: pytest.Mo
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(writes._Taken, "shared", fails)
-        patch.setattr(writes._Taken, "apart", fails)
+        patch.setattr(writes.WriteTransaction, "shared", fails)
+        patch.setattr(writes.WriteTransaction, "apart", fails)
         with pytest.raises(st.DeviceMemoryError):
             x += 1
     b = x.copy()
@@ -511,4 +511,4 @@ def test_many_threads() -> None:
     here = place_of(x.addressable_shards[0].data)
     x += 1
     assert place_of(x.addressable_shards[0].data) == here
-    assert load("numpy").sole(np.arange(3), 1)
+    assert load("numpy").is_exclusive(np.arange(3), 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.registry import load
-from shardtensor.communication.all_reduce import Ways, all_reduce, messages
+from shardtensor.communication.all_reduce import ReduceOps, all_reduce, messages
 from shardtensor.core import OPS
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.interpreters.execution import plan_cache as running
@@ -285,8 +285,8 @@ class Watched:
         return state
 
     @property
-    def ways(self) -> Ways:
-        return Ways(
+    def ways(self) -> ReduceOps:
+        return ReduceOps(
             self.send,
             lambda k, a, b: [f"({x}{y}@{k})" for x, y in zip(a, b, strict=True)],
             lambda k, state: [f"{x}." for x in state],
@@ -298,7 +298,7 @@ class Watched:
 def test_groups_are_reduced_from_left_to_right() -> None:
     watched, states = Watched(), [[c] for c in "abcdef"]
     for group, said in ([0, 2, 4], "((ac@0)e@0)."), ([1, 3, 5], "((bd@1)f@1)."), ([3], "d."):
-        found = all_reduce(group, group, states, watched.ways, 1, scattered=False)
+        found = all_reduce(group, group, states, watched.ways, 1, chunked=False)
         assert found == {k: [said] for k in group}
     assert watched.sent == [(2, 0, 1), (4, 0, 1), (0, 2, 1), (0, 4, 1), (3, 1, 1), (5, 1, 1), (1, 3, 1), (1, 5, 1)]
     assert states == [[c] for c in "abcdef"]
@@ -306,25 +306,23 @@ def test_groups_are_reduced_from_left_to_right() -> None:
 
 def test_large_results_are_combined_in_chunks_and_in_the_same_order() -> None:
     watched, states = Watched(), [[f"{c}{i}" for i in range(5)] for c in "abcd"]
-    found = all_reduce([0, 1, 2, 3], [0, 1, 3], states, watched.ways, 5, scattered=True)
+    found = all_reduce([0, 1, 2, 3], [0, 1, 3], states, watched.ways, 5, chunked=True)
     wanted = [f"((a{i}b{i}@{k})d{i}@{k})." for i, k in enumerate([0, 0, 1, 1, 3])]
     assert found == dict.fromkeys(range(4), wanted)
 
 
-@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(
-    ("group", "speakers"), [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]), ([5, 2, 7], [2, 7]), ([1, 3, 4], [1, 3, 4])]
+    ("group", "contributors"), [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]), ([5, 2, 7], [2, 7]), ([1, 3, 4], [1, 3, 4])]
 )
-def test_messages_are_what_is_sent(group: list[int], speakers: list[int], scattered: bool) -> None:
+def test_messages_are_what_is_sent(group: list[int], contributors: list[int], chunked: bool) -> None:
     watched, states = Watched(), [["x"] * 7] * 8
-    all_reduce(group, speakers, states, watched.ways, 7, scattered)
-    wanted = sorted(m for m in messages(group, speakers, 7, 7, scattered) if m[2])
+    all_reduce(group, contributors, states, watched.ways, 7, chunked)
+    wanted = sorted(m for m in messages(group, contributors, 7, 7, chunked) if m[2])
     assert sorted(watched.sent) == wanted
-    n, m = len(speakers), len(group)
+    n, m = len(contributors), len(group)
     assert sum(size for *_, size in wanted) == 7 * (n - 1 + m - 1)
-    if (
-        scattered and n == m
-    ):  # no device sends or receives more than 2 (n - 1) / n of the result, but for whole elements
+    if chunked and n == m:  # no device sends or receives more than 2 (n - 1) / n of the result, but for whole elements
         for k in group:
             assert sum(size for a, *_, size in wanted if a == k) <= 2 * (n - 1) * -(-7 // n)
 
@@ -338,7 +336,7 @@ def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytes
         given = st.device_put(x, st.NamedSharding(mesh, spec))
         found = []
         for limit in 1, 1 << 30:
-            monkeypatch.setattr(work, "SCATTERED_FROM", limit)
+            monkeypatch.setattr(work, "CHUNKED_FROM", limit)
             running._plans.clear()
             with st.transfers() as log:
                 found.append(getattr(st, name)(given, axis=(0, 1) if name in ("sum", "max") else 0))
@@ -377,7 +375,7 @@ def left_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bo
     index = sharding.devices_indices_map(x.shape)
     merge, reduce = ("multiply", "prod") if name == "prod" else ("add", "sum")
     out: dict[Any, Any] = {}
-    if load(mesh.flat[0].backend).one_memory and all(sizes[a] == 1 for a in owed):
+    if load(mesh.flat[0].backend).shared_memory and all(sizes[a] == 1 for a in owed):
         total = getattr(np, reduce)(x, axis=axis, keepdims=True)
         cut = {d: [slice(None) if k in gone else s for k, s in enumerate(index[d])] for d in mesh.flat}
         out = {d: total[tuple(c)] if keepdims else total[tuple(c)].squeeze(tuple(gone)) for d, c in cut.items()}

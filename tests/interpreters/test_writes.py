@@ -1834,8 +1834,8 @@ def test_references_counts_those_that_there_are() -> None:
 
 
 def alone(backend: str, array: Any, holders: int) -> bool:
-    """`Backend.sole` as its callers ask it: ``array`` is one more variable that refers to it."""
-    return load(backend).sole(array, holders + FRAME)
+    """`Backend.is_exclusive` as its callers ask it: ``array`` is one more variable that refers to it."""
+    return load(backend).is_exclusive(array, holders + FRAME)
 
 
 def fresh(backend: str) -> Any:
@@ -1912,7 +1912,7 @@ def test_what_is_broadcast_is_not_alone_on_separate_memories() -> None:
     with checked.on(device):
         for shape in ((3,), (2, 3), (1, 3)):
             a = checked.xp.broadcast_to(checked.from_host(np.arange(3.0), device), shape)
-            assert not checked.sole(a, 1 + FRAME)
+            assert not checked.is_exclusive(a, 1 + FRAME)
             with pytest.raises(ValueError, match="read-only"):
                 a[...] = 1
 

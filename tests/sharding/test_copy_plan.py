@@ -17,9 +17,9 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import HOST, Device
 from shardtensor.backend.registry import load
-from shardtensor.communication.transfer import Movement
+from shardtensor.communication.transfer import TransferPlan
 from shardtensor.core import OPS
-from shardtensor.sharding.copy_plan import Copies, Line, Region, host_grid, identity, plan_reshard
+from shardtensor.sharding.copy_plan import Line, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import canonical, region_of, to_numpy
 from shardtensor.sharding.layout import Grid
 from tests.layouts import SIZES, USABLE, everywhere, mesh_of, meshes, on_host, specs
@@ -46,7 +46,7 @@ def check(regions: Sequence[Region], sources: Sequence[Grid], shapes: Sequence[S
     total = 0
     for number, region in enumerate(regions):
         source = sources[region.operand]
-        copies = Copies(region, number, source, result)
+        copies = RegionCopies(region, number, source, result)
         pieces = list(copies)
         assert len(pieces) == len(copies)
         for piece, size in zip(pieces, copies.sizes.tolist(), strict=True):
@@ -159,7 +159,7 @@ def test_from_and_to_the_host(data: Any) -> None:
 def test_replicas_share_the_work_of_sending() -> None:
     source = st.NamedSharding(mesh_of((4,), "numpy"), st.P()).grid((8,))
     destination = st.NamedSharding(mesh_of((4,), "numpy", start=4), st.P()).grid((8,))
-    givers, _, sizes = Copies(identity((8,)), 0, source, destination).messages()
+    givers, _, sizes = RegionCopies(identity((8,)), 0, source, destination).messages()
     assert sizes.tolist() == [8] * 4
     assert sorted(givers.tolist()) == [0, 1, 2, 3]
 
@@ -280,7 +280,7 @@ def test_indices_to_the_host(data: Any) -> None:
 def test_backward_walk_by_hand() -> None:
     source = st.NamedSharding(mesh_of((4,), "numpy"), st.P("x")).grid((10,))  # 3, 3, 2, 2
     region = Region(0, (Line(0, 4, 0, 9, -3),))  # 9, 6, 3, 0
-    pieces = list(Copies(region, 0, source, host_grid((4,))))
+    pieces = list(RegionCopies(region, 0, source, host_grid((4,))))
     assert [(p.j, p.index, p.to) for p in pieces] == [
         (3, (slice(1, None, -3),), (slice(0, 1),)),
         (2, (slice(0, None, -3),), (slice(1, 2),)),
@@ -292,7 +292,7 @@ def test_backward_walk_by_hand() -> None:
 def test_fixed_indices_and_new_dimensions_by_hand() -> None:
     mesh = mesh_of((2, 2), "numpy")
     source = st.NamedSharding(mesh, st.P("x", None, "y")).grid((4, 3, 6))
-    copies = Copies(region_of(canonical((3, None, 1), (4, 3, 6))), 0, source, host_grid((1, 6)))
+    copies = RegionCopies(region_of(canonical((3, None, 1), (4, 3, 6))), 0, source, host_grid((1, 6)))
     value = np.arange(72).reshape(4, 3, 6)
     pieces = list(copies)
     assert [(p.j, p.to) for p in pieces] == [(2, (slice(0, 1), slice(0, 3))), (3, (slice(0, 1), slice(3, 6)))]
@@ -303,8 +303,8 @@ def test_fixed_indices_and_new_dimensions_by_hand() -> None:
 def moved(name: str, operands: list[st.ShardedTensor], **params: Any) -> tuple[Any, int]:
     """What a mover says, and how many elements its plan sends, once it has been checked."""
     op = OPS[name]
-    assert op.mover is not None
-    says = op.mover([x._aval for x in operands], operands[0].sharding.mesh, **params)
+    assert op.movement is not None
+    says = op.movement([x._aval for x in operands], operands[0].sharding.mesh, **params)
     grids, shapes = [x._aval.grid for x in operands], [x.shape for x in operands]
     return says, check(says.regions, grids, shapes, says.sharding.grid(says.shape), says.whole)
 
@@ -429,7 +429,7 @@ def test_movement_runs_its_plan(backend: str) -> None:
     a, b = np.arange(5, dtype="int32"), np.arange(10, 16, dtype="int32")
     x, y = (st.device_put(v, st.NamedSharding(mesh, st.P("x"))) for v in (a, b))
     result = st.NamedSharding(mesh, st.P("x")).grid((11,))
-    movement = Movement((identity((5,), 0), identity((6,), 1, at=(5,))), [x._aval.grid, y._aval.grid], result)
+    movement = TransferPlan((identity((5,), 0), identity((6,), 1, at=(5,))), [x._aval.grid, y._aval.grid], result)
     arrays = movement.run([[s.data for s in x.addressable_shards], [s.data for s in y.addressable_shards]], np.float64)
     wanted = np.concatenate([a, b]).astype(float)
     for k, array in enumerate(arrays):

@@ -11,18 +11,18 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.registry import load
-from shardtensor.communication.gather_scatter import Picking, Want, last_of_each
-from shardtensor.communication.transfer import Movement
-from shardtensor.interpreters.mutation.advanced_indexing import Selection
+from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each
+from shardtensor.communication.transfer import TransferPlan
+from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.index import Index, canonical, region_of, to_numpy
 from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.view_spec import (
-    Box,
-    Window,
+    BoxIndex,
+    ViewSpec,
     aligned,
     broadcast_region,
-    carried,
+    reshape_grid,
     reshape_groups,
     reshaped_chains,
     reshaped_strides,
@@ -52,7 +52,7 @@ def shards(grid: Grid, a: np.ndarray) -> list[np.ndarray]:
     return [a[(*grid.index(k), Ellipsis)] for k in range(len(grid.devices))]
 
 
-def some_box(data: Any, shape: Shape) -> tuple[Box, np.ndarray]:
+def some_box(data: Any, shape: Shape) -> tuple[BoxIndex, np.ndarray]:
     """A box, and what it takes of `numbered`. A dimension that was added stays: of nothing there are no views."""
     box, a = whole_box(shape), numbered(shape)
     for _ in range(data.draw(some.integers(0, 3))):
@@ -83,7 +83,7 @@ def some_shape(data: Any, a: np.ndarray) -> Shape:
     return tuple(out)
 
 
-def some_window(data: Any, shape: Shape) -> tuple[Window, np.ndarray, np.ndarray]:
+def some_window(data: Any, shape: Shape) -> tuple[ViewSpec, np.ndarray, np.ndarray]:
     """A window, the array that it is on, and NumPy's view of that."""
     base = numbered(shape)
     window, a = whole_window(shape, ((),) * len(shape)), base
@@ -92,7 +92,7 @@ def some_window(data: Any, shape: Shape) -> tuple[Window, np.ndarray, np.ndarray
     return window, base, a
 
 
-def some_step(data: Any, window: Window, a: np.ndarray) -> tuple[Window, np.ndarray]:
+def some_step(data: Any, window: ViewSpec, a: np.ndarray) -> tuple[ViewSpec, np.ndarray]:
     kind = data.draw(some.sampled_from(["index", "order", "shape", "flip"]))
     if kind == "index":
         index = data.draw(indices(a.shape))
@@ -147,7 +147,7 @@ def test_canonical_indices_say_the_same(data: Any) -> None:
             assert count == 0 or (0 <= start < n and 0 <= start + (count - 1) * step < n)
     assert tuple(1 if e is None else e[1] for e in found if not isinstance(e, int)) == wanted.shape
     assert canonical(to_numpy(found), shape) == found or 0 in wanted.shape
-    moved = Movement((region_of(found),), (host_grid(shape),), host_grid(wanted.shape)).run(((a,),), a.dtype)
+    moved = TransferPlan((region_of(found),), (host_grid(shape),), host_grid(wanted.shape)).run(((a,),), a.dtype)
     np.testing.assert_array_equal(moved[0], wanted)
 
 
@@ -225,7 +225,7 @@ def test_boxes_are_chains_of_indices_and_permutations(data: Any) -> None:
         np.testing.assert_array_equal(a[(*to_numpy(box.index), Ellipsis)], wanted)
     if box.is_whole:
         np.testing.assert_array_equal(wanted, a)
-    same = Box(box.over, box.entries, box.order, box.shape)
+    same = BoxIndex(box.over, box.entries, box.order, box.shape)
     assert box == same
     assert hash(box) == hash(same)
     if wanted.shape != shape:
@@ -377,7 +377,7 @@ def test_shards_are_carried_into_another_shape(data: Any) -> None:
     a, grid = numbered(old), some_grid(data, old)
     new = some_shape(data, a)
     hypothesis.assume(a.size)
-    other = carried(grid, old, new)
+    other = reshape_grid(grid, old, new)
     pieces = shards(grid, a)
     if other is None:
         ones = any(n == 1 and len(bounds) > 2 for n, bounds in zip(old, grid.offsets, strict=True))
@@ -405,7 +405,7 @@ def test_boxes_are_sent_and_broadcast(data: Any) -> None:
     region, source = broadcast_region(box.shape, wide), here.grid
     arrays = [local.of(HERE, shards(grid, a)[k]) for k, local in zip(here.positions, here.boxes, strict=True)]
     for target in (host_grid(wide), some_grid(data, wide)):
-        movement = Movement((region,), (source,), target)
+        movement = TransferPlan((region,), (source,), target)
         parts = movement.run((arrays,), a.dtype)
         lacks = 0
         for k, (device, part) in enumerate(zip(target.devices, parts, strict=True)):
@@ -420,7 +420,7 @@ def test_leading_ones_of_a_value_are_dropped() -> None:
     """As NumPy does in assignments: ``x[...] = np.ones((1, 1, 3))`` for two dimensions."""
     a = numbered((1, 2, 1, 3))
     for shape in [(2, 1, 3), (2, 5, 3), (1, 2, 1, 3), (4, 2, 2, 3)]:
-        moved = Movement((broadcast_region(a.shape, shape),), (host_grid(a.shape),), host_grid(shape))
+        moved = TransferPlan((broadcast_region(a.shape, shape),), (host_grid(a.shape),), host_grid(shape))
         (out,) = moved.run(((a,),), a.dtype)
         np.testing.assert_array_equal(np.broadcast_to(out, shape), np.broadcast_to(a.reshape(2, 1, 3), shape))
 
@@ -435,7 +435,7 @@ def some_selection(data: Any, shape: Shape) -> tuple[Any, np.ndarray]:
     return index, wanted
 
 
-def chosen_by(chosen: Selection, a: np.ndarray) -> np.ndarray:
+def chosen_by(chosen: AdvancedIndex, a: np.ndarray) -> np.ndarray:
     """What a selection says, with nothing of NumPy's advanced indexing but its simplest case."""
     taken = a[(*to_numpy(chosen.basic), Ellipsis)]
     others = [d for d in range(taken.ndim) if d not in chosen.dims]
@@ -450,7 +450,7 @@ def chosen_by(chosen: Selection, a: np.ndarray) -> np.ndarray:
 def test_selections_are_numpys(data: Any) -> None:
     shape = data.draw(shapes())
     index, wanted = some_selection(data, shape)
-    chosen = Selection(index, shape)
+    chosen = AdvancedIndex(index, shape)
     assert chosen.shape == wanted.shape
     assert chosen.rows == np.prod(chosen.block)
     assert chosen.rest == tuple(
@@ -488,7 +488,7 @@ def test_selections_are_numpys(data: Any) -> None:
 def test_where_the_block_stands(index: Any, shape: Shape, at: int, block: Shape) -> None:
     """Where the first array stands if they are neighbours, else in front."""
     a = numbered((2, 3, 5, 4))
-    chosen = Selection(index, a.shape)
+    chosen = AdvancedIndex(index, a.shape)
     assert a[index].shape == chosen.shape
     assert (chosen.at, chosen.block) == (at, block)
     assert chosen.shape == (*chosen.rest[:at], *block, *chosen.rest[at:])
@@ -496,11 +496,11 @@ def test_where_the_block_stands(index: Any, shape: Shape, at: int, block: Shape)
 
 
 def test_a_lone_mask_is_known() -> None:
-    assert Selection(np.ones((2, 3), bool), (2, 3)).is_mask
-    assert Selection((np.ones(2, bool),), (2, 3)).is_mask
-    assert Selection([True, False], (2, 3)).is_mask
-    assert not Selection((np.ones(2, bool), 0), (2, 3)).is_mask
-    assert not Selection([0, 1], (2, 3)).is_mask
+    assert AdvancedIndex(np.ones((2, 3), bool), (2, 3)).is_mask
+    assert AdvancedIndex((np.ones(2, bool),), (2, 3)).is_mask
+    assert AdvancedIndex([True, False], (2, 3)).is_mask
+    assert not AdvancedIndex((np.ones(2, bool), 0), (2, 3)).is_mask
+    assert not AdvancedIndex([0, 1], (2, 3)).is_mask
 
 
 @hypothesis.settings(max_examples=300)
@@ -517,11 +517,11 @@ def test_picking_moves_only_what_is_not_at_home(data: Any) -> None:
         rows = data.draw(some.integers(0, 6))
         coordinates = [rng.integers(0, shape[d], rows) for d in dims]
         ends = [sorted(rng.integers(0, shape[d] + 1, 2).tolist()) for d in others]
-        wants.append(Want(device, rows, coordinates, [(low, high) for low, high in ends]))
+        wants.append(GatherRequest(device, rows, coordinates, [(low, high) for low, high in ends]))
         runs = tuple(slice(low, high) for low, high in ends)
         answers.append(a.transpose((*dims, *others))[(*coordinates, *runs)])
         assert wants[-1].shape == answers[-1].shape
-    plan = Picking(grid, dims, wants)
+    plan = GatherPlan(grid, dims, wants)
     for got, answer in zip(plan.run(shards(grid, a), a.dtype), answers, strict=True):
         np.testing.assert_array_equal(got, answer)
         assert got.dtype == a.dtype
@@ -543,7 +543,7 @@ def test_replicas_share_the_work_of_sending() -> None:
     grid = st.NamedSharding(mesh, st.P("x")).grid((4, 2))
     rows = np.array([0, 3])
     devices = st.devices("numpy")
-    plan = Picking(grid, (0,), [Want(d, 2, [rows], [(0, 2)]) for d in (devices[1], devices[6], devices[7])])
+    plan = GatherPlan(grid, (0,), [GatherRequest(d, 2, [rows], [(0, 2)]) for d in (devices[1], devices[6], devices[7])])
     moves = sorted((r.source.id, r.destination.id, r.bytes) for r in plan.records(8, False, "test", False))
     assert [(n, b) for _, b, n in moves if b == 1] == [(16, 1)]
     assert sorted(b for _, b, _ in moves) == [1, 6, 6, 7, 7]

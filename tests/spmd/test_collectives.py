@@ -17,8 +17,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.registry import load
-from shardtensor.communication.all_reduce import SCATTERED_FROM
-from shardtensor.communication.communicator import Exchange
+from shardtensor.communication.all_reduce import CHUNKED_FROM
+from shardtensor.communication.communicator import Communicator
 from shardtensor.host import threads as team
 from shardtensor.tensor.pytree import leaves, map_leaves
 from tests.layouts import DTYPES, READ_ONLY, SIZES, array, assert_close, everywhere, mesh_of, on_host, values_of
@@ -421,7 +421,7 @@ def test_names_in_any_order_mean_what_they_mean_in_jax(what: str, backend: str) 
 def test_the_bits_are_those_of_mesh_order_on_every_backend(name: str, count: int) -> None:
     """Of numbers whose sums round; below and above the sizes from which work is cut into pieces."""
     call = Call(name, (), {"tiled": True} if name == "psum_scatter" else {})
-    for shape in [(), (7,), (131, 127), (SCATTERED_FROM // 8 + 13,)]:
+    for shape in [(), (7,), (131, 127), (CHUNKED_FROM // 8 + 13,)]:
         if not shape and name == "psum_scatter":
             continue
         for dtype in ("float64", "float32", "float16"):
@@ -439,7 +439,7 @@ def test_large_results_of_any_memory_order(count: int, backend: str) -> None:
     """They are combined in chunks, as many as there are devices, which do not divide their size."""
     mesh = mesh_of((count,), backend)
     blocks = [array((331, 211), "float64", k) for k in range(count)]
-    assert blocks[0].nbytes > SCATTERED_FROM
+    assert blocks[0].nbytes > CHUNKED_FROM
 
     def body(x: Any) -> Any:
         turned = x.T
@@ -462,7 +462,7 @@ def test_large_results_of_any_memory_order(count: int, backend: str) -> None:
 @everywhere
 def test_nan_is_never_lost(backend: str) -> None:
     mesh = mesh_of((4,), backend)
-    for size in (3, SCATTERED_FROM // 4 + 5):
+    for size in (3, CHUNKED_FROM // 4 + 5):
         blocks = [array((size,), "float32", k) for k in range(4)]
         blocks[0][1] = blocks[3][0] = blocks[2][-1] = np.nan
 
@@ -599,7 +599,7 @@ def test_results_are_read_only(count: int, backend: str) -> None:
     together(body, [array((count, 6), "float64", k) for k in range(count)], mesh_of((count,), backend))
 
 
-@pytest.mark.parametrize("size", [8, SCATTERED_FROM // 16])
+@pytest.mark.parametrize("size", [8, CHUNKED_FROM // 16])
 @pytest.mark.parametrize("count", [1, 4])
 def test_results_are_kept_without_a_copy(count: int, size: int) -> None:
     """Where devices share memory: returned as they are, or as a view."""
@@ -681,7 +681,7 @@ def test_bytes_of_large_reductions(count: int, backend: str) -> None:
     """Every device combines a chunk, and hands it to all: no link carries more than another, but for what does not
     divide.
     """
-    size = SCATTERED_FROM // 4 + 1
+    size = CHUNKED_FROM // 4 + 1
     chunks = [len(c) * 4 for c in np.array_split(np.empty(size, "float32"), count)]
     found = sent_along(count, backend, [array((size,), "float32", k) for k in range(count)], Call("psum"))
     for i, k in pairs(count):
@@ -998,7 +998,7 @@ def test_checking_costs_as_much_as_there_is_sent() -> None:
             with backend.on(device):
                 arrays.append(backend.from_host(np.ones(2), device))
         profile = cProfile.Profile()
-        gathered = profile.runcall(Exchange("all_gather", "x", devices).gather, arrays, 0, True)
+        gathered = profile.runcall(Communicator("all_gather", "x", devices).gather, arrays, 0, True)
         assert {array.shape for array in gathered} == {(2 * count,)}
         return sum(entry.callcount for entry in profile.getstats())
 

@@ -112,7 +112,7 @@ def meets(
     """Meets the others of the map; they get the sum of what they offer."""
     group = program.group
     return program.meet(
-        (id(group), key), programs.Call(said), size or len(group.tasks), program.number, offer,
+        (id(group), key), programs.CollectiveCall(said), size or len(group.tasks), program.number, offer,
         work or (lambda offers: [sum(offers)] * len(offers)),
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_results_come_in_order() -> None:
 
 def test_programs_start_in_order_and_without_others_never_switch() -> None:
     order: list[int] = []
-    world.run([lambda program, k=k: order.append(k) for k in range(20)], labels(20), patience=9.0)
+    world.run([lambda program, k=k: order.append(k) for k in range(20)], labels(20), helper_delay=9.0)
     assert order == list(range(20))
 
 
@@ -161,7 +161,7 @@ def test_programs_meet_on_one_thread() -> None:
         threads.add(threading.get_ident())
         return [meets(program, program.number + 10 * turn, key=turn % 2) for turn in range(5)]
 
-    assert outcome_of([task] * 7, patience=9.0) == [[21 + 70 * turn for turn in range(5)]] * 7
+    assert outcome_of([task] * 7, helper_delay=9.0) == [[21 + 70 * turn for turn in range(5)]] * 7
     assert len(threads) == 1
 
 
@@ -176,7 +176,7 @@ def test_programs_meet_across_threads(helped: None) -> None:
             threads.add((program.number, threading.get_ident()))
         return totals
 
-    assert outcome_of([task] * 9, patience=0.0) == [[36 + 90 * turn for turn in range(5)]] * 9
+    assert outcome_of([task] * 9, helper_delay=0.0) == [[36 + 90 * turn for turn in range(5)]] * 9
     assert len(threads) == 9  # each stays in its thread
     assert len({thread for _, thread in threads}) > 1
     total_works()
@@ -194,12 +194,12 @@ def test_of_several_errors_the_first_programs(helped: None) -> None:
         first.set()
         raise ValueError("early in time")
 
-    number, error = outcome_of([lambda program: time.sleep(0.002), early, late], patience=0.0)
+    number, error = outcome_of([lambda program: time.sleep(0.002), early, late], helper_delay=0.0)
     assert (number, type(error)) == (1, KeyError)
 
 
-@pytest.mark.parametrize("patience", [0.0, 9.0])
-def test_who_was_told_is_not_who_failed(patience: float, helped: None) -> None:
+@pytest.mark.parametrize("helper_delay", [0.0, 9.0])
+def test_who_was_told_is_not_who_failed(helper_delay: float, helped: None) -> None:
     """Those who wait for a failed program end, too, but it is the failure that is raised."""
 
     def waits(program: programs.Program) -> Any:
@@ -210,46 +210,46 @@ def test_who_was_told_is_not_who_failed(patience: float, helped: None) -> None:
         time.sleep(0.003)
         raise LookupError("mine")
 
-    number, error = outcome_of([waits, waits, fails, waits], patience=patience)
+    number, error = outcome_of([waits, waits, fails, waits], helper_delay=helper_delay)
     assert (number, type(error), str(error)) == (2, LookupError, "mine")
 
 
-@pytest.mark.parametrize("patience", [0.0, 9.0])
-def test_who_leaves_early_is_named(patience: float, helped: None) -> None:
+@pytest.mark.parametrize("helper_delay", [0.0, 9.0])
+def test_who_leaves_early_is_named(helper_delay: float, helped: None) -> None:
     def task(program: programs.Program) -> Any:
         time.sleep(0.001)
         return None if program.number in (1, 4) else meets(program, 1)
 
-    number, error = outcome_of([task] * 5, patience=patience)
+    number, error = outcome_of([task] * 5, helper_delay=helper_delay)
     assert type(error) is st.CollectiveError
     assert "p0, p2, p3 called sum; p1, p4 returned without such a call" in str(error).replace("p2, p0", "p0, p2")
     assert number == 0
 
 
-@pytest.mark.parametrize("patience", [0.0, 9.0])
-def test_two_that_call_different_things_are_told_at_once(patience: float, helped: None) -> None:
+@pytest.mark.parametrize("helper_delay", [0.0, 9.0])
+def test_two_that_call_different_things_are_told_at_once(helper_delay: float, helped: None) -> None:
     def task(program: programs.Program) -> Any:
         time.sleep(0.001 * program.number)
         return meets(program, 1, said="max" if program.number == 1 else "sum")
 
-    _, error = outcome_of([task] * 3, patience=patience)
+    _, error = outcome_of([task] * 3, helper_delay=helper_delay)
     assert type(error) is st.CollectiveError
     assert "p1 called max" in str(error)
-    first = "p0" if patience else "(p0|p2|p0 and p2)"  # of several threads any may be the first
+    first = "p0" if helper_delay else "(p0|p2|p0 and p2)"  # of several threads any may be the first
     assert re.search(f"{first} called sum", str(error))
 
 
-@pytest.mark.parametrize("patience", [0.0, 9.0])
-def test_circles_are_seen(patience: float, helped: None) -> None:
+@pytest.mark.parametrize("helper_delay", [0.0, 9.0])
+def test_circles_are_seen(helper_delay: float, helped: None) -> None:
     """Two groups, each of which waits for a program that waits in the other."""
 
     def task(program: programs.Program) -> Any:
         time.sleep(0.001)
         k = program.number
         meets_with = [(0, 1), (1, 2), (2, 0)][k]
-        return program.meet(meets_with, programs.Call(f"pair {meets_with}"), 2, 0, k, lambda offers: offers)
+        return program.meet(meets_with, programs.CollectiveCall(f"pair {meets_with}"), 2, 0, k, lambda offers: offers)
 
-    _, error = outcome_of([task] * 3, patience=patience)
+    _, error = outcome_of([task] * 3, helper_delay=helper_delay)
     assert type(error) is st.CollectiveError
     for k, pair in enumerate([(0, 1), (1, 2), (2, 0)]):
         assert f"p{k} called pair {pair}" in str(error)
@@ -280,8 +280,8 @@ def test_a_program_may_go_on_after_an_error_but_the_map_fails() -> None:
     assert (number, type(error)) == (1, LookupError)
 
 
-@pytest.mark.parametrize("patience", [0.0, 9.0])
-def test_work_that_raises(patience: float, helped: None) -> None:
+@pytest.mark.parametrize("helper_delay", [0.0, 9.0])
+def test_work_that_raises(helper_delay: float, helped: None) -> None:
     """Who does it does not matter: all get the error, of our kinds each its own."""
     errors: list[BaseException] = []
 
@@ -296,7 +296,7 @@ def test_work_that_raises(patience: float, helped: None) -> None:
             errors.append(error)
             raise
 
-    number, error = outcome_of([task] * 4, patience=patience)
+    number, error = outcome_of([task] * 4, helper_delay=helper_delay)
     assert (type(error), str(error)) == (st.ShapeError, "sum: these do not fit")
     assert len(set(map(id, errors))) == 4
 
@@ -312,7 +312,9 @@ def test_maps_in_programs() -> None:
         assert program.group.axes == ("i", "j")
         assert program.group.extents == (3, 2)
         mine = 2 * program.place[0] + program.place[1]
-        total = program.meet("everybody", programs.Call("sum"), 6, mine, mine, lambda offers: [sum(offers)] * 6)
+        total = program.meet(
+            "everybody", programs.CollectiveCall("sum"), 6, mine, mine, lambda offers: [sum(offers)] * 6
+        )
         return program.place, total, meets(program, mine)
 
     def outer(program: programs.Program) -> Any:
@@ -325,8 +327,8 @@ def test_maps_in_programs() -> None:
     assert [total for _, total in made] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("patience", [0.0, 9.0])
-def test_what_fails_inside_is_raised_inside(patience: float, helped: None) -> None:
+@pytest.mark.parametrize("helper_delay", [0.0, 9.0])
+def test_what_fails_inside_is_raised_inside(helper_delay: float, helped: None) -> None:
     """A map's caller may catch what its programs raise, and go on with the others."""
 
     def inner(program: programs.Program) -> Any:
@@ -342,18 +344,23 @@ def test_what_fails_inside_is_raised_inside(patience: float, helped: None) -> No
             made = [failure.number, type(failure.error)]
         return made, meets(program, program.number)
 
-    made = outcome_of([outer] * 3, patience=patience)
+    made = outcome_of([outer] * 3, helper_delay=helper_delay)
     assert made == [([3] * 3, 3), ([1, LookupError], 3), ([3] * 3, 3)]
 
 
-@pytest.mark.parametrize("patience", [0.0, 9.0])
-def test_maps_inside_end_when_one_around_them_fails(patience: float, helped: None) -> None:
+@pytest.mark.parametrize("helper_delay", [0.0, 9.0])
+def test_maps_inside_end_when_one_around_them_fails(helper_delay: float, helped: None) -> None:
     ends: list[Any] = []
 
     def inner(program: programs.Program) -> Any:
         try:
             program.meet(
-                "everybody", programs.Call("sum"), 6, 3 * program.place[0] + program.number, 1, lambda offers: offers
+                "everybody",
+                programs.CollectiveCall("sum"),
+                6,
+                3 * program.place[0] + program.number,
+                1,
+                lambda offers: offers,
             )
         finally:
             ends.append(program.place)
@@ -367,7 +374,7 @@ def test_maps_inside_end_when_one_around_them_fails(patience: float, helped: Non
         except programs.Failed as failure:
             raise failure.error from None
 
-    number, error = outcome_of([outer] * 2, patience=patience)
+    number, error = outcome_of([outer] * 2, helper_delay=helper_delay)
     assert (number, type(error)) == (1, LookupError)
     assert sorted(ends) == [(0, 0), (0, 1), (0, 2)]
 
@@ -532,7 +539,7 @@ ENGINE = [str(module.__file__) for module in (blas, interrupts, programs, spmd, 
 @pytest.mark.parametrize("nested", [False, True])
 def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the handler of an alarm raises comes out of the map, and leaves nothing behind."""
-    monkeypatch.setattr(shardtensor_numpy.NumPyBackend, "patience", 0.0 if helpers else 9.0)
+    monkeypatch.setattr(shardtensor_numpy.NumPyBackend, "helper_delay", 0.0 if helpers else 9.0)
 
     def inner(x: Any) -> Any:
         return st.psum(x, ("i", "j"))
@@ -600,7 +607,7 @@ def test_signals_in_the_work_of_a_meeting(late: None) -> None:
         after.append(program.number)
 
     with pytest.raises(programs.Failed) as failed:
-        world.run([task] * 3, labels(3), patience=9.0)
+        world.run([task] * 3, labels(3), helper_delay=9.0)
     assert (failed.value.number, type(failed.value.error)) == (2, Late)
     assert 2 not in after
 
@@ -666,9 +673,9 @@ def test_interrupts_while_programs_run(raised: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "patience", "raised"), [(1, 9.0, "Ctrl-C"), (3, 1e-4, "Ctrl-C"), (1, 9.0, "Late"), (2, 0.0, "Late")]
+    ("cores", "helper_delay", "raised"), [(1, 9.0, "Ctrl-C"), (3, 1e-4, "Ctrl-C"), (1, 9.0, "Late"), (2, 0.0, "Late")]
 )
-def test_interrupts_at_any_moment(cores: int, patience: float, raised: str) -> None:
+def test_interrupts_at_any_moment(cores: int, helper_delay: float, raised: str) -> None:
     """Also between the engine's own steps, where programs are neither here nor there."""
     said = scripted(f"""
         import faulthandler, random, signal, sys
@@ -676,7 +683,7 @@ def test_interrupts_at_any_moment(cores: int, patience: float, raised: str) -> N
         from threadpoolctl import threadpool_info
         sys.unraisablehook = lambda *args: None  # the signal may come in a callback of a weak reference
         st.set_num_threads({cores})
-        shardtensor_numpy.NumPyBackend.patience = {patience}
+        shardtensor_numpy.NumPyBackend.helper_delay = {helper_delay}
 
         class Late(BaseException):
             pass
@@ -951,8 +958,8 @@ def fn(x, forks_in, depth, leaves):
         code = max(st.pmap(lambda y: y and forked(leaves), [0, 1])) if depth else forked(leaves)
     return st.psum(x, "i") and code
 
-def run(forks_in, patience, depth=0, leaves=True):
-    shardtensor_numpy.NumPyBackend.patience = patience
+def run(forks_in, helper_delay, depth=0, leaves=True):
+    shardtensor_numpy.NumPyBackend.helper_delay = helper_delay
     todo[:] = [1]
     try:
         codes = st.pmap(lambda x: fn(x, forks_in, depth, leaves), [1, 2, 3, 4], axis_name="i")
@@ -1044,9 +1051,9 @@ def test_a_fork_in_the_context_of_a_program_that_has_ended() -> None:
             contexts.append(contextvars.copy_context())
             return st.psum(x, "i")
 
-        for patience in (0.0, 9.0):
+        for helper_delay in (0.0, 9.0):
             contexts = []
-            shardtensor_numpy.NumPyBackend.patience = patience
+            shardtensor_numpy.NumPyBackend.helper_delay = helper_delay
             assert st.pmap(fn, [1, 2, 3], axis_name="i") == [6, 6, 6]
             print([context.run(code) for context in contexts])
     """)

@@ -144,7 +144,7 @@ class SourceIsNotKept:
         return copy
 
 
-@mutant("test_sources_are_not_sole_before_they_are_read", says="the source is not `sole` before it is read")
+@mutant("test_sources_are_not_sole_before_they_are_read", says="the source is not `is_exclusive` before it is read")
 class SoleWhileItIsCopied:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         copy, memory = lazy.Tile(np.zeros_like(array.memory), destination), array.memory
@@ -154,7 +154,7 @@ class SoleWhileItIsCopied:
     def contiguous(self, array: Any) -> Any:
         return array
 
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         self.synchronize(array.device)  # type: ignore[attr-defined]
         return references(array) <= holders + FRAME
 
@@ -198,7 +198,7 @@ class WaitDoesNothing:
 @mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
 class RecordComesTooEarly:
     def record(self, device: Device) -> Any:
-        return self.queues[device], self.queues[device].told - 1  # type: ignore[attr-defined]
+        return self.queues[device], self.queues[device].secondary - 1  # type: ignore[attr-defined]
 
 
 @mutant("test_random_traffic", says="Backend.record and wait")
@@ -254,21 +254,27 @@ class OnIsForAllThreads:
         return lazy.Namespace()
 
 
-@mutant("test_enter_and_leave", says="Backend.enter and leave make no device current")
+@mutant("test_enter_and_leave", says="Backend.wait_for_caller and leave make no device current")
 class EnterMakesCurrent:
-    def enter(self, device: Device) -> None:
+    def wait_for_caller(self, device: Device) -> None:
         lazy.current.set(self.queues[device])  # type: ignore[attr-defined]
 
 
-@mutant("test_sole_sees_who_else_holds_it", "a part of it", says="Backend.sole: True only where nothing but its holder")
+@mutant(
+    "test_sole_sees_who_else_holds_it",
+    "a part of it",
+    says="Backend.is_exclusive: True only where nothing but its holder",
+)
 class SoleAlways:
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         return True
 
 
-@mutant("test_sole_sees_who_else_holds_it", "a reshaped view", says="Backend.sole: True only where nothing but its")
+@mutant(
+    "test_sole_sees_who_else_holds_it", "a reshaped view", says="Backend.is_exclusive: True only where nothing but its"
+)
 class SoleDoesNotSeeViews:
-    def sole(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, array: Any, holders: int) -> bool:
         return references(array) <= holders + FRAME
 
 

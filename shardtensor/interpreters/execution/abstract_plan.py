@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import Ghost
-from shardtensor.communication.all_reduce import SCATTERED_FROM
+from shardtensor.backend.abstract import AbstractArray
+from shardtensor.communication.all_reduce import CHUNKED_FROM
 from shardtensor.communication.schedules import (
     Schedule,
     combination,
 )
-from shardtensor.communication.transfer import Arrival
-from shardtensor.communication.transfer_log import watched
+from shardtensor.communication.transfer import OperandTransfer
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import element_bytes
 from shardtensor.sharding.mesh import groups_along
@@ -25,8 +25,8 @@ from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval
 
 
-def imagined_plan(
-    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Arrival | None], owed: Chain
+def abstract_plan(
+    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], owed: Chain
 ) -> Callable[[Operands], ShardedTensor]:
     """The plan of an operator whose operands and result have no elements: what would move is counted."""
     owing = functools.cache(lambda: _combination(op, value, params, moves, owed))
@@ -35,14 +35,16 @@ def imagined_plan(
         for x, move in zip(operands, moves, strict=True):
             if move is not None:
                 move.whole(x, op.name)
-        if owed and op.combine and watched():
+        if owed and op.combine and is_recording():
             owing().announce()
-        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+        return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
 
     return plan
 
 
-def _combination(op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Arrival | None], owed: Chain) -> Schedule:
+def _combination(
+    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], owed: Chain
+) -> Schedule:
     """What devices send one another for a combination that is owed: see `shardtensor.interpreters.execution.planning.Work.combined`."""
     assert op.combine is not None
     mesh = value.sharding.mesh
@@ -58,4 +60,4 @@ def _combination(op: Op, value: Aval, params: dict[str, Any], moves: Sequence[Ar
         sizes *= np.diff(bounds)[parts]
     source = next(move.source for move in moves if move is not None)
     state = element_bytes(op.combine, value, source, params)
-    return combination(op.name, mesh.flat, groups, speaks, sizes, state, value.dtype.itemsize, SCATTERED_FROM)
+    return combination(op.name, mesh.flat, groups, speaks, sizes, state, value.dtype.itemsize, CHUNKED_FROM)

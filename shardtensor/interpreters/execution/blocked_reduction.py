@@ -77,7 +77,7 @@ _MULTIPLICATION = 10e-12
 """Seconds that one takes, within a long product."""
 
 
-class Fold:
+class BlockedReduction:
     """One reduction or product of host arrays.
 
     Args:
@@ -115,9 +115,9 @@ class Fold:
         self._shapes = tuple(shapes)
         self._block = _block(combine, math.prod(sizes.values()))
         self._product = len(shapes) > 1
-        self._cuts: dict[tuple[str, ...], _Cut] = {}
+        self._cuts: dict[tuple[str, ...], _Tiling] = {}
 
-    def cut_for(self, arrays: Sequence[Any]) -> _Cut:
+    def cut_for(self, arrays: Sequence[Any]) -> _Tiling:
         """How it is cut, given how the operands lie: a reduction along the memory, a product with itself in squares."""
         names = self._rule.operands[0]
         if self._product:
@@ -134,7 +134,7 @@ class Fold:
             else:
                 sides = _sides(order, self._vanishing, self._local, self._sizes, self._block)
             tiles = [tile for part in self._parts for tile in self._tiles(part, sides)]
-            self._cuts[order] = _Cut(tiles, self._product and bool(order))
+            self._cuts[order] = _Tiling(tiles, self._product and bool(order))
         return self._cuts[order]
 
     def _is_square(self, x1: Any, x2: Any) -> bool:
@@ -178,7 +178,7 @@ class Fold:
         if self._kernel is matmul:  # once, and not for each block
             arrays = tuple([as_dtype(array, self.value.dtype) for array in arrays])
         cut = self.cut_for(arrays)
-        job = _Job(self, cut, arrays)
+        job = _Run(self, cut, arrays)
         if self._product:
             seconds = _MULTIPLICATION * math.prod(self._sizes.values())
         else:
@@ -195,7 +195,7 @@ class Fold:
         return job.out
 
 
-class _Cut:
+class _Tiling:
     """The tiles of a result.
 
     Attributes:
@@ -217,10 +217,10 @@ class _Cut:
 _nothing = contextlib.nullcontext()
 
 
-class _Job:
+class _Run:
     """One run of a fold."""
 
-    def __init__(self, fold: Fold, cut: _Cut, arrays: Sequence[Any]) -> None:
+    def __init__(self, fold: BlockedReduction, cut: _Tiling, arrays: Sequence[Any]) -> None:
         self._fold = fold
         self._cut = cut
         self._arrays = arrays

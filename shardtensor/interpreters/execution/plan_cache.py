@@ -13,7 +13,7 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.planning import Kind, make_plan
 from shardtensor.interpreters.execution.strategies import Plan
 from shardtensor.sharding.mesh import default_mesh
-from shardtensor.tensor.operands import admit, host_aval
+from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -36,7 +36,7 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
         elif x is None:
             kinds.append(None)
         else:
-            return run(op, tuple([admit(x, op.name) for x in operands]), params)
+            return run(op, tuple([as_operand(x, op.name) for x in operands]), params)
     if op.algorithm:
         return op.algorithm(*operands, *params)
     key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)

@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.offload import apart
+from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move
-from shardtensor.communication.transfer import Movement, arrival, gather, imagined, pieces_of
-from shardtensor.communication.transfer_log import account, logger, watched
+from shardtensor.communication.transfer import TransferPlan, abstract_operand, gather, operand_transfer, pieces_of
+from shardtensor.communication.transfer_log import is_recording, logger, record_transfer
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.functions.data_movement import Moved
+from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
-from shardtensor.interpreters.execution.abstract_plan import imagined_plan
+from shardtensor.interpreters.execution.abstract_plan import abstract_plan
 from shardtensor.interpreters.execution.shard_reduction import partial_sums
-from shardtensor.interpreters.execution.strategies import Named, Plan, Work
+from shardtensor.interpreters.execution.strategies import Named, Plan, Strategies
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
@@ -34,7 +34,7 @@ from shardtensor.sharding.shard_context import Place
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, own, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 
 Kind = Aval | HostAval | type | None
@@ -62,8 +62,8 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
             f"{op.name}: a simulated tensor beside one with elements; give st.empty_like(x, device=...) of that one on "
             "the AbstractMesh"
         )
-    mesh = home(tensors).sharding.mesh if tensors else default_mesh()
-    plan = (_mover_plan if op.mover else _rule_plan)(op, kinds, named, mesh)
+    mesh = anchor(tensors).sharding.mesh if tensors else default_mesh()
+    plan = (_mover_plan if op.movement else _rule_plan)(op, kinds, named, mesh)
     return _as_array_plan(plan) if op.name in _ARRAYS else plan
 
 
@@ -75,7 +75,7 @@ def _as_array_plan(plan: Plan) -> Plan:
     def run(operands: Operands) -> ShardedTensor:
         result: ShardedTensor = plan(operands)
         if not result.ndim and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands):
-            own(result)
+            mark_array(result)
         return result
 
     return run
@@ -87,7 +87,7 @@ def _as_array(kind: Kind) -> HostAval:
     return host_aval((), np.asarray(kind(1)).dtype)
 
 
-def home(tensors: Sequence[Aval]) -> Aval:
+def anchor(tensors: Sequence[Aval]) -> Aval:
     """The operand to which the others come: what was placed before what was not, then the one that costs most to
     move.
     """
@@ -129,24 +129,25 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     shape = laid.shape if given_shape is None else given_shape
     value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
     moves = [
-        arrival(k, t) if isinstance(k, (Aval, HostAval)) and t else None for k, t in zip(kinds, targets, strict=True)
+        operand_transfer(k, t) if isinstance(k, (Aval, HostAval)) and t else None
+        for k, t in zip(kinds, targets, strict=True)
     ]
     if value.backend.simulated:
-        return imagined_plan(op, value, params, moves, laid.owed)
+        return abstract_plan(op, value, params, moves, laid.owed)
     places = _places(value, targets, shapes)
-    work = Work(op, value, params, moves, places)
-    if value.backend.one_memory and (plan := work.in_blocks(rule, laid.owed)):
+    work = Strategies(op, value, params, moves, places)
+    if value.backend.shared_memory and (plan := work.in_blocks(rule, laid.owed)):
         return plan
     if not laid.owed or not op.combine:
-        return work.once() if value.backend.one_memory else work.per_shard()
+        return work.once() if value.backend.shared_memory else work.per_shard()
     monoid = MONOIDS[op.combine]
     combined = work.combined(monoid, laid.owed)
-    if not value.backend.one_memory:
+    if not value.backend.shared_memory:
         return combined
     # Unless somebody counts the bytes of the partial results, nobody needs each of them.
     exact = value.dtype.kind in monoid.exact
     fast = work.once() if exact else partial_sums(op.name, value, params, moves[0], combined)
-    return lambda operands: (combined if watched() else fast)(operands)
+    return lambda operands: (combined if is_recording() else fast)(operands)
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -185,21 +186,21 @@ def _places(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequen
 
 
 def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
-    assert op.mover is not None
+    assert op.movement is not None
     arrays = [k if isinstance(k, (Aval, HostAval)) else _as_array(k) for k in kinds]
-    moved: Moved = op.mover(arrays, mesh, **params)
+    moved: DataMovement = op.movement(arrays, mesh, **params)
     dtype = np.result_type(*[k.dtype for k in arrays])
     value = aval(moved.shape, dtype, moved.sharding, any(k.committed for k in arrays if isinstance(k, Aval)))
-    first = arrival(arrays[0], moved.target) if moved.target else None
+    first = operand_transfer(arrays[0], moved.target) if moved.target else None
     sources, result = ([a.grid for a in arrays], value.grid) if moved.flat is None else ([moved.flat[0]], moved.flat[1])
-    movement = functools.cache(lambda: Movement(moved.regions, sources, result))
+    movement = functools.cache(lambda: TransferPlan(moved.regions, sources, result))
 
     def announce(copied: bool) -> None:
         if moved.note and movement().size:
             logger.info(moved.note)
-        if watched():
+        if is_recording():
             n, said = dtype.itemsize, moved.explicit
-            account(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
+            record_transfer(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
 
     at_home = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
 
@@ -207,10 +208,10 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
 
     def imagine(operands: Operands) -> ShardedTensor:
         for x in operands:
-            first.whole(x, op.name) if first else imagined(x)
-        if not at_home and watched():
+            first.whole(x, op.name) if first else abstract_operand(x)
+        if not at_home and is_recording():
             imagined_move.announce()
-        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+        return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
 
     if value.backend.simulated:
         return imagine
@@ -226,19 +227,19 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
         columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
         if moved.as_pieces:
             pieces = [_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)]
-            return tensor(value, apart(value, pieces))
+            return tensor(value, offloaded(value, pieces))
         announce(True)
         if moved.flat:
             columns = [_reshaped(columns[0], sources[0].devices, sources[0].shape)]
         results = movement().run(columns, dtype)
         if moved.flat:
             results = _reshaped(results, result.devices, value.grid.shape)
-        return tensor(value, apart(value, results))
+        return tensor(value, offloaded(value, results))
 
-    return once if value.backend.one_memory else per_shard
+    return once if value.backend.shared_memory else per_shard
 
 
-def _as_piece(moved: Moved, array: Any, device: Device) -> Any:
+def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
     assert moved.as_pieces is not None
     with backend_of(device).on(device):
         return moved.as_pieces(array)
@@ -267,15 +268,15 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
     value = aval(shape, dtype, sharding, committed)
     if value.backend.simulated:
-        return lambda operands: own(tensor(value, Storage(Ghost(value.shape, value.dtype))))
-    work = Work(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
-    run = work.once() if value.backend.one_memory else work.per_shard()
-    hosted = value.nbytes if value.backend.one_memory else 0
+        return lambda operands: mark_array(tensor(value, Storage(AbstractArray(value.shape, value.dtype))))
+    work = Strategies(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
+    run = work.once() if value.backend.shared_memory else work.per_shard()
+    hosted = value.nbytes if value.backend.shared_memory else 0
 
     def plan(operands: Operands) -> ShardedTensor:
         reserve(hosted)
         fills = operands[1:] if prototype else operands
         values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
-        return own(run((None, *values) if prototype else values))
+        return mark_array(run((None, *values) if prototype else values))
 
     return plan

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.transfer import Arrival, whole_array
+from shardtensor.communication.transfer import OperandTransfer, whole_array
 from shardtensor.core import Operands
 from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.rules import reduced_axes
@@ -26,7 +26,7 @@ _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum
 
 
 def partial_sums(
-    name: str, value: Aval, params: dict[str, Any], move: Arrival | None, general: Callable[[Operands], Any]
+    name: str, value: Aval, params: dict[str, Any], move: OperandTransfer | None, general: Callable[[Operands], Any]
 ) -> Callable[[Operands], Any]:
     """The plan of a reduction by a ufunc: in one pass where that is possible, else the ``general`` one."""
     ufunc = _UFUNCS.get(name)

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.protocol import Backend, function_of
-from shardtensor.communication.all_reduce import SCATTERED_FROM, Ways, all_reduce, messages
-from shardtensor.communication.offload import apart
-from shardtensor.communication.transfer import Arrival, as_dtype, send, whole_array
-from shardtensor.communication.transfer_log import TransferBatch, account, watched
+from shardtensor.communication.all_reduce import CHUNKED_FROM, ReduceOps, all_reduce, messages
+from shardtensor.communication.offload import offloaded
+from shardtensor.communication.transfer import OperandTransfer, as_dtype, send, whole_array
+from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes, state_bytes
 from shardtensor.host.blockwise import FUNCTIONS, elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
-from shardtensor.interpreters.execution.blocked_reduction import Fold, is_long, matmul
+from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long, matmul
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.rules import Rule, name_sizes
 from shardtensor.sharding.shard_context import Place
@@ -31,7 +31,7 @@ from shardtensor.tensor.value import Aval, whole_of
 
 Plan = Callable[[Operands], Any]
 Named = dict[str, Any]
-Moves = Sequence[Arrival | None]
+Moves = Sequence[OperandTransfer | None]
 
 
 class _Group(NamedTuple):
@@ -45,12 +45,12 @@ class _Group(NamedTuple):
     """
 
     members: list[int]
-    speakers: list[int]
+    contributors: list[int]
     size: int
-    scattered: bool
+    chunked: bool
 
 
-class Work:
+class Strategies:
     """One operator on operands of known kinds, and the ways to run it. Each way is a method that gives a plan."""
 
     def __init__(self, op: Op, value: Aval, params: Named, moves: Moves, places: Sequence[Place]) -> None:
@@ -64,7 +64,7 @@ class Work:
         self.places = places
         self.given = op.kernel
         self.indices: list[list[tuple[slice, ...]]] = []
-        if self.backend.one_memory:
+        if self.backend.shared_memory:
             self.indices = [[tuple([slice(*ends) for ends in p.boxes[i]]) for p in places] for i in range(len(moves))]
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
@@ -120,16 +120,16 @@ class Work:
         groups = self._groups(owed)
         shares: list[list[Place]] | None = None  # the whole, which may be cut anywhere
         if owed and value.dtype.kind not in MONOIDS[combine].exact:
-            shares = list({places[g.members[0]].box: [places[k] for k in g.speakers] for g in groups}.values())
+            shares = list({places[g.members[0]].box: [places[k] for k in g.contributors] for g in groups}.values())
         kernel = matmul if name == "matmul" else self.kernel
         said = "reduce" if len(moves) == 1 else "dot" if name == "tensordot" else name
-        fold = Fold(said, combine, rule, sizes, value, places[0], kernel, self.params, shares)
+        fold = BlockedReduction(said, combine, rule, sizes, value, places[0], kernel, self.params, shares)
         state = element_bytes(combine, value, moves[0].source, self.params)  # type: ignore[union-attr]
 
         def plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
-            if owed and watched():
-                account(name, 0, True, lambda: self._records(groups, state))
+            if owed and is_recording():
+                record_transfer(name, 0, True, lambda: self._records(groups, state))
             return tensor(value, Storage(whole_of(fold(*wholes), value)))
 
         return plan
@@ -141,46 +141,48 @@ class Work:
         def plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             arrays = [self._run(self.kernel, k, operands, columns) for k in positions]
-            return tensor(self.value, apart(self.value, arrays))
+            return tensor(self.value, offloaded(self.value, arrays))
 
         return plan
 
     def combined(self, monoid: Monoid, owed: tuple[str, ...]) -> Plan:
         """Once per shard; then the partial results along the owed axes become one, in mesh order."""
         value, backend, places, devices = self.value, self.backend, self.places, self.devices
-        one_memory = backend.one_memory
+        shared_memory = backend.shared_memory
         partial = monoid.partial or self.kernel
         groups = self._groups(owed)
         # Where memory is shared, of the devices that hold the same part one computes for all.
         twin: Sequence[int] = range(len(devices))
-        if one_memory:
+        if shared_memory:
             first: dict[Any, int] = {}
             twin = [first.setdefault(place.boxes, k) for k, place in enumerate(places)]
-        computing = sorted({twin[k] for group in groups for k in group.speakers})
+        computing = sorted({twin[k] for group in groups for k in group.contributors})
         ways = self._ways(monoid)
         exact = monoid.reduces if value.dtype.kind in "iu" else ""
 
         def combine(group: _Group, states: Sequence[Any]) -> dict[int, Any]:
             members = group.members
-            if exact and len(group.speakers) == len(members) > 1:
+            if exact and len(group.contributors) == len(members) > 1:
                 together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
                 if together is not None:
                     return dict(zip(members, together, strict=True))
-            return all_reduce(members, group.speakers, states, ways, group.size, group.scattered and not one_memory)
+            return all_reduce(
+                members, group.contributors, states, ways, group.size, group.chunked and not shared_memory
+            )
 
         def plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             own = {k: self._run(partial, k, operands, columns) for k in computing}
             states = [own.get(t) for t in twin]
-            if watched():
+            if is_recording():
                 first = groups[0]
-                state = state_bytes(states[first.speakers[0]]) // first.size
-                account(self.name, 0, True, lambda: self._records(groups, state))
+                state = state_bytes(states[first.contributors[0]]) // first.size
+                record_transfer(self.name, 0, True, lambda: self._records(groups, state))
             results: dict[int, Any] = {}
             for group in groups:
                 results |= combine(group, states)
-            if not one_memory:
-                return tensor(value, apart(value, [results[k] for k in range(len(devices))]))
+            if not shared_memory:
+                return tensor(value, offloaded(value, [results[k] for k in range(len(devices))]))
             if len(groups) == 1:
                 return tensor(value, Storage(whole_of(results[0], value)))
             return tensor(value, Storage(arrays=tuple([whole_of(results[k], value) for k in range(len(devices))])))
@@ -194,28 +196,28 @@ class Work:
             # A shard without elements has nothing to say; where all are empty, the first says what the operator says
             # of nothing.
             full = [k for k in members if all(end > begin for box in places[k].boxes for begin, end in box)]
-            speakers, size = full or members[:1], math.prod(places[members[0]].local_shape)
-            scattered = size * self.value.dtype.itemsize >= SCATTERED_FROM and len(speakers) > 2
-            groups.append(_Group(members, speakers, size, scattered))
+            contributors, size = full or members[:1], math.prod(places[members[0]].local_shape)
+            chunked = size * self.value.dtype.itemsize >= CHUNKED_FROM and len(contributors) > 2
+            groups.append(_Group(members, contributors, size, chunked))
         return groups
 
     def _records(self, groups: Sequence[_Group], state: int) -> TransferBatch:
         """What they send one another, of states of so many bytes for each element of the result."""
         itemsize = self.value.dtype.itemsize
-        sent = [messages(g.members, g.speakers, g.size * state, g.size * itemsize, g.scattered) for g in groups]
+        sent = [messages(g.members, g.contributors, g.size * state, g.size * itemsize, g.chunked) for g in groups]
         sources, destinations, sizes = np.array(list(itertools.chain(*sent)), np.int64).reshape(-1, 3).T
         return TransferBatch(
             sources, destinations, sizes, self.devices.__getitem__,
-            operator=self.name, explicit=True, copied=not self.backend.one_memory,
+            operator=self.name, explicit=True, copied=not self.backend.shared_memory,
         )  # fmt: skip
 
-    def _ways(self, monoid: Monoid) -> Ways:
+    def _ways(self, monoid: Monoid) -> ReduceOps:
         """What devices do with partial results."""
         value, backend, places, devices, params = self.value, self.backend, self.places, self.devices, self.params
-        one_memory, xp = backend.one_memory, backend.xp
+        shared_memory, xp = backend.shared_memory, backend.xp
 
         def carry(state: Any, source: int, destination: int) -> Any:
-            if one_memory or source == destination:
+            if shared_memory or source == destination:
                 return state
             return _each_array(lambda array: send(array, devices[source], devices[destination]), state)
 
@@ -226,7 +228,7 @@ class Work:
         def finish(k: int, state: Any) -> Any:
             with backend.on(devices[k]):
                 result = _typed(backend, monoid.finish(xp, places[k], state, **params), value)
-                return result if one_memory else backend.contiguous(result)  # like what the others are sent
+                return result if shared_memory else backend.contiguous(result)  # like what the others are sent
 
         def cut(k: int, state: Any, begin: int, end: int) -> Any:
             with backend.on(devices[k]):
@@ -236,7 +238,7 @@ class Work:
             with backend.on(devices[k]):
                 return xp.reshape(xp.concat(parts), places[k].local_shape)
 
-        return Ways(carry, merge, finish, cut, join)
+        return ReduceOps(carry, merge, finish, cut, join)
 
     def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
         """For each operand one array per device (where memory is shared, views of the whole); None for scalars."""
@@ -244,7 +246,7 @@ class Work:
         for i, (x, move) in enumerate(zip(operands, self.moves, strict=True)):
             if move is None:
                 columns.append(None)
-            elif self.backend.one_memory:
+            elif self.backend.shared_memory:
                 whole = move.whole(x, self.name)
                 columns.append([whole[index] for index in self.indices[i]])
             else:

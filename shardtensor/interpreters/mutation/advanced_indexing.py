@@ -15,28 +15,28 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from shardtensor.backend.abstract import Ghost
+from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import HostArray
-from shardtensor.communication.gather_scatter import Picking, Want
-from shardtensor.communication.offload import apart
+from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
+from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import gather as gather_whole
 from shardtensor.communication.transfer import to_host_movement
-from shardtensor.communication.transfer_log import account, watched
+from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.indexing import gather
-from shardtensor.interpreters.mutation.views import local_views, sources, uncounted
+from shardtensor.interpreters.mutation.views import gather_unrecorded, local_views, operand_shards
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, is_array
 from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import aligned, box_of, whole_window
-from shardtensor.tensor.operands import admit
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, own, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval
 
 
-class Selection:
+class AdvancedIndex:
     """An index with arrays in it, in canonical form: a basic index first, then arrays that walk some dimensions.
 
     Attributes:
@@ -58,7 +58,7 @@ class Selection:
         if taken > len(shape):
             raise IndexingError(f"{taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
         basic: list[Any] = []  # for `canonical`
-        self._walkers: list[_Walker] = []
+        self._walkers: list[_IndexArray] = []
         d = 0
         for entry in entries:
             if entry is Ellipsis:
@@ -71,7 +71,7 @@ class Selection:
                         f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
                         f"{shape[d : d + width]}"
                     )
-                self._walkers.append(_Walker(len(basic), np.asarray(entry), d, shape))
+                self._walkers.append(_IndexArray(len(basic), np.asarray(entry), d, shape))
                 basic += [slice(None)] * width if width else [None]  # True adds a dimension of size 1, and walks it
                 d += width
             else:
@@ -119,7 +119,7 @@ class Selection:
         return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
 
 
-class _Walker:
+class _IndexArray:
     """One index array, mask or integer of an index.
 
     Attributes:
@@ -173,10 +173,12 @@ def _entry(entry: Any) -> Any:
             raise ShapeError(f"nested lists of different lengths as an index ({error})") from None
         array = array.astype(np.intp) if array.size == 0 else array
     else:
-        x = admit(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
-        if isinstance(x, ShardedTensor) and watched():
-            movement, n, shared = to_host_movement(x._aval), x.dtype.itemsize, x._aval.backend.one_memory
-            account("getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False))
+        x = as_operand(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
+        if isinstance(x, ShardedTensor) and is_recording():
+            movement, n, shared = to_host_movement(x._aval), x.dtype.itemsize, x._aval.backend.shared_memory
+            record_transfer(
+                "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
+            )
         array = gather_whole(x, "getitem")
     if array.dtype.kind not in "biu":
         raise IndexingError(f"an index array of dtype {array.dtype}; wanted integers or bools")
@@ -210,30 +212,32 @@ def _one_group(groups: Sequence[bool]) -> bool:
 @implements(gather, "algorithm")
 def _gather(x: Any, index: Any) -> ShardedTensor:
     result = _gathered(x, index)
-    return own(result) if has_ellipsis(index) else result  # without one, no dimensions are a scalar in NumPy
+    return mark_array(result) if has_ellipsis(index) else result  # without one, no dimensions are a scalar in NumPy
 
 
 def _gathered(x: Any, index: Any) -> ShardedTensor:
     if not isinstance(x, ShardedTensor):
         x = call("asarray", x)
-    chosen = Selection(index, x.shape)
+    chosen = AdvancedIndex(index, x.shape)
     value = _layout(x._aval, chosen)
-    itemsize, shared = x.dtype.itemsize, value.backend.one_memory
-    if watched() or not shared:
-        grid, arrays = sources(x)
+    itemsize, shared = x.dtype.itemsize, value.backend.shared_memory
+    if is_recording() or not shared:
+        grid, arrays = operand_shards(x)
         here = aligned(grid, box_of(chosen.basic, x.shape))
-        plan = Picking(here.grid, chosen.dims, [_want(value.grid, k, chosen) for k in range(len(value.grid.devices))])
-        if watched():
+        plan = GatherPlan(
+            here.grid, chosen.dims, [_want(value.grid, k, chosen) for k in range(len(value.grid.devices))]
+        )
+        if is_recording():
             plan.announce(itemsize, not shared, "getitem")
     if value.backend.simulated:
         chosen.check()
-        return tensor(value, Storage(Ghost(value.shape, value.dtype)))
+        return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
     if shared:
         with indexing_errors():
-            return tensor(value, Storage(np.asarray(uncounted(x, "getitem")[chosen.numpy])))
+            return tensor(value, Storage(np.asarray(gather_unrecorded(x, "getitem")[chosen.numpy])))
     columns = local_views(here, arrays)
     rows = plan.run(columns, x.dtype)
-    return tensor(value, apart(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
+    return tensor(value, offloaded(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
 
 
 @contextlib.contextmanager
@@ -245,7 +249,7 @@ def indexing_errors() -> Iterator[None]:
         raise error if isinstance(error, IndexingError) else IndexingError(str(error)) from None
 
 
-def _layout(x: Aval, chosen: Selection) -> Aval:
+def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:
     """The first dimension of the block takes what splits the dimensions that arrays walk; the others keep theirs."""
     chains = whole_window(x.shape, x.sharding.spec.chains_of(x.ndim)).at(chosen.basic).chains
     block: list[Chain] = [()] * len(chosen.block)
@@ -256,16 +260,16 @@ def _layout(x: Aval, chosen: Selection) -> Aval:
     return aval(chosen.shape, x.dtype, x.sharding.with_spec(spec), x.committed)
 
 
-def _want(grid: Grid, k: int, chosen: Selection) -> Want:
+def _want(grid: Grid, k: int, chosen: AdvancedIndex) -> GatherRequest:
     """The rows of its block that a device of the result holds, and its part of the other dimensions."""
     box, n = grid.box(k), len(chosen.block)
     inner = math.prod(chosen.block[1:])
     begin, end = (e * inner for e in box[chosen.at]) if n else (0, 1)
     rest = (*box[: chosen.at], *box[chosen.at + n :])
-    return Want(grid.devices[k], end - begin, [a[begin:end] for a in chosen.arrays], rest)
+    return GatherRequest(grid.devices[k], end - begin, [a[begin:end] for a in chosen.arrays], rest)
 
 
-def _placed(rows: Any, value: Aval, chosen: Selection, k: int) -> Any:
+def _placed(rows: Any, value: Aval, chosen: AdvancedIndex, k: int) -> Any:
     """What a device got, rows first, as its part of the result."""
     backend, device = value.backend, value.grid.devices[k]
     shape, n = value.grid.shape(k), len(chosen.block)

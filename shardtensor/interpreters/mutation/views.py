@@ -18,9 +18,9 @@ from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.exported_storage import Exported
-from shardtensor.communication.gather_scatter import Picking, Want
-from shardtensor.communication.transfer import Movement, gather, send, whole_array
-from shardtensor.communication.transfer_log import Transfer, account, watched
+from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
+from shardtensor.communication.transfer import TransferPlan, gather, send, whole_array
+from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.core import Op, Params, call
 from shardtensor.host.blockwise import copied
 from shardtensor.interpreters.execution.plan_cache import value_of
@@ -29,9 +29,17 @@ from shardtensor.sharding.copy_plan import host_grid, identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.sharding.view_spec import Aligned, Box, Window, aligned, box_of, located, whole_window
-from shardtensor.tensor.storage import Donated, StandIn, Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, ledger_of, own, settled, shard_arrays, tensor
+from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located, whole_window
+from shardtensor.tensor.storage import DeferredStorage, Donated, Storage
+from shardtensor.tensor.tensor import (
+    SCALARS,
+    ShardedTensor,
+    current_storage,
+    ledger_of,
+    mark_array,
+    shard_arrays,
+    tensor,
+)
 from shardtensor.tensor.value import Aval, aval, on_devices
 
 
@@ -45,7 +53,7 @@ class View:
 
     __slots__ = ("__weakref__", "_cache", "base", "window")
 
-    def __init__(self, base: ShardedTensor, window: Window) -> None:
+    def __init__(self, base: ShardedTensor, window: ViewSpec) -> None:
         self.base = base
         self.window = window
         self._cache: tuple[int, Any] | None = None  # the base's version, and what was read of it
@@ -53,9 +61,9 @@ class View:
     @property
     def array(self) -> Any:
         """Where memory is shared: the view of the base's buffer."""
-        if not self.base._aval.backend.one_memory:
+        if not self.base._aval.backend.shared_memory:
             return None
-        if watched() and self.base._aval.sharding.mesh.size > 1:
+        if is_recording() and self.base._aval.sharding.mesh.size > 1:
             self._read()  # for what separate memories would send
         else:
             ledger = self.base._ledger
@@ -64,7 +72,7 @@ class View:
 
     def now(self) -> HostArray:
         """Where memory is shared: the view of the base's buffer, and nothing counted."""
-        backend, storage = self.base._aval.backend, settled(self.base)
+        backend, storage = self.base._aval.backend, current_storage(self.base)
         if type(storage) is Exported:
             return storage.read(lambda array: self.window.of(backend, array))  # type: ignore[no-any-return]
         return self.window.of(backend, row_major(self.base, self.window))  # type: ignore[no-any-return]
@@ -72,7 +80,7 @@ class View:
     @property
     def arrays(self) -> Any:
         """Elsewhere: one array per device, in the view's layout."""
-        return None if self.base._aval.backend.one_memory else self._read()
+        return None if self.base._aval.backend.shared_memory else self._read()
 
     def forget(self) -> None:
         """Lets go of what it has read."""
@@ -84,9 +92,9 @@ class View:
         version = ledger.version  # before the value: it may be older than what is read, never newer
         cache = self._cache
         if cache is None or cache[0] != version:
-            storage = settled(self.base)
+            storage = current_storage(self.base)
             value = evaluate(tensor(on_devices(self.base._aval), storage), self.window)
-            shared = self.base._aval.backend.one_memory
+            shared = self.base._aval.backend.shared_memory
             cache = (version, None if shared else shard_arrays(value))
             if type(storage) is Exported:  # a consumer's writes do not count as versions
                 return cache[1]
@@ -98,7 +106,7 @@ class View:
     def to_host(self, index: Any) -> HostArray:
         """The view, or what a basic index takes of it, in host memory: straight from those that have it."""
         window = self.window if index is None else self.window.at(index)
-        x = tensor(self.base._aval, settled(self.base))
+        x = tensor(self.base._aval, current_storage(self.base))
         if window.size == x.size:  # all of it, in another order
             return read_only(window.of(backend_of(HOST), call("to_host", x)))
         if len(window.boxes) == 1:
@@ -108,12 +116,12 @@ class View:
         return _picked_to_host(x, window)
 
 
-def _picked_to_host(x: ShardedTensor, window: Window) -> HostArray:
+def _picked_to_host(x: ShardedTensor, window: ViewSpec) -> HostArray:
     """The elements of a window that is no box of the tensor's shape, one by one, in host memory."""
-    shared = x._aval.backend.one_memory
-    if watched() or not shared:
+    shared = x._aval.backend.shared_memory
+    if is_recording() or not shared:
         places = np.unravel_index(window.positions.ravel(), x.shape)
-        plan = Picking(x._aval.grid, range(x.ndim), [Want(HOST, window.size, places, ())])
+        plan = GatherPlan(x._aval.grid, range(x.ndim), [GatherRequest(HOST, window.size, places, ())])
         plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
     if shared:
         return read_only(window.of(x._aval.backend, whole_array(x)))
@@ -121,7 +129,7 @@ def _picked_to_host(x: ShardedTensor, window: Window) -> HostArray:
     return read_only(_part(array, window))
 
 
-class Element(StandIn):
+class ScalarElement(DeferredStorage):
     """In place of the storage of a tensor that is one element of another, copied where it was; it goes to the other
     devices when one of them asks for it.
     """
@@ -142,10 +150,12 @@ class Element(StandIn):
     def stored(self) -> Storage:
         """The element on every device of the base."""
         if self._storage is None:
-            n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
-            if watched() or not shared:
-                movement = Movement((identity(()),), (self.grid(),), self.value.grid)
-                account("getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False))
+            n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
+            if is_recording() or not shared:
+                movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
+                record_transfer(
+                    "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
+                )
             if shared:
                 self._storage = Storage(self.parts[0])
             else:
@@ -154,21 +164,23 @@ class Element(StandIn):
 
     def to_host(self, index: Any) -> HostArray:
         """The element in host memory, from the first device that has it."""
-        n, shared = self.value.dtype.itemsize, self.value.backend.one_memory
-        device = self.value.sharding.mesh.flat[0] if shared and not watched() else self.grid().devices[0]
-        account("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
+        n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
+        device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
+        record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
         backend = backend_of(device)
         with backend.on(device):
             array = backend.to_host(self.parts[0], device)
         return read_only(array if index is None else array.reshape((1,) * len(index)))
 
 
-def at_home(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
+def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
     """An elementwise operator of elements that lie on the same devices, and of numbers, computed there: so that
     ``x[i] += 1`` moves nothing. None where an operand must come from elsewhere.
     """
     elements = [x._storage for x in operands if type(x) is ShardedTensor]
-    if not all(type(e) is Element for e in elements) or not all(type(x) in (*SCALARS, ShardedTensor) for x in operands):
+    if not all(type(e) is ScalarElement for e in elements) or not all(
+        type(x) in (*SCALARS, ShardedTensor) for x in operands
+    ):
         return None
     first: Any = elements[0]
     grid, backend = first.grid(), first.value.backend
@@ -182,22 +194,22 @@ def at_home(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
             arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
             parts.append(backend.xp.asarray(getattr(backend.xp, op.name)(*arrays), dtype=value.dtype))
     base, index = first.place
-    return tensor(value, Element(value, base, index, tuple(parts)))
+    return tensor(value, ScalarElement(value, base, index, tuple(parts)))
 
 
 @functools.lru_cache(4096)
-def _element_of(base: Aval, index: Index) -> Aligned:
+def _element_of(base: Aval, index: Index) -> ShardedBox:
     return aligned(base.grid, box_of(index, base.shape))
 
 
 # -- making them -----------------------------------------------------------------------------------
 
 
-def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
+def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     """The view that an operator gives of a tensor, which is a value of its own where NumPy gives a scalar; None where
     the operator copies.
     """
-    base, window = seen(x)
+    base, window = base_and_view(x)
     scalar = x._is_scalar
     assert op.window is not None
     window = op.window(window, *params)
@@ -211,11 +223,11 @@ def look(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     if window.scalar or (scalar and not window.shape and op.name not in ("getitem", "reshape")):
         return _element(base, window, value)
     if scalar:  # of what never changes there are copies alone
-        return own(tensor(value, evaluate(tensor(x._aval, x._storage), window)._storage))
+        return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), window)._storage))
     return tensor(value, View(base, window))
 
 
-def seen(x: ShardedTensor) -> tuple[ShardedTensor, Window]:
+def base_and_view(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec]:
     """The tensor that is written when x is, and what x sees of it."""
     storage = x._storage
     if type(storage) is View:
@@ -226,7 +238,7 @@ def seen(x: ShardedTensor) -> tuple[ShardedTensor, Window]:
 
 
 @functools.lru_cache(8192)
-def _window_of(value: Aval) -> Window:
+def _window_of(value: Aval) -> ViewSpec:
     return whole_window(value.shape, value.sharding.spec.chains_of(value.ndim))
 
 
@@ -237,40 +249,42 @@ def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: str | No
     return aval(shape, dtype, sharding, base.committed)
 
 
-def _element(base: ShardedTensor, window: Window, value: Aval) -> ShardedTensor:
+def _element(base: ShardedTensor, window: ViewSpec, value: Aval) -> ShardedTensor:
     """One element, copied on the devices that hold it."""
     source = base._aval
     index = window.place
-    storage = settled(base)
+    storage = current_storage(base)
     if type(storage) is Exported:  # its memory can be read, since the element is copied
-        source.backend.enter(source.sharding.mesh.flat[0])
+        source.backend.wait_for_caller(source.sharding.mesh.flat[0])
         storage = storage.lent
         base = tensor(source, storage)
-    if source.backend.one_memory:
+    if source.backend.shared_memory:
         array = _part(whole_array(base, "getitem")[index], window)
-        return tensor(value, Element(value, source, index, (array if source.backend.simulated else np.array(array),)))
+        return tensor(
+            value, ScalarElement(value, source, index, (array if source.backend.simulated else np.array(array),))
+        )
     holders, backend = _element_of(source, index), source.backend
     if source.parked and hasattr(storage, "to_host"):  # in host memory: that one element is brought, and not the tensor
         host, devices = _part(storage.to_host(index), window), holders.grid.devices
-        account(
+        record_transfer(
             "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
         )
-        return tensor(value, Element(value, source, index, tuple([send(host, HOST, d) for d in devices])))
+        return tensor(value, ScalarElement(value, source, index, tuple([send(host, HOST, d) for d in devices])))
     arrays, parts = shard_arrays(base), []
     for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
         with backend.on(device):
             parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), window), copy=True))
-    return tensor(value, Element(value, source, index, tuple(parts)))
+    return tensor(value, ScalarElement(value, source, index, tuple(parts)))
 
 
-def _part(array: Any, window: Window) -> Any:
+def _part(array: Any, window: ViewSpec) -> Any:
     return getattr(array, window.part) if window.part else array
 
 
 # -- reading them ----------------------------------------------------------------------------------
 
 
-def row_major(base: ShardedTensor, window: Window) -> HostArray:
+def row_major(base: ShardedTensor, window: ViewSpec) -> HostArray:
     """The buffer of a base, where memory is shared: in row-major order if the window asks for its elements in another
     shape, so that it is a view of them.
     """
@@ -285,7 +299,7 @@ def row_major(base: ShardedTensor, window: Window) -> HostArray:
     return array
 
 
-def evaluate(x: ShardedTensor, window: Window) -> ShardedTensor:
+def evaluate(x: ShardedTensor, window: ViewSpec) -> ShardedTensor:
     """What a window sees of a value, as a value."""
     for number, box in enumerate(window.boxes):
         if number:
@@ -295,7 +309,7 @@ def evaluate(x: ShardedTensor, window: Window) -> ShardedTensor:
     return value_of(window.part, x) if window.part else x
 
 
-def _boxed(x: ShardedTensor, box: Box) -> ShardedTensor:
+def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
     if not box.in_order:
         x = value_of("getitem", x, Index(box.entries))
         x = value_of("permute_dims", x, box.axes)
@@ -303,32 +317,32 @@ def _boxed(x: ShardedTensor, box: Box) -> ShardedTensor:
     return value_of("getitem", x, box.index)
 
 
-def sources(x: Any) -> tuple[Grid, tuple[Any, ...]]:
+def operand_shards(x: Any) -> tuple[Grid, tuple[Any, ...]]:
     """The arrays in which the elements of an operand are, and how they cut it: straight from a view's base."""
     if not isinstance(x, ShardedTensor):
         array = np.asarray(x)
         return host_grid(array.shape), (array,)
     storage = x._storage
-    if type(storage) is View and (here := spot(storage.base._aval, storage.window.boxes)):
+    if type(storage) is View and (here := locate(storage.base._aval, storage.window.boxes)):
         return here.grid, tuple(local_views(here, shard_arrays(storage.base), storage.window))
-    if type(storage) is Element:
+    if type(storage) is ScalarElement:
         grid = storage.grid()
         return grid, storage.parts * (len(grid.devices) // len(storage.parts))
     return x._aval.grid, shard_arrays(x)
 
 
 @functools.lru_cache(1024)
-def spot(value: Aval, boxes: tuple[Box, ...]) -> Aligned | None:
+def locate(value: Aval, boxes: tuple[BoxIndex, ...]) -> ShardedBox | None:
     """Where the elements of a window are: see `shardtensor.sharding.view_spec.located`."""
     return located(value.grid, boxes)
 
 
-def local_views(here: Aligned, arrays: Sequence[Any], window: Window | None = None) -> list[Any]:
+def local_views(here: ShardedBox, arrays: Sequence[Any], window: ViewSpec | None = None) -> list[Any]:
     """What each device that holds a part of a window (of one box, without any) sees of its shard."""
     return [local_view(here, n, arrays, window) for n in range(len(here.boxes))]
 
 
-def local_view(here: Aligned, n: int, arrays: Sequence[Any], window: Window | None = None) -> Any:
+def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], window: ViewSpec | None = None) -> Any:
     """What the n-th of them sees: a view, if the shard is in row-major order or the window has one box."""
     array, box, device = arrays[here.positions[n]], here.boxes[n], here.grid.devices[n]
     backend = backend_of(device)
@@ -340,23 +354,23 @@ def local_view(here: Aligned, n: int, arrays: Sequence[Any], window: Window | No
         return _part(box.of(backend, array), window)
 
 
-def uncounted(x: Any, who: str) -> Any:
+def gather_unrecorded(x: Any, caller: str) -> Any:
     """The whole of an operand in host memory, for those who count themselves what moves."""
-    if isinstance(x, ShardedTensor) and x._aval.backend.one_memory:
+    if isinstance(x, ShardedTensor) and x._aval.backend.shared_memory:
         if type(x._storage) is View:
             return x._storage.now()
-        if type(x._storage) is Element:
+        if type(x._storage) is ScalarElement:
             return x._storage.parts[0]
-    return gather(x, who)
+    return gather(x, caller)
 
 
-def frozen(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:
+def snapshot(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:
     """An operand as it is now: a handle of its own on the same value; ``value`` in the place of ``base``."""
     if not isinstance(x, ShardedTensor):
         return x
-    owner, window = seen(x)
+    owner, window = base_and_view(x)
     if owner is base and value is not None:
         now = value
     else:
-        now = tensor(owner._aval, owner._storage if type(owner._storage) is Element else settled(owner))
+        now = tensor(owner._aval, owner._storage if type(owner._storage) is ScalarElement else current_storage(owner))
     return now if owner is x else tensor(x._aval, View(now, window))

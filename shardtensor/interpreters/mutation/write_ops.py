@@ -12,15 +12,21 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.gather_scatter import Picking, Want, last_of_each, on_device
-from shardtensor.communication.transfer import Movement, as_dtype, copied
-from shardtensor.communication.transfer_log import account, watched
+from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
+from shardtensor.communication.transfer import TransferPlan, as_dtype, copied
+from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.host import blockwise as passes
-from shardtensor.interpreters.mutation.advanced_indexing import Selection, indexing_errors
-from shardtensor.interpreters.mutation.views import frozen, local_views, seen, sources, uncounted
+from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, indexing_errors
+from shardtensor.interpreters.mutation.views import (
+    base_and_view,
+    gather_unrecorded,
+    local_views,
+    operand_shards,
+    snapshot,
+)
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, Shape
-from shardtensor.sharding.view_spec import Aligned, Window, aligned, box_of, broadcast_region, whole_box
+from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, aligned, box_of, broadcast_region, whole_box
 from shardtensor.tensor.tensor import ShardedTensor
 
 
@@ -34,7 +40,7 @@ Commit = Callable[[int, Any, Any, Any], None]
 """``commit(n, xp, out, old)``: writes on the n-th device of a grid into ``out``; ``old`` is what was there before."""
 
 
-class Edit(abc.ABC):
+class WriteOp(abc.ABC):
     """What a write puts in the place of a window's elements.
 
     Attributes:
@@ -65,27 +71,27 @@ class Edit(abc.ABC):
         """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
         tensors = [isinstance(x, ShardedTensor) for x in self.operands]
         if any(tensors):
-            self.inside = [here and seen(x)[0] is base for x, here in zip(self.operands, tensors, strict=True)]
+            self.inside = [here and base_and_view(x)[0] is base for x, here in zip(self.operands, tensors, strict=True)]
             self.operands = [
-                frozen(x) if here and not mine else x
+                snapshot(x) if here and not mine else x
                 for x, here, mine in zip(self.operands, tensors, self.inside, strict=True)
             ]
 
-    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
+    def enter(self, base: ShardedTensor, window: ViewSpec, value: ShardedTensor) -> None:
         """Takes those that see ``base`` from its ``value``, which is taken out of it."""
         self.value = value
         pairs = zip(self.operands, self.inside, strict=True)
-        self.operands = [frozen(x, base, value) if mine else x for x, mine in pairs]
+        self.operands = [snapshot(x, base, value) if mine else x for x, mine in pairs]
 
     def read(self, x: Any) -> Any:
         """An operand in host memory; what may be written while it is read is copied."""
         if not _is_array(x):
             return x
-        array = uncounted(x, self.name)
+        array = gather_unrecorded(x, self.name)
         return passes.copied(array) if isinstance(x, ShardedTensor) and _owner(x) is self.value else array
 
     @abc.abstractmethod
-    def picked(self, positions: HostArray, shape: Shape) -> Edit:
+    def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """The same for a base of that shape, where the window's elements are at these flat positions in it."""
 
     @abc.abstractmethod
@@ -103,14 +109,14 @@ class Edit(abc.ABC):
 
 def _owner(x: Any) -> ShardedTensor | None:
     """The tensor whose value an operand sees."""
-    return seen(x)[0] if isinstance(x, ShardedTensor) else None
+    return base_and_view(x)[0] if isinstance(x, ShardedTensor) else None
 
 
-def is_window(x: Any, base: ShardedTensor, window: Window) -> bool:
+def is_window(x: Any, base: ShardedTensor, window: ViewSpec) -> bool:
     """Whether an operand is just the elements that are written."""
     if not isinstance(x, ShardedTensor):
         return False
-    owner, mine = seen(x)
+    owner, mine = base_and_view(x)
     return owner is base and mine.same(window)
 
 
@@ -118,22 +124,22 @@ class _Delivery:
     """How an operand gets to the devices of a grid: each gets its part, broadcast, if it has not got it."""
 
     def __init__(self, x: Any, grid: Grid) -> None:
-        source, self.arrays = sources(x)
+        source, self.arrays = operand_shards(x)
         self.itemsize = x.dtype.itemsize
         region = broadcast_region(x.shape, tuple([int(o[-1]) for o in grid.offsets]))
-        self.movement = Movement((region,), (source,), grid)
+        self.movement = TransferPlan((region,), (source,), grid)
 
-    def announce(self, who: str, copied: bool) -> None:
+    def announce(self, caller: str, copied: bool) -> None:
         """Judges and counts the move."""
         movement, n = self.movement, self.itemsize
-        account(who, movement.size * n, False, lambda: movement.records(n, copied, who, False))
+        record_transfer(caller, movement.size * n, False, lambda: movement.records(n, copied, caller, False))
 
     def run(self, dtype: Any) -> tuple[Any, ...]:
         """The parts."""
         return self.movement.run((self.arrays,), dtype, as_they_lie=True)
 
 
-class Elementwise(Edit):
+class Elementwise(WriteOp):
     """A ufunc of operands that broadcast to the window, or (``ufunc`` None) the only operand itself."""
 
     def __init__(self, name: str, ufunc: str | None, operands: Sequence[Any], dtype: Any) -> None:
@@ -142,44 +148,44 @@ class Elementwise(Edit):
         self.dtype = dtype
         self.computes = ufunc is not None
 
-    def enter(self, base: ShardedTensor, window: Window, value: ShardedTensor) -> None:
-        """See `Edit`; for a ufunc the window stands for itself."""
+    def enter(self, base: ShardedTensor, window: ViewSpec, value: ShardedTensor) -> None:
+        """See `WriteOp`; for a ufunc the window stands for itself."""
         if self.ufunc is not None:
             self.operands = [ITSELF if is_window(x, base, window) else x for x in self.operands]
             self.inside = [mine and x is not ITSELF for x, mine in zip(self.operands, self.inside, strict=True)]
         super().enter(base, window, value)
 
-    def picked(self, positions: HostArray, shape: Shape) -> Edit:
-        """See `Edit`."""
-        chosen = Selection(np.unravel_index(positions, shape), shape)
+    def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
+        """See `WriteOp`."""
+        chosen = AdvancedIndex(np.unravel_index(positions, shape), shape)
         return Scattered(self.name, self.ufunc, chosen, self.operands, self.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
-        """See `Edit`."""
+        """See `WriteOp`."""
         if self.ufunc is None:
             passes.copy_into(out, self.read(self.operands[0]))
             return
-        arrays = [old if x is ITSELF else uncounted(x, self.name) if _is_array(x) else x for x in self.operands]
+        arrays = [old if x is ITSELF else gather_unrecorded(x, self.name) if _is_array(x) else x for x in self.operands]
         if any(isinstance(a, np.ndarray) and _overlaps(a, out) for a in arrays):
             getattr(np, self.ufunc)(*arrays, out=out)  # which sees to it
         else:
             passes.into(out, getattr(np, self.ufunc), arrays, breaks=False)
 
     def announce(self, grid: Grid) -> None:
-        """See `Edit`."""
+        """See `WriteOp`."""
         for x in self.operands:
             if _is_array(x):
                 _Delivery(x, grid).announce(self.name, copied=False)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """See `Edit`."""
+        """See `WriteOp`."""
         columns = []
         for x in self.operands:
             if not _is_array(x):
                 columns.append([_plain(x)] * len(grid.devices))
                 continue
             delivery = _Delivery(x, grid)
-            if watched():
+            if is_recording():
                 delivery.announce(self.name, copied=True)
             parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
             if _owner(x) is value:  # what is read must not change while it is read
@@ -224,7 +230,7 @@ def _plain(x: Any) -> Any:
     return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biufc" else x
 
 
-class Masked(Edit):
+class Masked(WriteOp):
     """One scalar for every element where a mask of the window's first dimensions is true."""
 
     overwrites = False
@@ -236,27 +242,27 @@ class Masked(Edit):
             "setitem", [mask if mask.ndim == ndim else mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))]
         )
 
-    def picked(self, positions: HostArray, shape: Shape) -> Edit:
-        """See `Edit`."""
+    def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
+        """See `WriteOp`."""
         (mask,) = self.operands
-        true = np.broadcast_to(Selection(mask, mask.shape).numpy[0], positions.shape)
-        chosen = Selection(np.unravel_index(positions[true], shape), shape)
+        true = np.broadcast_to(AdvancedIndex(mask, mask.shape).numpy[0], positions.shape)
+        chosen = AdvancedIndex(np.unravel_index(positions[true], shape), shape)
         return Scattered(self.name, None, chosen, [self.scalar], self.scalar.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
-        """See `Edit`."""
+        """See `WriteOp`."""
         (mask,) = self.operands
         out[self.read(mask).reshape(self.given)] = self.scalar
 
     def announce(self, grid: Grid) -> None:
-        """See `Edit`."""
+        """See `WriteOp`."""
         _Delivery(self.operands[0], grid).announce(self.name, copied=False)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """See `Edit`."""
+        """See `WriteOp`."""
         (mask,) = self.operands
         delivery = _Delivery(mask, grid)
-        if watched():
+        if is_recording():
             delivery.announce(self.name, copied=True)
         parts = [copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
         scalar = _plain(self.scalar)
@@ -267,14 +273,16 @@ class Masked(Edit):
         return commit
 
 
-class Scattered(Edit):
+class Scattered(WriteOp):
     """Elements that index arrays select: what a ufunc gives of operands that broadcast to them, or (``ufunc`` None) the
     only operand. Of an element that is selected several times, the last value counts.
     """
 
     overwrites = False
 
-    def __init__(self, name: str, ufunc: str | None, chosen: Selection, operands: Sequence[Any], dtype: Any) -> None:
+    def __init__(
+        self, name: str, ufunc: str | None, chosen: AdvancedIndex, operands: Sequence[Any], dtype: Any
+    ) -> None:
         super().__init__(name, operands)
         self.ufunc = ufunc
         self.chosen = chosen
@@ -282,13 +290,13 @@ class Scattered(Edit):
         self.computes = ufunc is not None
         self.turns = any(type(entry) is tuple and entry[2] < 0 for entry in chosen.basic)
 
-    def picked(self, positions: HostArray, shape: Shape) -> Edit:
-        """See `Edit`."""
-        chosen = Selection(np.unravel_index(positions[self.chosen.numpy], shape), shape)
+    def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
+        """See `WriteOp`."""
+        chosen = AdvancedIndex(np.unravel_index(positions[self.chosen.numpy], shape), shape)
         return Scattered(self.name, self.ufunc, chosen, self.operands, self.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
-        """See `Edit`."""
+        """See `WriteOp`."""
         (x,) = self.operands
         # NumPy walks index arrays and values as they lie in memory: in row-major order, so that the last one counts.
         with indexing_errors():
@@ -296,14 +304,14 @@ class Scattered(Edit):
             out[self.chosen.in_order] = np.asarray(x, order="C") if isinstance(x, np.ndarray) else x
 
     def announce(self, grid: Grid) -> None:
-        """See `Edit`."""
+        """See `WriteOp`."""
         here = self._taken_of(grid).grid
         for x in self.operands:
             if _is_array(x):
                 self._plan(x, here, self._places(here))[0].announce(x.dtype.itemsize, False, self.name)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """See `Edit`."""
+        """See `WriteOp`."""
         chosen, here = self.chosen, self._taken_of(grid)
         places = self._places(here.grid)
         columns: list[Any] = []
@@ -312,7 +320,7 @@ class Scattered(Edit):
                 columns.append([_plain(x)] * len(places))
                 continue
             plan, arrays = self._plan(x, here.grid, places)
-            if watched():
+            if is_recording():
                 plan.announce(x.dtype.itemsize, True, self.name)
             columns.append(plan.run(arrays, x.dtype if self.ufunc else self.dtype))
         axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
@@ -332,7 +340,7 @@ class Scattered(Edit):
 
         return commit
 
-    def _taken_of(self, grid: Grid) -> Aligned:
+    def _taken_of(self, grid: Grid) -> ShardedBox:
         """What the basic part of the index takes of each device's part of the window: something of every one."""
         shape = tuple([int(o[-1]) for o in grid.offsets])
         return aligned(grid, box_of(self.chosen.basic, shape))
@@ -352,10 +360,10 @@ class Scattered(Edit):
         last = last_of_each(coordinates, [end - begin for begin, end in ends])
         return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
 
-    def _plan(self, x: Any, grid: Grid, places: Sequence[tuple[Any, list[Any]]]) -> tuple[Picking, Sequence[Any]]:
+    def _plan(self, x: Any, grid: Grid, places: Sequence[tuple[Any, list[Any]]]) -> tuple[GatherPlan, Sequence[Any]]:
         """How an operand's elements get to the devices that write with them, and the arrays that they are in."""
         chosen = self.chosen
-        source, arrays = sources(x)
+        source, arrays = operand_shards(x)
         block = chosen.block or (1,)
         ndim = len(chosen.rest) + len(block)
         sizes = (*chosen.rest[: chosen.at], *block, *chosen.rest[chosen.at :])
@@ -375,5 +383,5 @@ class Scattered(Edit):
             mine = [ends for d, ends in enumerate(grid.box(n)) if d not in chosen.dims]
             others = [d for d in range(ndim) if d not in blocks]
             rest = [ends if box.shape[d] == sizes[d] else (0, 1) for d, ends in zip(others, mine, strict=True)]
-            wants.append(Want(device, len(rows), picked, rest))
-        return Picking(here.grid, blocks, wants), local_views(here, arrays)
+            wants.append(GatherRequest(device, len(rows), picked, rest))
+        return GatherPlan(here.grid, blocks, wants), local_views(here, arrays)

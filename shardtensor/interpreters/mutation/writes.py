@@ -19,22 +19,22 @@ import numpy as np
 from shardtensor.backend.ownership import references
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
-from shardtensor.communication.offload import apart
-from shardtensor.communication.transfer_log import note_copy, watched
+from shardtensor.communication.offload import offloaded
+from shardtensor.communication.transfer_log import is_recording, record_copy
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.host import blockwise as passes
 from shardtensor.host import memory_pool as pool
 from shardtensor.interpreters.execution.planning import Kind, result_dtype
-from shardtensor.interpreters.mutation.advanced_indexing import Selection
-from shardtensor.interpreters.mutation.views import local_view, seen, spot
-from shardtensor.interpreters.mutation.write_ops import Edit, Elementwise, Masked, Scattered, is_window
+from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex
+from shardtensor.interpreters.mutation.views import base_and_view, local_view, locate
+from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_window
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.view_spec import Aligned, Window, whole_window
-from shardtensor.tensor.operands import admit, converted, host_aval
-from shardtensor.tensor.storage import StandIn, Storage, Writing
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, ledger_of, settled, tensor
+from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_window
+from shardtensor.tensor.operands import as_operand, converted, host_aval
+from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, current_storage, ledger_of, tensor
 from shardtensor.tensor.value import Aval, join
 
 Apply = Callable[[Op, Operands, Params], Any]
@@ -51,7 +51,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
             "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
             "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
         )
-    base, window = seen(out)
+    base, window = base_and_view(out)
     if op.name == "setitem":
         _assign_at(base, window, operands[1], params[0], out.dtype)
     elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):  # which fails for some exponents
@@ -65,16 +65,16 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
             _write(base, window, Elementwise(op.name, None, (result,), out.dtype))
 
 
-def _assign_at(base: ShardedTensor, window: Window, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
+def _assign_at(base: ShardedTensor, window: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
     """``view[index] = value``."""
     at = canonical(index, window.shape)
     if at is None:
         if _is_scalar(value) and _is_mask(index, window.shape):
-            scalar, mask = _checked_value(value, dtype, ()), admit(index, "setitem")
+            scalar, mask = _checked_value(value, dtype, ()), as_operand(index, "setitem")
             if window.size:
                 _write(base, window, Masked(mask, len(window.shape), scalar))
             return
-        chosen = Selection(index, window.shape)
+        chosen = AdvancedIndex(index, window.shape)
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
         if math.prod(chosen.shape):
             _write(base, window, Scattered("setitem", None, chosen, [value], dtype))
@@ -116,7 +116,7 @@ def _checked_value(
             if not np.ndim(value):
                 return value
         else:
-            value = admit(value, "setitem")
+            value = as_operand(value, "setitem")
     if value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
         raise ArgumentTypeError(f"value is an array of {value.dtype}, of which elements of {dtype} cannot be made")
     if value.shape == shape or not value.ndim:
@@ -135,9 +135,9 @@ def _checked_value(
     return value
 
 
-def _update(out: ShardedTensor, base: ShardedTensor, window: Window, op: Op, operands: Operands) -> None:
+def _update(out: ShardedTensor, base: ShardedTensor, window: ViewSpec, op: Op, operands: Operands) -> None:
     """``out = op(*operands)``, element by element."""
-    operands = tuple([x if type(x) in SCALARS else admit(x, op.name) for x in operands])
+    operands = tuple([x if type(x) in SCALARS else as_operand(x, op.name) for x in operands])
     if any(x is None for x in operands):
         raise ArgumentTypeError("an operand is None; wanted a tensor, an array or a scalar")
     kinds = tuple(
@@ -179,32 +179,32 @@ def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
+def _write(base: ShardedTensor, window: ViewSpec, edit: WriteOp) -> None:
     """Binds ``base`` to a value in which the window shows what the edit puts there. All or nothing; and whoever reads
     meanwhile sees the old value or the new one.
     """
     edit.settle(base)
     ledger = ledger_of(base)
     with ledger.lock:
-        storage = settled(base)
+        storage = current_storage(base)
         parked = storage if base._aval.parked else None  # and no other reference to what may be alone
         exported = type(storage) is Exported
         if exported:  # its memory is written in place if the consumer has released it, and copied otherwise
             storage = storage.lent
-        elif isinstance(storage, StandIn):  # what waits somewhere; what was donated refuses
+        elif isinstance(storage, DeferredStorage):  # what waits somewhere; what was donated refuses
             storage = storage.stored()
         new: Any = None
-        writing = Writing(ledger)
+        writing = PendingWrite(ledger)
         try:
             base._storage = writing
             ledger.forget()
             free = references(storage) == 1  # nobody has got hold of it before
-            taken = _Taken(base, window, storage, free)
-            new = (taken.shared if base._aval.backend.one_memory else taken.apart)(edit)
+            taken = WriteTransaction(base, window, storage, free)
+            new = (taken.shared if base._aval.backend.shared_memory else taken.apart)(edit)
             error, taken.error = taken.error, None  # else the two would keep each other, and the memory, alive
             del taken
             if parked is not None:
-                new = apart(base._aval, new.arrays)
+                new = offloaded(base._aval, new.arrays)
         finally:
             writing.storage = new or parked or (Exported(base._aval, storage) if exported else storage)
             ledger.version += 1
@@ -216,7 +216,7 @@ def _write(base: ShardedTensor, window: Window, edit: Edit) -> None:
                 del error  # likewise
 
 
-class _Taken:
+class WriteTransaction:
     """A value that was taken out of its handle.
 
     Attributes:
@@ -227,7 +227,7 @@ class _Taken:
         error: what was raised after elements were written: a warning or floating-point error, as NumPy raises it.
     """
 
-    def __init__(self, base: ShardedTensor, window: Window, storage: Storage, free: bool) -> None:
+    def __init__(self, base: ShardedTensor, window: ViewSpec, storage: Storage, free: bool) -> None:
         self.base = base
         self.value = base._aval
         self.backend: Backend = self.value.backend
@@ -237,18 +237,18 @@ class _Taken:
         self.free = free
         self.error: BaseException | None = None
 
-    def shared(self, edit: Edit) -> Storage:
+    def shared(self, edit: WriteOp) -> Storage:
         """Writes into the one buffer, or into a copy of it."""
         storage, value, window = self.storage, self.value, self.window
         array = storage.array
         if array is None:
             array, copied = join(storage.arrays or (), value)
-            note_copy(edit.name, copied, self.device)
+            record_copy(edit.name, copied, self.device)
             storage = Storage(array)
-        alone = self.free and self.backend.sole(array, 2)
+        alone = self.free and self.backend.is_exclusive(array, 2)
         if any(edit.inside):
             edit.enter(self.base, window, tensor(value, Storage(array)))
-        if watched():
+        if is_recording():
             here, _, counted = self._located(edit)
             counted.announce(here.grid)
         if self.backend.simulated:
@@ -259,7 +259,7 @@ class _Taken:
                 fresh = pool.empty(value.shape, value.dtype)
             else:
                 fresh = passes.copied(array)
-                note_copy(edit.name, fresh.nbytes, self.device)
+                record_copy(edit.name, fresh.nbytes, self.device)
         out = window.of(self.backend, fresh)
         old = out if fresh is array else window.of(self.backend, array)
         try:
@@ -270,7 +270,7 @@ class _Taken:
             self.error = error
         return storage if fresh is array else Storage(fresh)
 
-    def apart(self, edit: Edit) -> Storage:
+    def apart(self, edit: WriteOp) -> Storage:
         """Writes into the shards that hold elements of the window, or into copies of them."""
         storage, backend = self.storage, self.backend
         arrays = storage.arrays
@@ -285,10 +285,10 @@ class _Taken:
         touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
         commit = edit.stage(here.grid, taken)
         alone = {}
-        for _, k in touched:  # after what was sent of it: what is `sole` has been read by all
+        for _, k in touched:  # after what was sent of it: what is `is_exclusive` has been read by all
             array = arrays[k]
             with backend.on(devices[k]):
-                alone[k] = free and (straight or backend.is_contiguous(array)) and backend.sole(array, 2)
+                alone[k] = free and (straight or backend.is_contiguous(array)) and backend.is_exclusive(array, 2)
             del array
         new = list(arrays)
         for k, mine in alone.items():
@@ -298,7 +298,7 @@ class _Taken:
                         new[k] = backend.xp.empty(tuple(arrays[k].shape), dtype=self.value.dtype)
                     else:
                         new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
-                        note_copy(edit.name, int(arrays[k].nbytes), devices[k])
+                        record_copy(edit.name, int(arrays[k].nbytes), devices[k])
         for n, k in touched:
             with backend.on(devices[k]):
                 out = local_view(here, n, new, self.window)
@@ -306,20 +306,20 @@ class _Taken:
                 self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == touched[0][0])
         return storage if all(alone.values()) else Storage(arrays=tuple(new))
 
-    def _located(self, edit: Edit) -> tuple[Aligned, Window, Edit]:
+    def _located(self, edit: WriteOp) -> tuple[ShardedBox, ViewSpec, WriteOp]:
         """Where the window's elements are, and what is to be done there: one by one, where a shard's elements are no
         box of the window's shape, or no view.
         """
         window, value = self.window, self.value
-        here = spot(value, window.boxes)
+        here = locate(value, window.boxes)
         if here is not None and (self.backend.negative_strides or not (window.turns or edit.turns)):
             return here, window, edit
         whole = whole_window(value.shape, value.sharding.spec.chains_of(value.ndim)).only(window.part)
-        everywhere = spot(value, whole.boxes)
+        everywhere = locate(value, whole.boxes)
         assert everywhere is not None
         return everywhere, whole, edit.picked(window.positions, value.shape)
 
-    def _commit(self, commit: Callable[[], None], edit: Edit, first: bool) -> None:
+    def _commit(self, commit: Callable[[], None], edit: WriteOp, first: bool) -> None:
         """Writes on one device. What is refused is refused by the first one. After that all write, whatever happens,
         also when Ctrl-C comes: half a value is worse than an error that comes late.
         """
@@ -330,7 +330,7 @@ class _Taken:
                 raise
             self.error = self.error or error
 
-    def _is_all(self, edit: Edit) -> bool:
+    def _is_all(self, edit: WriteOp) -> bool:
         """Whether no old element is left."""
         boxes = self.window.boxes
         return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None

@@ -9,7 +9,7 @@ from shardtensor.backend import Device
 from shardtensor.errors import BackendError, DeviceMemoryError
 
 
-class Lane:
+class LogicalDevice:
     """A logical device: a GPU and two streams on it, both blocking ones, so that code on the null stream stays right.
 
     Attributes:
@@ -92,32 +92,32 @@ class Current:
     set before it is set again: CuPy keeps the two apart.
     """
 
-    __slots__ = ("_lane", "_saved")
+    __slots__ = ("_logical", "_saved")
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, logical: LogicalDevice) -> None:
+        self._logical = logical
 
     def __enter__(self) -> None:
-        lane = self._lane
-        if lane.among_others:
-            lane.gpu.__enter__()
-        self._saved = lane._current_stream()
-        if self._saved is not lane.stream:
-            lane.stream.__enter__()
+        logical = self._logical
+        if logical.among_others:
+            logical.gpu.__enter__()
+        self._saved = logical._current_stream()
+        if self._saved is not logical.stream:
+            logical.stream.__enter__()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        lane, saved = self._lane, self._saved
+        logical, saved = self._logical, self._saved
         try:
-            if lane.among_others:
-                lane.gpu.use()  # the block may have left another one
-            left = lane.left()
+            if logical.among_others:
+                logical.gpu.use()  # the block may have left another one
+            left = logical.left()
             if left is not None:
-                lane.stream.wait_event(lane.record(left))  # what it has queued there is ours, too
-            if saved is not lane.stream:
-                lane.stream.__exit__()
+                logical.stream.wait_event(logical.record(left))  # what it has queued there is ours, too
+            if saved is not logical.stream:
+                logical.stream.__exit__()
             saved.use()
         finally:
-            if lane.among_others:
-                lane.gpu.__exit__()
+            if logical.among_others:
+                logical.gpu.__exit__()
         if error is not None:
-            lane.explain(error)
+            logical.explain(error)
