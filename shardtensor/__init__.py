@@ -352,3 +352,7 @@ def __getattr__(name: str) -> Any:
     if name in _LOADED_ON_USE:
         return getattr(_import_module(_LOADED_ON_USE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

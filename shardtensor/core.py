@@ -42,10 +42,10 @@ class Op:
         positional: how many of its arguments can be given by position.
         dispatch: the function that users call.
         split: takes what `dispatch` takes, and gives the operands and the params of the call.
-        rule: how the dimensions of operands and result correspond (see `shardtensor.sharding.rules`); None for an operator that
-            lays out its result itself (`mover`) or consists of others (`composite`).
-        combine: the name of the monoid (see `shardtensor.functions.monoids`) that joins what shards computed where a dimension
-            vanishes.
+        rule: how the dimensions of operands and result correspond (see `shardtensor.sharding.rules`); None for an
+            operator that lays out its result itself (`mover`) or consists of others (`composite`).
+        combine: the name of the monoid (see `shardtensor.functions.monoids`) that joins what shards computed where a
+            dimension vanishes.
         kernel: what runs on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None stands for the
             function of the same name in the backend's namespace.
         mover: for operators that only move elements: ``mover(avals, params)`` gives the movement (see
@@ -238,8 +238,8 @@ def _several(op: Op, arrays: Any) -> Operands:
     """
     if op.lists_only and hasattr(arrays, "shape"):
         raise ArgumentTypeError(
-            f"{op.error_name}: {op.operands[0]} is one array of shape {tuple(arrays.shape)}, which is whole as it is; wanted "
-            "the list that st.shard or st.pmap returned (st.concat joins the rows of an array)"
+            f"{op.error_name}: {op.operands[0]} is one array of shape {tuple(arrays.shape)}, which is whole as it is; "
+            "wanted the list that st.shard or st.pmap returned (st.concat joins the rows of an array)"
         )
     try:
         items = iter(arrays)

@@ -1,4 +1,5 @@
-"""What drives devices: `Device`, and the `Backend` that a plugin implements (`shardtensor.backend.registry` finds them).
+"""What drives devices: `Device`, and the `Backend` that a plugin implements (`shardtensor.backend.registry` finds
+them).
 
 Writing one
 -----------
@@ -19,8 +20,8 @@ the array, so that several logical devices may share a physical one. Of the arra
 arrays and masks select.
 
 Devices may work behind the caller's back, each in the order in which it was told. What crosses devices is ordered by
-`record` and `wait`; what comes from the caller's own use of the array library, or goes back to it, by `wait_for_caller` and
-`make_caller_wait`.
+`record` and `wait`; what comes from the caller's own use of the array library, or goes back to it, by `wait_for_caller`
+and `make_caller_wait`.
 """
 
 from __future__ import annotations

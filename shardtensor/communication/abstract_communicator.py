@@ -32,7 +32,9 @@ from shardtensor.tensor.value import aval
 
 
 class AbstractCommunicator:
-    """One collective among devices that do not exist: as `shardtensor.communication.communicator.Communicator`, without elements."""
+    """One collective among devices that do not exist: as `shardtensor.communication.communicator.Communicator`, without
+    elements.
+    """
 
     shared_memory = True
 

@@ -15,8 +15,8 @@ from shardtensor.tensor.value import Aval
 
 class Exported(DeferredStorage):
     """In place of the storage of a tensor on one device whose memory another library holds and may write (see
-    `shardtensor.functions.dlpack_export`): every read gets a copy, so that the consumer's writes show in this tensor only. The storage
-    itself returns when the last consumer has released the memory.
+    `shardtensor.functions.dlpack_export`): every read gets a copy, so that the consumer's writes show in this tensor
+    only. The storage itself returns when the last consumer has released the memory.
 
     Attributes:
         lent: the storage itself, for writes, which copy it while a consumer holds its memory.

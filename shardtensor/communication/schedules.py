@@ -3,8 +3,8 @@ number of devices. Pure, and lazy: of the 16 million messages among 4096 devices
 time.
 
 A schedule is a sequence of phases. The messages of one phase wait for nothing; those of the next begin when it is
-over. They are the messages of `shardtensor.sharding.copy_plan`, `shardtensor.communication.all_reduce` and `shardtensor.communication.communicator`, which the
-backends carry out.
+over. They are the messages of `shardtensor.sharding.copy_plan`, `shardtensor.communication.all_reduce` and
+`shardtensor.communication.communicator`, which the backends carry out.
 """
 
 from __future__ import annotations

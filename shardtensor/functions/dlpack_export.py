@@ -2,8 +2,9 @@
 
 A consumer of DLPack may write to what it gets: versions before 1.0 have no flag against it, and PyTorch asks for 1.0
 and ignores the flag. Therefore memory is exported only if nothing but the one tensor holds it. The tensor is then
-marked (`shardtensor.communication.exported_storage.Exported`): every later read of it gets a copy for as long as a consumer holds the memory.
-Whether something else holds memory is decided as for writes in place, by `Backend.is_exclusive`.
+marked (`shardtensor.communication.exported_storage.Exported`): every later read of it gets a copy for as long as a
+consumer holds the memory. Whether something else holds memory is decided as for writes in place, by
+`Backend.is_exclusive`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Interchange: memory shared with other array libraries by DLPack, both ways, without a copy where that can be.
 
 Tensors do not write to memory that another library holds: a tensor that is written takes memory of its own first. What
-other libraries write shows in the one tensor that was exported to them only (see `shardtensor.functions.dlpack_export`).
+other libraries write shows in the one tensor that was exported to them only (see
+`shardtensor.functions.dlpack_export`).
 """
 
 from __future__ import annotations

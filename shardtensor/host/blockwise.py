@@ -1,7 +1,7 @@
 """Passes over host arrays: functions of elements, copies and casts, block by block, by several threads if it is long.
 
-A result is written into memory that has been used before (see `shardtensor.host.memory_pool`). How it is cut depends on its shape
-and the operands' layout alone, never on the number of threads, so that they cannot change a bit of it.
+A result is written into memory that has been used before (see `shardtensor.host.memory_pool`). How it is cut depends on
+its shape and the operands' layout alone, never on the number of threads, so that they cannot change a bit of it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import IO, TYPE_CHECKING, Literal, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -18,18 +18,51 @@ from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.host.units import readable
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
-from shardtensor.tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """An array that knows its sharding, such as a `ShardedTensor`: all that a picture needs of it."""
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape."""
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """How it is split over devices."""
+
+
+class Tensor(Sharded, Protocol):
+    """What `html` also shows of a tensor."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its elements."""
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+
+    @property
+    def is_donated(self) -> bool:
+        """Whether its elements were given away."""
+
 
 Range: TypeAlias = tuple[int, int]
 """Begin and end in one dimension."""
 
 
 def visualize_sharding(
-    x: ShardedTensor | Sequence[int],
+    x: Sharded | Sequence[int],
     sharding: NamedSharding | None = None,
     *,
     file: IO[str] | None = None,
@@ -82,7 +115,7 @@ def text(shape: Sequence[int], sharding: NamedSharding) -> str:
     return out.getvalue()
 
 
-def html(x: ShardedTensor) -> str:
+def html(x: Tensor) -> str:
     """A tensor as a fragment of HTML, for notebooks: what it is, and a picture of which device holds which part.
 
     Args:
@@ -95,7 +128,7 @@ def html(x: ShardedTensor) -> str:
     >>> "(5, 3)" in html(st.zeros((5, 3)))
     True
     """
-    if not isinstance(x, ShardedTensor):
+    if not isinstance(x, Sharded):
         raise ArgumentTypeError(f"html: x is a {type(x).__name__}; wanted a ShardedTensor, such as st.asarray(x)")
     sharding = x.sharding
     kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
@@ -114,7 +147,7 @@ def html(x: ShardedTensor) -> str:
 
 def _checked(caller: str, name: str, x: object, sharding: object) -> tuple[Shape, NamedSharding]:
     """The shape and the sharding that ``caller`` was asked to draw; ``name`` is what it calls its first argument."""
-    if isinstance(x, ShardedTensor):
+    if isinstance(x, Sharded):
         if sharding is not None:
             raise ArgumentError(
                 f"{caller}: sharding is given, and {name} is a tensor, which has one; wanted one of them: "

@@ -87,8 +87,8 @@ def axis_position(
     program = current()
     if program is None:
         raise ShardingError(
-            f"{caller}: there is no mapped function around this call; it runs inside of st.shard_map, or of st.pmap and "
-            "st.smap with an axis_name"
+            f"{caller}: there is no mapped function around this call; it runs inside of st.shard_map, or of st.pmap "
+            "and st.smap with an axis_name"
         )
     name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
     if not isinstance(name, str) and not (isinstance(name, tuple) and all(isinstance(n, str) for n in name)):

@@ -11,8 +11,8 @@ Along several axes, indices are counted in the order in which the axes are named
 only those of `ppermute` and `pshuffle` are counted in mesh order, as JAX does.
 
 Programs take turns in a thread. What a library keeps by thread reaches the others during a collective, unless the
-backend is that library's (see `shardtensor.backend.Backend.capture_modes`): leave such a ``with`` block (``torch.no_grad()`` in
-programs on NumPy's arrays) before it.
+backend is that library's (see `shardtensor.backend.Backend.capture_modes`): leave such a ``with`` block
+(``torch.no_grad()`` in programs on NumPy's arrays) before it.
 """
 
 from __future__ import annotations

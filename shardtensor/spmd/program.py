@@ -86,7 +86,9 @@ def _root(context: greenlet) -> greenlet:
 
 
 class SchedulerProtocol(Protocol):
-    """What programs ask of their world; see `shardtensor.spmd.scheduler.Scheduler`. With the lock held, but for `withdraw`."""
+    """What programs ask of their world; see `shardtensor.spmd.scheduler.Scheduler`. With the lock held, but for
+    `withdraw`.
+    """
 
     lock: threading.Lock
     meetings: dict[Hashable, Rendezvous]

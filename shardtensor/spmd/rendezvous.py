@@ -92,8 +92,8 @@ def _column(
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [tuple(a.shape) for a in shard_arrays(x)]:
             raise ArgumentTypeError(
-                f"{caller}: x is a tensor over {len(groups[0])} devices, and its shape would change; map down to single "
-                "devices first"
+                f"{caller}: x is a tensor over {len(groups[0])} devices, and its shape would change; map down to "
+                "single devices first"
             )
         # A collective may change the dtype: sums of bool are integers, means of integers are floating-point numbers.
         value = x._aval
@@ -125,8 +125,8 @@ def _offered(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: bool)
     if len(devices) > 1:
         if not isinstance(leaf, ShardedTensor) or leaf.sharding.mesh.flat != devices:
             raise ArgumentTypeError(
-                f"{caller}: x is {_named(leaf)}, and this program has {len(devices)} devices; wanted tensors over all of "
-                "them, or a map inside of this one"
+                f"{caller}: x is {_named(leaf)}, and this program has {len(devices)} devices; wanted tensors over all "
+                "of them, or a map inside of this one"
             )
         return leaf
     (device,) = devices

@@ -45,7 +45,9 @@ def abstract_plan(
 def _combination(
     op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], owed: Chain
 ) -> Schedule:
-    """What devices send one another for a combination that is owed: see `shardtensor.interpreters.execution.planning.Work.combined`."""
+    """What devices send one another for a combination that is owed: see
+    `shardtensor.interpreters.execution.planning.Work.combined`.
+    """
     assert op.combine is not None
     mesh = value.sharding.mesh
     speaks = np.ones(mesh.size, bool)

@@ -1,9 +1,9 @@
 """Reductions and products of host arrays, in passes over their blocks, which threads divide.
 
-A block is to a shard what a shard is to the whole: each gives a state (see `shardtensor.functions.monoids`), and the states
-become one in a fixed order; those of one shard by pairs, as NumPy adds, so that errors of rounding stay small; those
-of the shards in mesh order. Arrays are cut as their shapes say, and BLAS, whose results depend on how many threads it
-has, works with one in each of ours: so the number of threads cannot change a bit.
+A block is to a shard what a shard is to the whole: each gives a state (see `shardtensor.functions.monoids`), and the
+states become one in a fixed order; those of one shard by pairs, as NumPy adds, so that errors of rounding stay small;
+those of the shards in mesh order. Arrays are cut as their shapes say, and BLAS, whose results depend on how many
+threads it has, works with one in each of ours: so the number of threads cannot change a bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Views: tensors that see a window of another one's value, as it is when they are read; and single elements.
 
-A view's storage is a base tensor and a window on it (see `shardtensor.sharding.view_spec`). It computes and moves nothing before
-somebody asks for its elements. Where memory is shared it is then a view of the one buffer; elsewhere its pieces are
-brought into its own layout, and kept until the base is written.
+A view's storage is a base tensor and a window on it (see `shardtensor.sharding.view_spec`). It computes and moves
+nothing before somebody asks for its elements. Where memory is shared it is then a view of the one buffer; elsewhere its
+pieces are brought into its own layout, and kept until the base is written.
 """
 
 from __future__ import annotations
