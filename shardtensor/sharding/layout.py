@@ -122,7 +122,7 @@ class NamedSharding:
         return all(self.mesh.shape[axis] == 1 for chain in self.spec.chains for axis in chain)
 
     def check_rank(self, ndim: int, caller: str) -> None:
-        """Raises ShardingError, in the name of ``caller``, if the spec has more dimensions than an array of ``ndim``."""
+        """Raises ShardingError, which names ``caller``, if the spec has more dimensions than an array of ``ndim``."""
         if len(self.spec) > ndim:
             raise ShardingError(
                 f"{caller}: {self.spec} has {len(self.spec)} dimensions and the array has {ndim}; give at most {ndim}"
