@@ -192,7 +192,7 @@ def shardtensor_cases(sizes: Sizes | None = None) -> dict[str, Case]:
 
     import shardtensor as st
 
-    sizes = sizes or Sizes.secondary()
+    sizes = sizes or Sizes.told()
     mesh = st.make_mesh((DEVICES,), ("x",))
     rows, whole = st.NamedSharding(mesh, st.P("x")), st.NamedSharding(mesh, st.P())
     few, many, (params, *examples) = operands(np, sizes)
@@ -252,7 +252,7 @@ def numpy_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     """What can be done by hand on one plain array: for the moves, one copy pass over the bytes that must move."""
     import numpy as np
 
-    sizes = sizes or Sizes.secondary()
+    sizes = sizes or Sizes.told()
     few, large, batch = operands(np, sizes)
     warm = np.ones_like(large)
     # A reduction reads everything, and writes an eighth into new memory. A copy that reads and writes as much together
@@ -351,12 +351,12 @@ def jit_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     """JAX, compiled. Every case waits for its result."""
     import jax
 
-    return jax_cases(sizes or Sizes.secondary(), jax.jit)
+    return jax_cases(sizes or Sizes.told(), jax.jit)
 
 
 def eager_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     """JAX as it runs without jit. Every case waits for its result."""
-    return jax_cases(sizes or Sizes.secondary(), lambda f: f)
+    return jax_cases(sizes or Sizes.told(), lambda f: f)
 
 
 def jax_cases(sizes: Sizes, compiled: Callable[[Any], Any]) -> dict[str, Case]:

@@ -217,7 +217,7 @@ def library(
         return lambda group: [place(array, how) for array, how in arrays(sizes, group)]
 
     found = dict(alone or {})
-    cases = Cases(functions, GROUP.__getitem__, made(Sizes.secondary()), found)
+    cases = Cases(functions, GROUP.__getitem__, made(Sizes.told()), found)
     known = {**functions, **(answered or {})}
     found["answers"] = lambda: answers(Cases(known, GROUP.__getitem__, made(TINY), {}))
     if "three" in functions:
@@ -341,7 +341,7 @@ def growth(xp: Any, place: Callable[[Any, str], Any]) -> dict[str, float | None]
     for operator in operators:  # what is planned or compiled once is no growth
         for operand in operands:
             operator(operand)
-    many = Sizes.secondary().operators
+    many = Sizes.told().operators
     return {"growth": harness.repeated(lambda: choose(operators)(choose(operands)), many, lambda last: None)[1]}
 
 
@@ -458,7 +458,7 @@ def limit_cases() -> Cases:
         **dict.fromkeys(("matmul", "contraction", "layer"), multiply),
         "maps": multiply_twice,
     }
-    sizes = Sizes.secondary()
+    sizes = Sizes.told()
     return Cases(functions, GROUP.__getitem__, lambda group: [array for array, _ in arrays(sizes, group)], {})
 
 

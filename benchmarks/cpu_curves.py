@@ -111,7 +111,7 @@ def shardtensor_curves() -> Cases:
         return st.device_put(x, placing(x.sharding.mesh.size).sharding(COLUMNS))
 
     return curves(
-        points(Sizes.secondary()),
+        points(Sizes.told()),
         curve_functions() | {"reshard": reshard},
         lambda devices, array, how: placing(devices)(array, how),
     )
@@ -119,6 +119,6 @@ def shardtensor_curves() -> Cases:
 
 def numpy_curves() -> Cases:
     """Plain NumPy: one array, which is the same for any number of devices, and stands beside the first."""
-    sizes = Sizes.secondary()
+    sizes = Sizes.told()
     single = [p for p in points_by_devices(sizes) if p.devices == sizes.devices[0] and p.what != "reshard"]
     return curves(points_by_size(sizes) + single, curve_functions(), lambda devices, array, how: array)

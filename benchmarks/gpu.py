@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the results go")
     parser.add_argument("--label", metavar="LABEL", help="saved as gpu-LABEL: what kind of machine, not which one")
     options = parser.parse_args(argv)
-    from shardtensor_cupy.finding import usable_cupy
+    from shardtensor_cupy.discovery import usable_cupy
 
     from shardtensor.errors import BackendError
 

@@ -269,7 +269,7 @@ class Chains:
         x, right = self.pick()
         self.held.append((st.device_put(x, self.somewhere().with_memory_kind("pinned_host")), right))
 
-    def to_dlpack(self) -> None:
+    def lend(self) -> None:
         """To code on the null stream or on a stream of the caller's, and back."""
         x, right = self.pick()
         x = st.device_put(x, devices()[self.random.integers(8)])

@@ -16,6 +16,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS
+from shardtensor.sharding.mesh import default_mesh
 from tests.cases import CASES, ELSEWHERE, Case, check, sharded_somehow, wanted
 from tests.layouts import MESHES, READ_ONLY, all_specs, array, assert_same, everywhere, mesh_of
 from tests.operands import values
@@ -131,7 +132,7 @@ def test_creation_under_every_sharding(make: Any, shape: tuple[int, ...], backen
             assert_same(make(st, device=st.NamedSharding(mesh, spec)), make(np), exact=True)
         assert_same(make(st, device=mesh), make(np), exact=True)
     assert_same(make(st, device=st.devices(backend)[5]), make(np), exact=True)
-    assert make(st).sharding.mesh == st.mesh.default_mesh()
+    assert make(st).sharding.mesh == default_mesh()
 
 
 @pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "full_like"])

@@ -809,7 +809,7 @@ def test_fork_in_the_middle() -> None:
     said = scripted(
         """
         import sys, threading, time
-        from shardtensor import pool
+        from shardtensor.host import memory_pool as pool
 
         def other(line):  # works with the pool, and pauses there
             count = 0

@@ -560,7 +560,7 @@ def test_fork_of_a_team() -> None:
     said = scripted(
         """
         import threading
-        from shardtensor import team
+        from shardtensor.host import threads as team
         from shardtensor.host.blas_threads import Limit
 
         def works(turns):
@@ -601,7 +601,7 @@ def test_fork_inside_of_each() -> None:
     """A helper forks: its child has but this thread, and works all the same."""
     said = scripted(
         """
-        from shardtensor import team
+        from shardtensor.host import threads as team
         st.set_num_threads(4)
         st.sum(st.ones(1 << 20) + 1)
         codes = []
@@ -633,7 +633,7 @@ ENDS = {
 
 @pytest.mark.parametrize("name", list(ENDS))
 def test_the_end_of_the_interpreter(name: str) -> None:
-    head = "import sys, time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor import team\n"
+    head = "import sys, time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor.host import threads as team\n"
     head += "def forever(call):\n    while True: call()\nst.set_num_threads(5)\n"
     began = time.perf_counter()
     done = subprocess.run(
@@ -690,7 +690,7 @@ def test_a_map_while_the_interpreter_ends() -> None:
 
 def test_helpers_end_before_the_interpreter() -> None:
     script = "import atexit, threading\natexit.register(lambda: print(threading.active_count()))\n"
-    script += "import shardtensor as st\nfrom shardtensor import team\nst.set_num_threads(4)\n"
+    script += "import shardtensor as st\nfrom shardtensor.host import threads as team\nst.set_num_threads(4)\n"
     script += "for _ in range(2):\n    team.each(lambda k: None, 8)\n    print(threading.active_count())\n    team._team.dissolve()\n"
     script += "    print(threading.active_count())\nteam.each(lambda k: None, 8)\n"
     done = subprocess.run(
@@ -1360,7 +1360,7 @@ def test_ctrl_c_at_any_moment(threads: int) -> None:
     scripted(
         f"""
         import faulthandler, random, signal, sys, threading, time
-        from shardtensor import folds, passes, team
+        from shardtensor.interpreters.execution import blocked_reduction as folds; from shardtensor.host import blockwise as passes; from shardtensor.host import threads as team
         sys.unraisablehook = lambda *args: None  # the signal may come in `__del__`
         passes._BLOCK = passes._LEAST = 1 << 14
         folds._FACTORS = (64, 64, 1 << 26)

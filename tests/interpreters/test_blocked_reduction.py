@@ -531,7 +531,7 @@ LARGE = """
 import hashlib, itertools, json
 import numpy as np, threadpoolctl
 import shardtensor as st
-from shardtensor import running
+from shardtensor.interpreters.execution import plan_cache as running
 
 rng = np.random.default_rng(0)
 a, b = rng.normal(size=(2, 1000, 1000))

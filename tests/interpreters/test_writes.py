@@ -1876,7 +1876,7 @@ def test_an_array_is_alone_if_nobody_reaches_its_memory(other: str, backend: str
 
 def test_what_can_never_be_alone() -> None:
     """What overlaps itself, what another library's memory backs, subclasses."""
-    sole = load("numpy").sole
+    sole = load("numpy").is_exclusive
     buffer = bytearray(32)
     for make in (
         lambda: np.broadcast_to(np.zeros(3), (4, 3)),

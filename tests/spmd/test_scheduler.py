@@ -572,7 +572,7 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         wrong += [(what, place) for what, is_so in found.items() if is_so]
         assert call() == wanted, place
     if not nested and not helpers:  # with helpers, the caller may come to fewer
-        assert places >= {"Program._pause", "World._next", "World.start", "Interrupts._leave", "_call_on"}
+        assert places >= {"Program._pause", "Scheduler._next", "Scheduler.start", "Interrupts._leave", "_call_on"}
     assert not wrong, "\n".join(map(str, wrong))
 
 
@@ -618,7 +618,7 @@ def test_interrupts_while_programs_run(raised: str) -> None:
     said = scripted(
         """
         import signal, threading, time
-        from shardtensor import team
+        from shardtensor.host import threads as team
 
         class Late(Exception):
             pass
@@ -887,7 +887,7 @@ def test_blas_threads_are_put_back(helped: None) -> None:
 def test_a_fork_can_go_on() -> None:
     said = scripted("""
         import time, threading, warnings
-        from shardtensor import team
+        from shardtensor.host import threads as team
         warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: what is tested here
         team.usable_cores = lambda: 4
 
@@ -1216,7 +1216,7 @@ PATCHED = """
         except Late:
             return f"caught {held} {float(st.sum(x + 1))}"
 
-    from shardtensor import interrupts
+    from shardtensor.host import signals as interrupts
     signal.signal(signal.SIGALRM, late)
     print(mapped())
     print(greenlet.greenlet(mapped).switch())

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from shardtensor.backend.registry import backend_of
 from shardtensor.host import threads as team
 from shardtensor.spmd.smap import even_factors
 from tests.layouts import READ_ONLY, USABLE, array, assert_same, everywhere, in_use, mesh_of, place_of, shapes
@@ -170,7 +171,7 @@ def test_results_that_somebody_else_holds_are_copied(backend: str) -> None:
         return y, y
 
     made = st.pmap(fn, st.shard(np.arange(4.0), devices=row(backend, 2)))
-    with st.plugins.backend_of(row(backend)[0]).on(row(backend)[0]):
+    with backend_of(row(backend)[0]).on(row(backend)[0]):
         kept[0][...] = 99
     for first, second in made[:1]:
         assert_same(first, np.array([1.0, 2.0]))

@@ -198,7 +198,7 @@ class WaitDoesNothing:
 @mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
 class RecordComesTooEarly:
     def record(self, device: Device) -> Any:
-        return self.queues[device], self.queues[device].secondary - 1  # type: ignore[attr-defined]
+        return self.queues[device], self.queues[device].told - 1  # type: ignore[attr-defined]
 
 
 @mutant("test_random_traffic", says="Backend.record and wait")
