@@ -119,8 +119,11 @@ class Namespace:
 def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
     """A ufunc of operands among which are Python integers of any size. CuPy refuses those that do not fit into 64 bits,
     or into the loop that it has chosen; NumPy compares them with anything, and makes floats of them where it computes
-    in floats.
+    in floats. Beside bools, NumPy takes them for int64, where CuPy lets them wrap around.
     """
+    for x in args:
+        if type(x) is int and not -(2**63) <= x < 2**63 and all(_is_bool(y) for y in args if y is not x):
+            raise OverflowError(f"Python integer {x} out of bounds for int64")
     try:
         return ufunc(*args, **kwargs)
     except OverflowError:
@@ -129,6 +132,10 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
             raise
         endless = compares and not inexact
         return ufunc(*[_as_float(x, endless) if type(x) is int else x for x in args], **kwargs)
+
+
+def _is_bool(x: Any) -> bool:
+    return type(x) is bool or getattr(x, "dtype", None) == np.bool_
 
 
 def _as_float(x: int, endless: bool) -> float:

@@ -38,6 +38,10 @@ class Exported(DeferredStorage):
         array = self.read(lambda array: array)
         return Storage(array) if self._value.backend.shared_memory else Storage(arrays=(array,))
 
+    def shared(self) -> Storage:
+        """The same: a copy is no consumer's, and other handles may share it."""
+        return self.stored()
+
     def read(self, take: Callable[[Any], Any]) -> Any:
         """The view that ``take`` gives of the array, or a copy of that view while a consumer holds the memory."""
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]

@@ -33,6 +33,10 @@ class DeferredStorage(abc.ABC):
     def stored(self) -> Any:
         """The storage."""
 
+    def shared(self) -> Any:
+        """The storage that another handle can share, or None if the value has to be copied."""
+        return None
+
     @property
     def array(self) -> Any:
         """See `Storage`."""

@@ -19,7 +19,7 @@ from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.numpy_protocols import Operators
-from shardtensor.tensor.storage import Donated, PendingWrite, Storage, WriteState
+from shardtensor.tensor.storage import DeferredStorage, Donated, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -341,6 +341,8 @@ class ShardedTensor(Operators):
         scalar of NumPy's, such as a sum of all elements, stays one, which cannot be written.
         """
         storage = self._storage
+        if isinstance(storage, DeferredStorage):
+            storage = storage.shared()
         if type(storage) is Storage:
             made = tensor(self._aval, Storage(storage.array, storage.arrays))
         else:
