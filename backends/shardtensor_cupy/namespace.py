@@ -121,11 +121,9 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
     or into the loop that it has chosen; NumPy compares them with anything, and makes floats of them where it computes
     in floats. Beside bools, NumPy takes them for int64, where CuPy lets them wrap around.
     """
-    for x in args:
-        if type(x) is int and not -(2**63) <= x < 2**63 and (compares or "ll->l" in ufunc.types):
-            if not all(_is_bool(y) for y in args if y is not x):
-                break
-            raise OverflowError(f"Python integer {x} out of bounds for int64")
+    large = [x for x in args if type(x) is int and not -(2**63) <= x < 2**63]
+    if large and (compares or "ll->l" in ufunc.types) and all(type(x) is int or _is_bool(x) for x in args):
+        raise OverflowError(f"Python integer {large[0]} out of bounds for int64")
     try:
         return ufunc(*args, **kwargs)
     except OverflowError:
