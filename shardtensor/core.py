@@ -1,14 +1,15 @@
-"""The one door: operators are declared, filed in `OPS`, and every call of one goes through `bind`.
+"""Operator declarations and dispatch: operators are declared and registered in `OPS`, and `bind` dispatches every call.
 
-A declaration is a function with a signature and a docstring and no body::
+A declaration is a function with a signature and a docstring, but no body::
 
     @operator("... i k, ... k j -> ... i j", combine="sum")
     def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor: ...
 
-The decorator files it and returns the function that users call: same signature, and for a body the call
-``bind(op, operands, params)``, which hands it to the innermost interpreter. What an operator *does* is the
-interpreter's
-business: run now (`shardtensor.interpreters.eager`), run on one device (`shardtensor.spmd.launch`), write into a graph.
+The decorator registers the operator and returns the function that users call. It has the declared signature, and its
+body is the call ``bind(op, operands, params)``, which passes the call to the innermost interpreter. The interpreter
+defines what the call means: execute the operator on sharded tensors (`shardtensor.interpreters.eager`), execute it on
+one device inside a mapped function (`shardtensor.interpreters.device`), or infer only the result's aval on a simulated
+device (`shardtensor.interpreters.abstract_device`).
 """
 
 from __future__ import annotations
@@ -31,34 +32,38 @@ Params = tuple[Any, ...]
 
 
 class Op:
-    """An operator as it was declared.
+    """The declaration of an operator and its implementations.
 
     Attributes:
-        name: its public name.
-        said: the name by which its errors go: that of the operator for which it stands in.
-        operands: the names of its array arguments, in order; one name if it takes a sequence of arrays (`variadic`).
-        optional: those of them that may be None.
-        params: the names of its other arguments, in order. `bind` gets their values, defaults included.
-        positional: how many of its arguments can be given by position.
+        name: the public name.
+        error_name: the name that error messages begin with: for an internal operator, the public operator that it
+            implements.
+        operands: the names of the array arguments, in order; one name if the operator takes a sequence of arrays.
+        optional: the names of the operands that may be None.
+        params: the names of the other arguments, in order. `bind` receives their values, defaults included.
+        positional: the number of arguments that can be passed by position.
+        variadic: whether the operator takes a sequence of arrays.
         dispatch: the function that users call.
-        split: takes what `dispatch` takes, and gives the operands and the params of the call.
-        rule: how the dimensions of operands and result correspond (see `shardtensor.sharding.rules`); None for an
-            operator that lays out its result itself (`mover`) or consists of others (`composite`).
-        combine: the name of the monoid (see `shardtensor.functions.monoids`) that joins what shards computed where a
-            dimension vanishes.
-        kernel: what runs on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None stands for the
-            function of the same name in the backend's namespace.
-        mover: for operators that only move elements: ``mover(avals, params)`` gives the movement (see
-            `shardtensor.communication.transfer`).
-        composite: for operators that consist of others: a function of the operator's own arguments; it answers
-            NotImplemented for those with which the operator stands for itself.
-        algorithm: for operators that know better than their rule how to run distributed: ``algorithm(params,
-            *tensors)``.
-        window: for operators whose result NumPy gives as a view: ``window(window, *params)`` is what it sees of its
-            operand (see `shardtensor.sharding.view_spec`), or None where it is a copy after all.
-        is_ufunc: whether it is a ufunc of NumPy's, computed element by element.
-        lists_only: whether its sequence of arrays must not be an array itself, whose rows would be taken.
-        creates: whether it makes arrays anew, where its parameter ``device`` says.
+        split: a function with the signature of `dispatch` that returns the operands and the params of the call.
+        rule: how the dimensions of the operands correspond to those of the result (see `shardtensor.sharding.rules`);
+            for an operator that creates arrays, a function that returns the shape and dtype of the result; None for an
+            operator with a `movement`, `composite` or `algorithm` that determines the layout itself.
+        combine: the name of the monoid (see `shardtensor.functions.monoids`) that combines the partial results of
+            shards where a sharded dimension is reduced.
+        kernel: the implementation on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None means
+            the function of the same name in the backend's namespace.
+        movement: for operators that only move elements: ``movement(avals, mesh, **params)`` returns a
+            `shardtensor.functions.data_movement.DataMovement`.
+        composite: for operators that are composed of other operators: a function of the operator's own arguments. It
+            returns NotImplemented for arguments with which the operator has to run itself.
+        algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
+            ``algorithm(*operands, *params)``.
+        window: for operators that return a view in NumPy: ``window(window, *params)`` returns the view spec of the
+            result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
+            copy.
+        is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
+        lists_only: whether an array is rejected as the sequence of arrays, since its rows would be taken as the items.
+        creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
     """
 
     __slots__ = (
@@ -116,20 +121,24 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
-"""Every operator by its name: the one table that is documented, printed and tested."""
+"""Every declared operator by name. Tests of all operators iterate over this table."""
 
 
 def lookup(name: str) -> Op:
-    """The operator of that name."""
+    """Returns the operator with the given name."""
     return OPS[name]
 
 
 class Interpreter(Protocol):
-    """What gives a call of an operator its meaning."""
+    """Defines what a call of an operator means.
+
+    An interpreter may also have a method ``into(out, op, operands, params)``, which runs the operator and writes the
+    result into the tensor ``out`` (see `bind_into`).
+    """
 
     def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """The result of ``op``. Operands are tensors, host or backend arrays, scalars or None (an optional one not
-        given).
+        """Returns the result of ``op``. Operands are tensors, host or backend arrays, scalars, or None for an optional
+        operand that is not given.
         """
 
 
@@ -139,42 +148,45 @@ _outermost_into: Callable[..., None]
 
 
 def set_default_interpreter(interpreter: Interpreter, into: Callable[..., None]) -> None:
-    """Who answers when no other interpreter is entered, and who writes: called once, by the eager one."""
+    """Sets the interpreter of calls outside of all other interpreters, and the function that writes for interpreters
+    without a method ``into``. The module of the eager interpreter calls it once.
+    """
     global _outermost, _outermost_into
     _outermost, _outermost_into = interpreter, into
 
 
 def interpret_by(interpreter: Interpreter | None) -> None:
-    """Makes ``interpreter`` the innermost one for the rest of this context; None stands for the default one."""
+    """Makes ``interpreter`` the innermost one for the rest of this context; None means the default interpreter."""
     _innermost.set(interpreter)
 
 
 def innermost() -> Interpreter | None:
-    """The interpreter that is entered here, None outside of all."""
+    """Returns the innermost interpreter of this context, or None if it is the default interpreter."""
     return _innermost.get()
 
 
 def bind(op: Op, operands: Operands, params: Params) -> Any:
-    """Hands one call of an operator to the innermost interpreter."""
+    """Passes one call of an operator to the innermost interpreter and returns the result."""
     return (_innermost.get() or _outermost)(op, operands, params)
 
 
 def bind_into(out: Any, op: Op, operands: Operands, params: Params) -> None:
-    """Hands one call, whose result is to be written into the tensor ``out``, to the innermost interpreter that writes:
-    for ``x[i] = v`` (the operator `setitem`), ``x += y`` and ``out=``.
+    """Passes one call whose result is written into the tensor ``out`` to the innermost interpreter, or to the default
+    one if the innermost has no method ``into``. It is called for ``x[i] = v`` (the operator `setitem`), ``x += y`` and
+    ``out=``.
     """
     getattr(_innermost.get(), "into", _outermost_into)(out, op, operands, params)
 
 
 def call(name: str, *operands: Any, **params: Any) -> Any:
-    """The operator of that name on these arguments: for floors below the declarations."""
+    """Calls the operator with the given name: for packages that are imported before the declarations."""
     return OPS[name].dispatch(*operands, **params)
 
 
 def operator(
     rule: Any = None, *, combine: str | None = None, error_name: str | None = None, lists_only: bool = False
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Declares an operator; see the module's docstring and `Op`."""
+    """Declares an operator; see the module's docstring for an example, and `Op` for the arguments."""
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         op = OPS[function.__name__] = Op(function, rule, combine, error_name, lists_only)
@@ -184,7 +196,9 @@ def operator(
 
 
 def implements(function: Callable[..., Any], part: str) -> Callable[[Function], Function]:
-    """Gives a declared operator its ``kernel``, ``mover``, ``composite``, ``algorithm`` or ``window``."""
+    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
+    ``algorithm`` or ``window``.
+    """
 
     def attach(body: Function) -> Function:
         setattr(OPS[function.__name__], part, body)
@@ -194,19 +208,23 @@ def implements(function: Callable[..., Any], part: str) -> Callable[[Function], 
 
 
 def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
-    """Raises the error, its message beginning with the operator's name unless some function's stands there already."""
+    """Raises the error, with the operator's name in front of the message unless the message begins with the name of a
+    function already.
+    """
     text = str(error)
     try:
         if text.partition(":")[0].isidentifier():
             raise error
         raise type(error)(f"{op.error_name}: {text}") from None
     finally:
-        del error  # else it and this frame would keep each other, and the operands, alive
+        del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
 def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that users call. It is compiled from the declared signature, so that the interpreter of Python
-    itself binds arguments and defaults, which is ten times faster than `inspect.Signature.bind`.
+    """Compiles the function that users call, and sets ``op.split``.
+
+    The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
+    times faster than `inspect.Signature.bind`.
     """
     signature = inspect.signature(function)
     scope: dict[str, Any] = {"_bind": bind, "_op": op, "_several": _several}
@@ -231,10 +249,10 @@ def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _several(op: Op, arrays: Any) -> Operands:
-    """The operands of an operator that takes a sequence of arrays.
+    """Returns the operands of an operator that takes a sequence of arrays.
 
     Raises:
-        ArgumentTypeError: it is none, or an array where only lists are meant.
+        ArgumentTypeError: ``arrays`` is not iterable, or it is an array and the operator accepts only lists.
     """
     if op.lists_only and hasattr(arrays, "shape"):
         raise ArgumentTypeError(
@@ -250,7 +268,7 @@ def _several(op: Op, arrays: Any) -> Operands:
 
 
 class _Name:
-    """Prints as a name, so that a printed signature reads its defaults from the scope."""
+    """An object whose repr is a name, so that a printed signature refers to its defaults by variables of the scope."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,65 +1,68 @@
-"""The handful of errors: each is the builtin one that a NumPy user expects, and one of ours."""
+"""The exception classes. Each is a `ShardTensorError` and also a subclass of the builtin exception that NumPy users
+expect.
+"""
 
 from __future__ import annotations
 
 
 class ShardTensorError(Exception):
-    """Base class of every error that this library raises on purpose."""
+    """Base class of every exception that shardtensor raises deliberately."""
 
 
 class ShapeError(ShardTensorError, ValueError):
-    """Shapes or sizes do not fit one another."""
+    """Shapes or sizes are incompatible with one another."""
 
 
 class AxisError(ShardTensorError, ValueError, IndexError):
-    """An axis that the array does not have (like NumPy's, both a ValueError and an IndexError)."""
+    """An axis is out of bounds for the array (like NumPy's AxisError, both a ValueError and an IndexError)."""
 
 
 class ArgumentError(ShardTensorError, ValueError):
-    """A value that a function does not take."""
+    """An argument has a value that the function does not accept."""
 
 
 class ArgumentTypeError(ShardTensorError, TypeError):
-    """An object of a kind that a function does not take."""
+    """An argument has a type that the function does not accept."""
 
 
 class RangeError(ShardTensorError, OverflowError):
-    """A number that the dtype of the elements cannot hold."""
+    """A Python number is out of range for the dtype of the elements."""
 
 
 class IndexingError(ShardTensorError, IndexError):
-    """An index out of bounds, or of a form that cannot index."""
+    """An index is out of bounds, or is not a valid index."""
 
 
 class ShardingError(ShardTensorError, ValueError):
-    """A mesh, spec, sharding or device that cannot be, or that does not fit the array."""
+    """A mesh, spec, sharding or device is invalid, or incompatible with the array."""
 
 
 class BackendError(ShardTensorError, RuntimeError):
-    """A backend or device that is missing, broken or used against its rules."""
+    """A backend or device is missing, broken, or used incorrectly."""
 
 
 class DeviceMemoryError(ShardTensorError, MemoryError):
-    """A device's memory is full; what was there before is still there."""
+    """The memory of a device is full. Existing values stay valid."""
 
 
 class InterchangeError(ShardTensorError, BufferError):
-    """Memory that cannot be shared with another library as it was asked for."""
+    """Memory cannot be shared with another library in the requested form."""
 
 
 class TransferError(ShardTensorError, RuntimeError):
-    """An implicit move of bytes under ``transfer_guard("disallow")``."""
+    """An operator would transfer bytes implicitly under ``transfer_guard("disallow")``."""
 
 
 class DonatedError(ShardTensorError, RuntimeError):
-    """A tensor that is used after its memory was given away with ``donate=True``."""
+    """A tensor is used after its memory was donated with ``donate=True``."""
 
 
 class CollectiveError(ShardTensorError, RuntimeError):
-    """Devices that wait for one another in vain: they call different things, or one of them failed or left.
+    """A collective cannot complete: the devices are in a deadlock, call different collectives, or one of them failed or
+    returned before the collective.
 
     Attributes:
-        told: whether it tells a device of what another one did.
+        secondary: whether the error only informs this device of a failure on another device.
     """
 
     secondary = False

@@ -1,4 +1,6 @@
-"""How many threads BLAS may use. The number belongs to the process, so that all who want to change it do so here."""
+"""The limit on the number of BLAS threads. The number is global to the process, so every change goes through this
+module.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from shardtensor.host.fork import in_children
 
 
 class _Shares:
-    """BLAS has its share of the cores in each of several threads: else every call would start as many threads as there
-    are cores. The number of BLAS threads belongs to the process: it is the least that any piece of work going on
-    wants, and what it was before when the last one is done.
+    """The limits on BLAS threads that are in effect.
+
+    Several threads that call BLAS at once each get a share of the cores; without a limit, every call would start as
+    many threads as there are cores. The number of BLAS threads is global to the process: it is the minimum of the
+    limits in effect, and the original number is restored when the last limit ends.
     """
 
     def __init__(self) -> None:
@@ -22,7 +26,7 @@ class _Shares:
         self._before: list[int] = []
 
     def enter(self, threads: int) -> None:
-        """One more piece of work, that wants BLAS to use no more than so many threads."""
+        """Adds a limit of ``threads`` BLAS threads."""
         with self._lock:
             if self._libraries is None:
                 self._libraries = _libraries()
@@ -33,7 +37,7 @@ class _Shares:
             self._wanted.append(threads)
 
     def leave(self, threads: int) -> None:
-        """It is done."""
+        """Removes a limit that `enter` added."""
         with self._lock:
             self._wanted.remove(threads)
             if not self._wanted:
@@ -42,7 +46,7 @@ class _Shares:
                 self._set(least)
 
     def abandon(self) -> None:
-        """Puts the numbers back in the child of a fork, where the lock may be held by a thread that is not there."""
+        """Restores the numbers in the child of a fork, where the lock may be held by a thread that does not exist."""
         self._lock = threading.Lock()
         if self._wanted:
             self._set(None)
@@ -53,15 +57,18 @@ class _Shares:
 
 
 def _libraries() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
-    """What asks for and what sets the number of threads of each BLAS that is loaded: found once, in milliseconds. At
-    the interpreter's end, when nothing can be imported any more, and no thread is beside this one, none.
+    """Returns, for each loaded BLAS library, the functions that get and set its number of threads.
+
+    The search takes milliseconds, so it is done once. While the interpreter shuts down, the list is empty: nothing can
+    be imported any more, and no other thread is running.
     """
     if sys.is_finalizing():
         return []
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers
-    # For OpenBLAS threadpoolctl obeys only the first thread that ever asked; here one asks after the other.
+    # For OpenBLAS, threadpoolctl's public setter has no effect in other threads while the first thread that called it
+    # is alive. The lock of `_Shares` serializes the calls, so the underlying setter is called instead.
     return [
         (library.get_num_threads, getattr(library, "_real_set_num_threads", library.set_num_threads))
         for library in found
@@ -72,13 +79,13 @@ _shares = _Shares()
 
 
 class Limit:
-    """In the ``with``, BLAS uses no more than so many threads, nor than others allow it that overlap."""
+    """A context manager that limits BLAS to ``number`` threads. Where limits overlap, the lowest one applies."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def __enter__(self) -> None:
-        self._shares = _shares  # a child that is forked meanwhile has others
+        self._shares = _shares  # A child that is forked inside of the `with` replaces the global object.
         self._shares.enter(self._number)
 
     def __exit__(self, *error: object) -> None:
@@ -87,7 +94,7 @@ class Limit:
 
 @in_children
 def _forget() -> None:
-    """In the child of a fork: the parent's pieces of work are not here, and nobody would put back what they changed."""
+    """Restores the numbers of BLAS threads in the child of a fork: the parent's limits never end there."""
     global _shares
     shares, _shares = _shares, _Shares()
     shares.abandon()

@@ -1,7 +1,8 @@
-"""Passes over host arrays: functions of elements, copies and casts, block by block, by several threads if it is long.
+"""Blockwise loops over host arrays: elementwise functions, copies and casts. Long ones run in several threads.
 
-A result is written into memory that has been used before (see `shardtensor.host.memory_pool`). How it is cut depends on
-its shape and the operands' layout alone, never on the number of threads, so that they cannot change a bit of it.
+Large results are allocated in the memory pool (see `shardtensor.host.memory_pool`). The division into blocks depends
+only on the shape of the result and the memory layout of the operands, not on the number of threads, so that results are
+bitwise independent of that number.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from shardtensor.host.threads import each
 
 HostArray: TypeAlias = npt.NDArray[Any]
 Function: TypeAlias = Callable[..., Any]
-"""Of arrays and scalars, element by element, into ``out=``."""
+"""An elementwise function of arrays and scalars that writes its result into the array ``out=``."""
 
 LONG = 200e-6
-"""Seconds of work from which waking a thread pays."""
+"""The seconds of work from which it pays to wake a thread."""
 
 BYTE = 30e-12
-"""Seconds that it takes to read or write one byte of memory."""
+"""The seconds that reading or writing one byte of memory takes."""
 
 _SLOW = {
     **dict.fromkeys(("sqrt", "divide", "reciprocal", "copysign", "clip", "round", "where", "sign"), 0.5e-9),
@@ -37,29 +38,44 @@ _SLOW = {
     **dict.fromkeys(("asin", "acos", "atan", "atan2", "arcsin", "arccos", "arctan", "arctan2"), 10e-9),
     **dict.fromkeys(("asinh", "acosh", "atanh", "arcsinh", "arccosh", "arctanh"), 10e-9),
 }
-"""Seconds for one element where computing takes longer than moving it: rough, to decide whether threads are woken."""
+"""The seconds per element of functions whose computation takes longer than the memory traffic. The figures are rough:
+they only decide whether threads are woken.
+"""
 
 _SLOWEST = max(_SLOW.values())
-"""The most of these."""
+"""The seconds per element of the slowest functions."""
 
 _BLOCK = 1 << 20
-"""The most elements at a time: long enough that calls of NumPy and turns of the interpreter's lock do not show."""
+"""The maximum number of elements of a block: large enough that the overhead of NumPy calls and of switching the GIL is
+negligible.
+"""
 
 _LEAST = 1 << 16
-"""The fewest, of arrays that have so many."""
+"""The minimum number of elements of a block, except in smaller arrays."""
 
 _TILE = 256
-"""Rows and columns of a block whose operands lie in different orders, so that all of them fit into a core's cache."""
+"""The number of rows and of columns of a block whose operands have different dimension orders in memory. The blocks of
+all operands then fit into the cache of a core.
+"""
 
 _STEP = 1 << 12
-"""Blocks of arrays without gaps are multiples of this: they begin where lines of the cache do."""
+"""The sizes of blocks of contiguous arrays are multiples of this number of elements, so that the blocks begin at cache
+lines.
+"""
 
 
 def elementwise(function: Function, arrays: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
-    """A new array of what a function gives of arrays that broadcast to a shape, and of scalars; laid out as NumPy does.
+    """Returns the result of an elementwise function as a new array, with the same dimension order in memory that NumPy
+    would choose.
+
+    Args:
+        function: see `Function`.
+        arrays: the operands: scalars, and arrays that broadcast to ``shape``.
+        shape: the shape of the result.
+        dtype: the dtype of the result.
 
     Raises:
-        DeviceMemoryError: there is no memory for it.
+        DeviceMemoryError: the host does not have enough free memory.
     """
     order = _order(arrays, shape)
     out = pool.empty(tuple([shape[d] for d in order]), dtype)
@@ -70,15 +86,15 @@ def elementwise(function: Function, arrays: Sequence[Any], shape: tuple[int, ...
 
 
 def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: bool = True) -> None:
-    """Writes what a function gives of arrays and scalars into ``out``, to which they broadcast.
+    """Writes the result of an elementwise function into ``out``.
 
     Args:
-        out: shares no memory with the arrays, or is one of them.
+        out: the array for the result. It shares no memory with the operands, or is one of them.
         function: see `Function`.
-        arrays: the operands.
-        breaks: whether Ctrl-C may leave ``out`` half written.
+        arrays: the operands: scalars, and arrays that broadcast to the shape of ``out``.
+        breaks: whether an exception of a signal handler, such as KeyboardInterrupt, may leave ``out`` half written.
     """
-    if out.size * _SLOWEST < LONG:  # to look closer would take longer than to write one element
+    if out.size * _SLOWEST < LONG:  # For small arrays, the checks below would take longer than the function.
         function(*arrays, out=out)
         return
     name = getattr(function, "__name__", "")
@@ -106,7 +122,7 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
         except MemoryError:
             if breaks:
                 raise
-            pool.free_cache()  # half of a value is worse than to try again
+            pool.free_cache()  # The block is tried again, since `out` must not stay half written.
             function(*parts, out=target)
 
     with Interrupts(), Complaints(name):
@@ -114,22 +130,30 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
 
 
 def _is_array(operand: Any) -> bool:
-    """Whether an operand has dimensions; what has none is the same everywhere."""
+    """Returns whether an operand has dimensions. Operands without dimensions are the same in every block."""
     return isinstance(operand, np.ndarray) and operand.ndim > 0
 
 
 def _drops(out: HostArray, array: Any) -> bool:
-    """Whether a cast drops imaginary parts, of which NumPy warns: once, if it is asked once."""
+    """Returns whether a cast discards imaginary parts. NumPy emits a warning for each such call, so that the cast is
+    not divided into blocks.
+    """
     return getattr(array, "dtype", out.dtype).kind == "c" != out.dtype.kind
 
 
 def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
-    """Writes an array, or a scalar, that broadcasts to ``out`` and shares no memory with it, converted to its dtype."""
+    """Copies an array or a scalar into ``out``, converted to the dtype of ``out``.
+
+    Args:
+        out: the array to write.
+        array: an array that broadcasts to the shape of ``out`` and shares no memory with it, or a scalar.
+        breaks: whether an exception of a signal handler, such as KeyboardInterrupt, may leave ``out`` half written.
+    """
     into(out, _cast, (array,), breaks=breaks)
 
 
 def copied(array: HostArray) -> HostArray:
-    """A copy of an array in row-major order."""
+    """Returns a copy of an array in row-major order."""
     if array.nbytes < pool.POOLED_FROM or array.dtype.hasobject:
         return np.array(array, order="C", subok=False)
     out = pool.empty(array.shape, array.dtype)
@@ -138,7 +162,7 @@ def copied(array: HostArray) -> HostArray:
 
 
 def as_dtype(array: HostArray, dtype: np.dtype[Any]) -> HostArray:
-    """An array of that dtype, laid out alike: itself if it is one."""
+    """Returns the array converted to ``dtype``, in the same dimension order; the array itself if it has that dtype."""
     return array if array.dtype == dtype else elementwise(_cast, (array,), array.shape, dtype)
 
 
@@ -150,16 +174,19 @@ def _where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     out[...] = np.where(condition, x1, x2)
 
 
-_cast.__name__, _where.__name__ = "cast", "where"  # as NumPy names them
+_cast.__name__, _where.__name__ = "cast", "where"  # NumPy's names for them in warnings
 FUNCTIONS: dict[str, Function] = {"clip": np.clip, "round": np.round, "where": _where, "astype": _cast}
-"""Functions of elements that are no ufuncs, by the name of the operator."""
+"""The elementwise functions that are not ufuncs, by the name of the operator."""
 
 
-# -- how arrays are cut ----------------------------------------------------------------------------
+# -- division into blocks --------------------------------------------------------------------------
 
 
 class _Blocks:
-    """The blocks of an array with sides of at most the sizes given: as indices, in row-major order."""
+    """The blocks of an array of the given shape, as a sequence of indices in row-major order.
+
+    Each block has at most the size ``sides[d]`` in dimension d.
+    """
 
     def __init__(self, shape: Sequence[int], sides: Sequence[int]) -> None:
         self._shape = shape
@@ -178,8 +205,14 @@ class _Blocks:
 
 
 def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:
-    """The sides of a block: whole runs of the last dimensions; or, where operands lie in several orders, tiles of the
-    dimensions along which they do, and as much of the others as fits.
+    """Returns the size of a block in each dimension.
+
+    A block extends over the last dimensions as far as its number of elements allows. Where the operands have different
+    dimension orders in memory, it is a tile in the dimensions of ``fastest``, and extends over the others likewise.
+
+    Args:
+        shape: the shape of the array.
+        fastest: the dimensions with the smallest strides, one for each dimension order.
     """
     if len(shape) == 1:
         return [-(-_most(shape[0]) // _STEP) * _STEP]
@@ -187,7 +220,7 @@ def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:
     left = _most(math.prod(shape))
     if len(fastest) > 1:
         left = _TILE ** len(fastest)
-        for k, d in enumerate(sorted(fastest, key=lambda d: shape[d])):  # what a short one leaves goes to longer ones
+        for k, d in enumerate(sorted(fastest, key=lambda d: shape[d])):  # A short dimension leaves more to longer ones.
             sides[d] = max(min(shape[d], round(left ** (1 / (len(fastest) - k)))), 1)
             left //= sides[d]
     for d in reversed(range(len(shape))):
@@ -198,24 +231,22 @@ def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:
 
 
 def _most(size: int) -> int:
-    """Elements of a block of an array of so many."""
+    """Returns the maximum number of elements of a block of an array with ``size`` elements."""
     return max(min(_BLOCK, size // 16), _LEAST)
 
 
 def _fastest(array: HostArray) -> int | None:
-    """The dimension along which neighbours lie next to one another: the last one that does, of several; None of an
-    array that is one element repeated.
-    """
+    """Returns the dimension with the smallest stride, the last of several; None if the array repeats one element."""
     moving = [d for d in range(array.ndim) if array.shape[d] > 1 and array.strides[d]]
     return max(moving, key=lambda d: (-abs(array.strides[d]), d), default=None)
 
 
 def _order(arrays: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The order of dimensions in memory of what NumPy gives of arrays."""
+    """Returns the dimension order in memory, from the largest stride to the smallest, of NumPy's result."""
     operands = [a for a in arrays if _is_array(a)]
     if all(a.flags.c_contiguous for a in operands):
         return tuple(range(len(shape)))
-    # NumPy says so itself, of arrays of two elements a side that are never read.
+    # NumPy chooses the order for operands with the same strides and sizes of at most two, which are never read.
     small = [as_strided(_NOTHING, [min(n, 2) for n in a.shape], a.strides) for a in operands]
     flags: Any = [["readonly"]] * len(small) + [["writeonly", "allocate"]]
     given: Any = [*small, None]
@@ -224,6 +255,3 @@ def _order(arrays: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _NOTHING = np.empty(1, "b")
-
-
-# -- floating-point errors -------------------------------------------------------------------------

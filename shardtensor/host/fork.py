@@ -1,4 +1,4 @@
-"""Functions that run in the child process after a fork."""
+"""Registration of functions that reset a module's state in the child process after a fork."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 
 def in_children(function: Callable[[], None]) -> Callable[[], None]:
-    """Has a function called in the child of every fork: of the parent's threads none is there but the one that forked,
-    and what the others held, such as locks, nobody will ever release.
+    """Registers a function to be called in the child process after every fork, and returns the function.
+
+    Only the thread that called fork exists in the child: locks that other threads of the parent held are never
+    released there.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)

@@ -1,4 +1,4 @@
-"""Floating-point errors of several threads, reported once by the calling thread."""
+"""Collection of floating-point errors from several threads, reported once by the calling thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ import numpy as np
 
 
 class Complaints(AbstractContextManager["Complaints"]):
-    """Collects the floating-point errors of the calls inside of the ``with``, in whatever thread, and does once at its
-    end what `numpy.errstate` says of each: as if there had been one call.
+    """A context manager that collects the floating-point errors of the NumPy calls inside it and reports each kind once
+    at its end, as `numpy.errstate` specifies, as if there had been one call.
+
+    Calls in other threads are collected where they run in a copy of the caller's context.
 
     Args:
-        name: the function that NumPy would name.
+        name: the name of the function in the messages.
+
+    Raises:
+        FloatingPointError: an error occurred for which the mode is ``"raise"``.
+        NameError: an error occurred for which the mode is ``"call"`` or ``"log"``, and no callback or log is set.
     """
 
     def __init__(self, name: str) -> None:

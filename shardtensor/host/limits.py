@@ -1,4 +1,6 @@
-"""What this process may use of its host: cores and memory, as its affinity mask and its control groups allow."""
+"""The resources of the host that this process may use: cores and memory, limited by its affinity mask and its control
+groups.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +18,37 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 _native_id: Callable[[], int] = getattr(threading, "get_native_id", threading.get_ident)
-"""The thread's number in the operating system: gevent replaces ``threading.get_ident`` by the number of a greenlet."""
+"""Returns the operating system's id of the calling thread. ``threading.get_ident`` is not used, because gevent patches
+it to return the id of a greenlet.
+"""
 
 _main_thread = getattr(threading.main_thread(), "native_id", threading.main_thread().ident)
 
 
 def in_main_thread() -> bool:
-    """Whether this is the thread that runs the handlers of signals."""
+    """Returns whether the calling thread is the main thread, which runs signal handlers."""
     return _native_id() == _main_thread
 
 
 @in_children
 def _become_main() -> None:
-    """In the child of a fork: the thread that forked is the main thread, and has another number than in the parent."""
+    """Updates the main thread's id in the child of a fork: the thread that forked is the main thread, with a new id."""
     global _main_thread
     _main_thread = _native_id()
 
 
 def count_from_environment(name: str, most: int) -> int | None:
-    """A whole number from 1 to ``most`` that an environment variable holds; None where it is not set.
+    """Returns the value of the environment variable ``name`` as an integer from 1 to ``most``; None if it is not set.
 
     Raises:
-        BackendError: the variable holds something else.
+        BackendError: the variable has another value.
     """
     given = os.environ.get(name)
     if given is None:
         return None
     digits = given.lstrip("0") if given.isascii() and given.isdigit() else ""
-    if not digits or len(digits) > len(str(most)) or int(digits) > most:  # Python refuses to read very long numbers
+    # The length is checked first, since int() rejects very long strings.
+    if not digits or len(digits) > len(str(most)) or int(digits) > most:
         shown = repr(given) if len(given) <= _SHOWN else f"{given[:_SHOWN]!r}…"
         raise BackendError(
             f"{name} is {shown}; wanted a whole number from 1 to {most:,}: set it before the start, or leave it unset"
@@ -52,33 +57,37 @@ def count_from_environment(name: str, most: int) -> int | None:
 
 
 _SHOWN = 60
-"""As many characters of a variable's value are in an error."""
+"""The maximum number of characters of a variable's value in an error message."""
 
 
 def usable_cores() -> int:
-    """How many cores this process may keep busy: those it may run on; fewer where a control group limits its time."""
+    """Returns the number of cores that this process may keep busy: those in its affinity mask, or fewer if a control
+    group limits its CPU time.
+    """
     try:
         allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this operating system
+    except AttributeError:  # Only some operating systems have affinity masks.
         allowed = os.cpu_count() or 1
     return min(allowed, _granted_cores() or allowed)
 
 
 @functools.cache
 def _granted_cores() -> int | None:
-    """How many cores' time the control groups grant, part of a core counted as one; None where they do not limit it."""
+    """Returns the CPU time that the control groups grant, in cores and rounded up; None if they do not limit it."""
     granted = []
     for group in _groups():
-        quota, _, period = _read(group / "cpu.max").partition(" ")  # version 2
+        quota, _, period = _read(group / "cpu.max").partition(" ")  # cgroup version 2
         if not period:
-            quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")  # version 1
+            quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")  # cgroup version 1
         if quota.isdigit() and period.isdigit() and int(period):
             granted.append(max(math.ceil(int(quota) / int(period)), 1))
     return min(granted, default=None)
 
 
 def memory() -> tuple[int, int] | None:
-    """Bytes (free, total) of memory that this process can still get, and could get at most; None where nobody says."""
+    """Returns (free, total) bytes of memory: what this process can still allocate, and its maximum. Swap space counts,
+    and so do the limits of control groups. Returns None where the operating system does not report it.
+    """
     said = dict(line.split(":") for line in _read("/proc/meminfo").splitlines())
     if "MemAvailable" not in said:
         return None
@@ -87,7 +96,8 @@ def memory() -> tuple[int, int] | None:
         used = _read(group / current)
         if used.isdigit():
             caches = dict(line.split() for line in _read(group / "memory.stat").splitlines())
-            free = min(free, most - int(used) + int(caches.get("inactive_file", 0)))  # files can be read again
+            # Cached files count as free, because the kernel reclaims them.
+            free = min(free, most - int(used) + int(caches.get("inactive_file", 0)))
             total = min(total, most)
     return max(free, 0), total
 
@@ -97,18 +107,20 @@ _COUNTED = (("MemAvailable", "SwapFree"), ("MemTotal", "SwapTotal"))
 
 @functools.cache
 def _limited_memory() -> list[tuple[Path, int, str]]:
-    """The control groups that limit memory: the folder, the limit, and the file that says what is used."""
+    """Returns, for each control group that limits memory, its folder, its limit in bytes, and the name of the file that
+    contains its current usage.
+    """
     files = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     said = [(group, _read(group / most), current) for group in _groups() for most, current in files]
     return [(group, int(most), current) for group, most, current in said if most.isdigit() and int(most) < _NO_LIMIT]
 
 
 _NO_LIMIT = 1 << 60
-"""Version 1 writes a limit where there is none: nearly the largest number."""
+"""Limits from this number of bytes mean no limit: cgroup version 1 reports nearly the largest 64-bit integer then."""
 
 
 def _groups() -> Iterator[Path]:
-    """The folders of the control groups that this process is in, innermost first."""
+    """Yields the folders of the control groups of this process, the innermost first."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         roots = [_GROUPS / name for name in controllers.split(",")] if controllers else [_GROUPS]
@@ -118,7 +130,7 @@ def _groups() -> Iterator[Path]:
 
 
 def _read(path: Path | str) -> str:
-    """The text of one of the kernel's files; nothing where there is none."""
+    """Returns the stripped text of a file of the kernel; an empty string if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:

@@ -1,7 +1,8 @@
-"""Host memory that is used again.
+"""A memory pool: the host memory of large arrays is reused.
 
-New memory costs its pages: the kernel clears each when it is first touched, which takes longer than most operators
-take to fill it. So what a large result leaves behind, when the last array in it is gone, is kept for the next one.
+New memory is slow: the kernel clears each page when it is first touched, which takes longer than most operators take to
+fill it. When the last array in the memory of a large result is deallocated, the pool therefore keeps the memory for the
+next result.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from shardtensor.host.limits import memory
 from shardtensor.host.units import readable
 
 POOLED_FROM = 1 << 19
-"""Bytes from which memory is worth keeping: below, the C library keeps it as well."""
+"""The minimum size in bytes of memory that the pool keeps. The C library reuses smaller memory itself."""
 
 _ASKED_FROM = 1 << 28
-"""Bytes of new memory from which the host is asked whether it has them: it takes a fraction of touching them."""
+"""The minimum size in bytes of new memory for which the free memory of the host is checked first. The check takes a
+fraction of the time of touching that much memory.
+"""
 
 _LINE = 64
-"""Bytes of a line of the cache, at whose multiples buffers begin."""
+"""The size in bytes of a cache line. Buffers are aligned to it."""
 
 
 class CacheInfo(NamedTuple):
-    """What `cache_info` says.
+    """Statistics of the memory pool of the host, as `cache_info` returns them.
 
     >>> isinstance(st.cache_info(), st.CacheInfo)
     True
 
     Attributes:
-        used: bytes of kept memory that hold arrays.
-        cached: bytes that wait to be used again.
-        limit: the most bytes that may wait.
-        hits: how many results were written into memory that had waited.
-        misses: how many needed new memory.
+        used: the number of bytes of pooled memory that is in use by arrays.
+        cached: the number of bytes that are free for reuse.
+        limit: the maximum of ``cached``.
+        hits: the number of allocations that reused memory.
+        misses: the number of allocations that needed new memory.
     """
 
     used: int
@@ -50,41 +53,49 @@ class CacheInfo(NamedTuple):
 
 
 class _Buffer(np.ndarray):
-    """The bytes of one buffer. A class of its own, so that NumPy does not look for the owner behind a `Lease`."""
+    """The bytes of one buffer.
+
+    It is a subclass, because NumPy skips the base of a new array if the base of that base is a plain ndarray: arrays
+    would refer to the buffer instead of the `Lease`.
+    """
 
     __slots__ = ()
 
 
 class Lease(np.ndarray):
-    """The bytes of one buffer while arrays lie in them: it is their ``base``, and gives the buffer back at its end."""
+    """The bytes of one buffer while arrays use them. It is the ``base`` of the arrays, and returns the buffer to the
+    pool when it is deallocated.
+    """
 
     __slots__ = ("buffer",)
 
     buffer: _Buffer
 
     def __del__(self) -> None:
-        buffer = getattr(self, "buffer", None)  # a view of a lease has none
-        if buffer is not None and _pool is not None:  # at the end of the interpreter
+        buffer = getattr(self, "buffer", None)  # A view of a lease has no such attribute.
+        if buffer is not None and _pool is not None:  # Globals may be None while the interpreter shuts down.
             _pool.take_back(self, buffer)
 
 
 class Pool:
-    """Buffers that wait to be used again, by capacity; those of the capacity used last come last.
+    """The buffers that are free for reuse, by capacity, with the most recently used capacity last.
 
-    Arrays die anywhere: in other threads, in the middle of these methods, in signal handlers. So there is no lock, and
-    no count that has to fit another: each step is one of the interpreter's own, and what is lost between two of them
-    is memory that is freed.
+    Arrays may be deallocated at any point: in other threads, in the middle of these methods, in signal handlers. So
+    there is no lock, and no two counts have to be consistent: each step is atomic in CPython, and a buffer that is lost
+    between two steps is only freed.
     """
 
     def __init__(self) -> None:
         self._idle: dict[int, deque[_Buffer]] = {}
-        self._lent: dict[int, int] = {}  # the capacities of leases, by their identity
+        self._lent: dict[int, int] = {}  # the capacity of each lease, by the lease's id()
         self._hits = self._misses = 0
         self._limit: int | None = None
 
     @property
     def limit(self) -> int:
-        """The most bytes that may wait: a quarter of the host's memory unless somebody said otherwise."""
+        """The maximum number of cached bytes: by default a quarter of the memory that this process may use, or 1 GiB
+        where that is unknown.
+        """
         if self._limit is None:
             said = memory()
             self._limit = said[1] // 4 if said else 1 << 30
@@ -96,10 +107,10 @@ class Pool:
         self._shrink(nbytes)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array in row-major order whose elements are whatever was there.
+        """Returns an uninitialized array in row-major order.
 
         Raises:
-            DeviceMemoryError: the host has not got so much memory.
+            DeviceMemoryError: the host does not have enough free memory.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < POOLED_FROM or dtype.hasobject:
@@ -120,14 +131,14 @@ class Pool:
         waiting = self._idle.pop(capacity, None)
         if waiting is None:
             return None
-        self._idle[capacity] = waiting  # now the last one
+        self._idle[capacity] = waiting  # moves the capacity to the end
         try:
             return waiting.pop()
         except IndexError:
             return None
 
     def _new(self, capacity: int) -> _Buffer:
-        self._limit = self.limit  # asked for here, and not where an array happens to die
+        self._limit = self.limit  # The default is computed here, because `take_back` may run at any point.
         self.reserve(capacity)
         try:
             raw = np.empty(capacity + _LINE, np.uint8)
@@ -138,10 +149,10 @@ class Pool:
         return raw[start : start + capacity].view(_Buffer)
 
     def reserve(self, nbytes: int) -> None:
-        """Makes sure that the host has so many bytes, at the cost of what waits.
+        """Checks that the host has ``nbytes`` of free memory, and frees the cached memory if it has not.
 
         Raises:
-            DeviceMemoryError: it has not.
+            DeviceMemoryError: the host does not have enough free memory.
         """
         if nbytes < _ASKED_FROM or (said := memory()) is None or nbytes <= said[0]:
             return
@@ -154,13 +165,13 @@ class Pool:
             )
 
     def take_back(self, lease: Lease, buffer: _Buffer) -> None:
-        """Keeps a buffer in which no array lies any more, unless there are enough."""
+        """Caches the buffer of a lease that no array uses any more, if the limit allows it."""
         capacity, limit = buffer.size, self._limit or 0
         self._lent.pop(id(lease), None)
         if capacity <= limit:
             waiting = self._idle.pop(capacity, None) or deque()
             waiting.append(buffer)
-            self._idle[capacity] = waiting  # now the last one
+            self._idle[capacity] = waiting  # moves the capacity to the end
             self._shrink(limit)
 
     @property
@@ -168,11 +179,11 @@ class Pool:
         return sum([capacity * len(waiting) for capacity, waiting in list(self._idle.items())])
 
     def _shrink(self, nbytes: int) -> None:
-        """Lets go of buffers until no more than that many bytes wait: first those of capacities long not wanted."""
+        """Frees buffers until at most ``nbytes`` are cached, those of the least recently used capacities first."""
         cached = self._cached
         for capacity, waiting in list(self._idle.items()):
             while cached > nbytes and waiting:
-                with contextlib.suppress(IndexError):  # another thread was quicker
+                with contextlib.suppress(IndexError):  # Another thread may take the last buffer meanwhile.
                     waiting.popleft()
                 cached -= capacity
             if cached <= nbytes:
@@ -180,17 +191,17 @@ class Pool:
             self._idle.pop(capacity, None)
 
     def free(self) -> None:
-        """Lets go of all that waits."""
+        """Frees all cached buffers."""
         self._shrink(0)
 
     def info(self) -> CacheInfo:
-        """How much there is, and what it was good for."""
+        """Returns the statistics of the pool."""
         return CacheInfo(sum(list(self._lent.values())), self._cached, self.limit, self._hits, self._misses)
 
 
 def _capacity(nbytes: int) -> int:
-    """The capacity of a buffer for so many bytes: of a few sizes for each power of two, so that arrays of nearly the
-    same size can follow one another.
+    """Returns the capacity of a buffer for ``nbytes``: one of a few sizes for each power of two, so that arrays of
+    nearly the same size can reuse a buffer.
     """
     step = 1 << max(nbytes.bit_length() - 4, 12)
     return -(-nbytes // step) * step
@@ -200,25 +211,25 @@ _pool = Pool()
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """An array of host memory in row-major order, its elements unset: of memory that is kept, if it is large.
+    """Returns an uninitialized host array in row-major order, in memory of the pool if it is large.
 
     Raises:
-        DeviceMemoryError: the host has not got so much memory.
+        DeviceMemoryError: the host does not have enough free memory.
     """
     return _pool.empty(shape, np.dtype(dtype))
 
 
 def reserve(nbytes: int) -> None:
-    """Makes sure that the host has so many bytes for a result, at the cost of memory that waits to be used again.
+    """Checks that the host has ``nbytes`` of free memory for a result, and frees the cached memory if it has not.
 
     Raises:
-        DeviceMemoryError: it has not.
+        DeviceMemoryError: the host does not have enough free memory.
     """
     _pool.reserve(nbytes)
 
 
 def out_of_memory(caller: str, error: MemoryError) -> DeviceMemoryError:
-    """The error for an operator whose libraries got no memory of the host."""
+    """Returns the error for an operator in which a library failed to allocate host memory."""
     said = memory()
     free = f"; {readable(said[0])} of {readable(said[1])} of host memory are free" if said else ""
     return DeviceMemoryError(
@@ -227,8 +238,10 @@ def out_of_memory(caller: str, error: MemoryError) -> DeviceMemoryError:
 
 
 def owner_of(array: npt.NDArray[Any]) -> Any:
-    """What holds an array's memory: of arrays in one piece of memory the same object. Those that left the library as
-    read-only views, and views of them, have a buffer in between (see `shardtensor.backend.read_only`).
+    """Returns the object that owns an array's memory. Arrays that share memory have the same owner.
+
+    A read-only view that the library has returned, and views of it, have a memoryview between them and the owner (see
+    `shardtensor.backend.ownership.read_only`).
     """
     base: Any = array.base
     if base is None or type(base) is Lease:
@@ -241,7 +254,7 @@ def owner_of(array: npt.NDArray[Any]) -> Any:
 
 
 def free_cache() -> None:
-    """Gives the memory that waits for the next large results on the host back to the system.
+    """Releases the cached host memory to the operating system.
 
     >>> st.free_cache()
     >>> st.cache_info().cached
@@ -251,10 +264,10 @@ def free_cache() -> None:
 
 
 def cache_info() -> CacheInfo:
-    """How much host memory large results use, how much waits for the next ones, and how often it was used again.
+    """Returns how much host memory large results use, how much is cached for reuse, and how often it was reused.
 
-    Memory of results that are gone is kept up to a limit (`set_cache_limit`), since new memory costs more time than
-    most operators need to fill it.
+    Memory of deallocated results is cached up to a limit (see `set_cache_limit`), since allocating new memory takes
+    longer than most operators take to fill it.
 
     >>> st.cache_info()._fields
     ('used', 'cached', 'limit', 'hits', 'misses')
@@ -263,11 +276,11 @@ def cache_info() -> CacheInfo:
 
 
 def set_cache_limit(nbytes: int) -> None:
-    """Sets how many bytes of host memory may wait for the next large results: 0 for none. The default is a quarter of
-    the memory that this process can have.
+    """Sets the maximum number of bytes of host memory that are cached for reuse; 0 disables caching. The default is a
+    quarter of the memory that this process may use.
 
     Raises:
-        ArgumentError: nbytes is negative or no integer.
+        ArgumentError: nbytes is negative or not an integer.
 
     >>> limit = st.cache_info().limit
     >>> st.set_cache_limit(1 << 30)

@@ -1,4 +1,4 @@
-"""What interrupts a piece of work: signals whose handlers are Python functions, and prompts of a debugger."""
+"""Deferral of signal handlers that are Python functions, while operators and maps run."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 from shardtensor.host.fork import in_children
 from shardtensor.host.limits import in_main_thread
 
-# -- signals ---------------------------------------------------------------------------------------
-
-# Python's own wrappers of these make enums of all numbers: a fifth of the cost of a small map.
+# The wrappers in the `signal` module convert every number to an enum, which is a fifth of the cost of a small map.
 _c = importlib.import_module("_signal")
 _set_handler: Callable[[int, Any], Any] = _c.signal
 _handler: Callable[[int], Any] = _c.getsignal
 
 _FATAL = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSTOP"}
-"""Signals that are left as they are: Python handlers are of no use for them, and `faulthandler` would be replaced."""
+"""The signals whose handlers are never replaced: Python handlers are useless for them, and setting one would replace
+that of `faulthandler`.
+"""
 
 _NUMBERS = tuple(sorted(int(s) for s in signal.valid_signals() if getattr(s, "name", "") not in _FATAL))
 
 
 class Interrupts:
-    """Holds back the handlers of all signals in the ``with``, until `deliver` or the end.
+    """A context manager that defers the handlers of all signals until `deliver` is called or the context ends.
 
     A handler runs between any two instructions of the main thread, and may raise there: `KeyboardInterrupt`, or the
-    timeout of an alarm. State that takes several instructions to change would be left half changed, and an in-place
-    write half written. In the ``with``, a signal is only noted. In other threads, which run no handlers, this class
-    does nothing.
+    timeout of an alarm. It would leave state that takes several instructions to change half changed, and an in-place
+    write half written. Inside the context, a signal is only recorded. In threads other than the main thread, which run
+    no handlers, the class does nothing.
     """
 
     __slots__ = ("_is_entered",)
@@ -45,7 +45,7 @@ class Interrupts:
                 _active.append(self)
                 if len(_active) == 1:
                     _hold()
-            except BaseException:  # raised by a handler that was not replaced yet
+            except BaseException:  # A handler that is not replaced yet may raise here.
                 self._leave()
                 raise
         return self
@@ -59,7 +59,7 @@ class Interrupts:
                     self.deliver()
 
     def _leave(self) -> None:
-        """Undoes `__enter__`, also where a handler raises that has just been put back."""
+        """Undoes `__enter__`, even if a handler that has just been restored raises meanwhile."""
         try:
             if _active == [self]:
                 _put_back()
@@ -70,29 +70,29 @@ class Interrupts:
             raise
 
     def passes(self) -> bool:
-        """Whether a handler may run now, between any two instructions."""
+        """Returns whether this context allows handlers to run immediately, between any two instructions."""
         return False
 
     def permits(self) -> bool:
-        """Whether an inner piece of work may call `deliver` now."""
+        """Returns whether this context allows `deliver` of a nested context to run handlers."""
         return True
 
     def are_missed(self) -> bool:
-        """Whether `deliver` has anything to do."""
+        """Returns whether handlers are deferred that `deliver` of this context can run."""
         return bool(_missed) and self._is_entered
 
     def deliver(self) -> None:
-        """Runs the handlers of the signals that were held back, in the order in which they first came.
+        """Runs the deferred handlers, in the order in which their signals first arrived.
 
         Raises:
-            BaseException: what a handler raises; the other signals stay noted.
+            BaseException: a handler raised it; the handlers after it stay deferred.
         """
         while self.are_missed() and all(i.permits() for i in _active):
             _run_first(sys._getframe(1))
 
 
 def hear() -> None:
-    """Runs the handlers that were held back, if they may run between any two instructions from here on."""
+    """Runs the deferred handlers in the main thread, if all contexts allow handlers to run immediately."""
     while _missed and in_main_thread() and _may_run():
         _run_first(sys._getframe(1))
 
@@ -105,8 +105,10 @@ def _run_first(frame: FrameType) -> None:
 
 
 class _Held:
-    """A handler in place of a program's own. It outlives the pieces of work if the program saves and restores it, and
-    calls the program's own handler then.
+    """The handler that replaces one of the user's while `Interrupts` contexts are active.
+
+    It may be installed after the contexts have ended, if the user's code has saved and restored it; it then calls the
+    user's handler immediately.
     """
 
     __slots__ = ("_own",)
@@ -121,7 +123,7 @@ class _Held:
             _missed.setdefault(number, self)
 
     def run(self, number: int, frame: FrameType | None) -> None:
-        """Calls the program's own handler, which may set others: they are held, too."""
+        """Calls the user's handler. Handlers that it installs are replaced, too."""
         try:
             self._own(number, frame)
         finally:
@@ -129,27 +131,31 @@ class _Held:
                 _hold()
 
     def put_back(self, number: int) -> None:
-        """Sets the program's own handler, unless the program has set another one."""
+        """Restores the user's handler, unless another one has been installed meanwhile."""
         if _handler(number) is self:
             _set_handler(number, self._own)
 
 
 _active: list[Interrupts] = []
-"""Those of the main thread. Greenlets may leave them in another order than they entered them."""
+"""The active contexts of the main thread. Greenlets may leave them in a different order than they entered them."""
 
 _held: dict[int, _Held] = {}
+"""The handlers that are installed in place of the user's, by signal number."""
+
 _missed: dict[int, _Held] = {}
+"""The deferred handlers by signal number, in the order in which the signals first arrived."""
+
 _owner = 0
-"""The thread of `_active`, which keeps this number in the child of a fork."""
+"""The `threading.get_ident` of the thread to which `_active` belongs; it does not change in the child of a fork."""
 
 
 def _may_run() -> bool:
-    """Whether a handler may run between any two instructions."""
+    """Returns whether all active contexts allow handlers to run immediately."""
     return all(i.passes() for i in _active)
 
 
 def _hold() -> None:
-    """Replaces the handlers that are Python functions."""
+    """Replaces all handlers that are Python functions by `_Held` handlers."""
     global _owner
     _owner = threading.get_ident()
     for number in itertools.compress(_NUMBERS, map(callable, map(_handler, _NUMBERS))):
@@ -160,7 +166,7 @@ def _hold() -> None:
 
 
 def _put_back() -> None:
-    """Undoes `_hold`. It can be called again where a handler has raised that was just put back."""
+    """Undoes `_hold`. If a handler that has just been restored raises, it can be called again to continue."""
     while _held:
         number = next(iter(_held))
         _held[number].put_back(number)
@@ -169,13 +175,10 @@ def _put_back() -> None:
 
 @in_children
 def _drop_signals() -> None:
-    """In the child of a fork: signals were the parent's, and if another thread forked, so was the work that holds
-    them.
+    """Drops the deferred handlers in the child of a fork, since the signals were sent to the parent. If another thread
+    than the main thread forked, the active contexts do not exist in the child, and the handlers are restored.
     """
     _missed.clear()
     if _active and threading.get_ident() != _owner:
         _active.clear()
         _put_back()
-
-
-# -- debuggers -------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Threads that work beside the caller: asked only for work that is long enough to pay for waking them."""
+"""The thread team: helper threads that run work together with the calling thread. Callers use them only for work that
+takes long enough to pay for waking them.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ from shardtensor.host.signals import Interrupts
 # -- how many --------------------------------------------------------------------------------------
 
 _threads_here: contextvars.ContextVar[int | None] = contextvars.ContextVar("shardtensor_threads", default=None)
-_said: list[set_num_threads] = []  # for the whole process; the last one counts
+_said: list[set_num_threads] = []  # the settings for the whole process, of which the last one applies
 _KEPT = 64
+"""The maximum length of `_said`, which would otherwise grow with every call."""
 
 
 def num_threads() -> int:
-    """How many threads work on the operators of the numpy backend, the caller's included: what `set_num_threads` said,
-    else ``SHARDTENSOR_NUM_THREADS``, else the cores that this process may use (its affinity mask and control groups
-    count).
+    """Returns the number of threads that run operators of the numpy backend, including the calling thread.
+
+    It is the number set by `set_num_threads`, else the environment variable ``SHARDTENSOR_NUM_THREADS``, else the
+    number of cores that this process may use, as limited by its affinity mask and control groups.
+
+    Raises:
+        BackendError: the value of ``SHARDTENSOR_NUM_THREADS`` is used and is not an integer from 1 to 4,096.
 
     >>> with st.set_num_threads(1):
     ...     st.num_threads()
@@ -39,7 +46,7 @@ def num_threads() -> int:
 
 
 MOST_THREADS = 1 << 12
-"""As many threads may be asked for."""
+"""The maximum number of threads."""
 
 
 @functools.cache
@@ -52,17 +59,17 @@ def _default_threads() -> int:
 
 
 class set_num_threads:  # noqa: N801 - used like a function
-    """Sets how many threads work on the operators of the numpy backend; BLAS gets no more either while it works for
-    them. Results do not depend on it, not in a bit.
+    """Sets the number of threads that run operators of the numpy backend. BLAS uses no more threads while it runs for
+    these operators. Results are bitwise independent of the number of threads.
 
-    For the whole process; or as a context manager for what is called inside of the ``with``, in this thread and in the
-    maps that it starts. More than there are cores are slower.
+    A call sets the number for the whole process. As a context manager, it sets the number for the calls inside the
+    ``with``, in this thread and in the maps that it starts. More threads than cores are slower.
 
     Args:
-        number: from 1 to 4,096; None for the default (see `num_threads`).
+        number: an integer from 1 to 4,096; None for the default (see `num_threads`).
 
     Raises:
-        ArgumentError: number is no whole number from 1 to 4,096.
+        ArgumentError: number is not an integer from 1 to 4,096.
 
     >>> with st.set_num_threads(2):
     ...     st.sum(st.ones(10)).item()
@@ -79,7 +86,7 @@ class set_num_threads:  # noqa: N801 - used like a function
         del _said[:-_KEPT]
 
     def __enter__(self) -> None:
-        with contextlib.suppress(ValueError):  # what a `with` follows was not meant for the process
+        with contextlib.suppress(ValueError):  # A context manager does not set the number for the process.
             _said.remove(self)
         self._token = _threads_here.set(self.number or _default_threads())
 
@@ -91,15 +98,17 @@ class set_num_threads:  # noqa: N801 - used like a function
 
 
 _FAREWELL = 1.0
-"""Seconds that the end of the interpreter waits for threads: they may be busy with what nobody waits for any more."""
+"""The seconds that the shutdown of the interpreter waits for threads, which may run work whose result is not needed any
+more.
+"""
 
 
 class _Team:
-    """Threads that wait for work, as many as were ever wanted at once. They end with the interpreter.
+    """The helper threads of the process, as many as were ever requested at once. They end with the interpreter.
 
     Attributes:
-        is_closed: whether no thread takes work any more, since the interpreter ends.
-        is_parents: whether this is the child of a fork, and the threads are the parent's.
+        is_closed: whether the team accepts no more work, because the interpreter shuts down.
+        is_parents: whether this process is the child of a fork, and the team is the parent's.
     """
 
     def __init__(self) -> None:
@@ -109,8 +118,10 @@ class _Team:
         self.is_closed = self.is_parents = False
 
     def hand(self, work: Helpers, count: int) -> None:
-        """Has that many threads look at the work, as soon as they have nothing else to do; none at the interpreter's
-        end, where a thread that is started never runs, and its start never returns.
+        """Queues the work for ``count`` threads, which are started if necessary.
+
+        While the interpreter shuts down, nothing is queued: a new thread would never run, and its start would never
+        return.
         """
         if self.is_closed or sys.is_finalizing():
             return
@@ -120,14 +131,14 @@ class _Team:
                     thread = threading.Thread(target=_serve, args=(self,), name=f"shardtensor_{number}", daemon=True)
                     try:
                         thread.start()
-                    except RuntimeError:  # the system has no more: the caller works with fewer, or alone
+                    except RuntimeError:  # The system's limit is reached: the work runs in fewer threads.
                         break
                     self._threads.append(thread)
         for _ in range(min(count, len(self._threads))):
             self._inbox.put(work)
 
     def dissolve(self) -> None:
-        """Ends the threads: while the interpreter is still there, which they need for what they are doing."""
+        """Ends the threads. It has to run before the interpreter shuts down, which they need for their current work."""
         with self._lock:
             for _ in self._threads:
                 self._inbox.put(None)
@@ -137,25 +148,27 @@ class _Team:
             self._threads.clear()
 
     def close(self) -> None:
-        """Ends the threads for good. What runs later, such as a ``__del__`` at the interpreter's end, runs without."""
+        """Ends the threads permanently. Work that starts later, for example in a ``__del__`` during shutdown, runs
+        without helper threads.
+        """
         self.is_closed = True
         self.dissolve()
 
     def next_work(self) -> Helpers | None:
-        """What one of the threads shall do next; None: it shall end."""
+        """Waits for and returns the next work of the calling helper thread; None if the thread has to end."""
         return None if self.is_closed or self.is_parents else self._inbox.get()
 
 
 def _serve(team: _Team) -> None:
     while (work := team.next_work()) is not None:
         work.take_part()
-        del work  # it holds arrays, and the next one may be long in coming
-    if team.is_parents:  # this thread has forked: in the child it is the main thread, and has nowhere to return to
+        del work  # It refers to arrays, which must not stay alive while the thread waits for the next work.
+    if team.is_parents:  # This thread has forked: in the child it is the main thread, and has no caller to return to.
         os._exit(1)
 
 
 class Helpers:
-    """Helper threads for one piece of work."""
+    """The helper threads of one call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -167,7 +180,9 @@ class Helpers:
         self._context: contextvars.Context
 
     def call(self, work: Callable[[], None], most: int, context: contextvars.Context) -> None:
-        """Has at most that many threads do ``work``, each in a copy of the context; none where there is one thread."""
+        """Queues ``work`` for at most ``most`` helper threads, each of which runs it in a copy of the context. If
+        `num_threads` is 1, no helper thread is used.
+        """
         count = min(num_threads() - 1, most)
         if count < 1:
             return
@@ -175,7 +190,7 @@ class Helpers:
         _team.hand(self, count)
 
     def take_part(self) -> None:
-        """What a helper thread does."""
+        """Runs the work in the calling helper thread, unless the helpers are dismissed."""
         with self._lock:
             if self._dismissed:
                 return
@@ -187,7 +202,7 @@ class Helpers:
         error: BaseException | None = None
         try:
             context.run(work)
-        except BaseException as raised:  # carried to the caller, who raises it
+        except BaseException as raised:  # `dismiss` raises it in the calling thread.
             error = raised
         is_abandoned = self._work is not work
         del work, context
@@ -202,10 +217,10 @@ class Helpers:
             del error
 
     def dismiss(self) -> None:
-        """Waits until they are done; those that have not begun are not needed any more.
+        """Waits until the helper threads that have begun the work are done. Threads that have not begun skip it.
 
         Raises:
-            BaseException: what ``work`` raised.
+            BaseException: ``work`` raised it in a helper thread; of several exceptions, the first.
         """
         if self._work is None:
             return
@@ -218,10 +233,10 @@ class Helpers:
             try:
                 raise error
             finally:
-                del error  # else it and this frame would keep each other, and the arrays, alive
+                del error  # The reference cycle of the error and this frame would keep the arrays alive.
 
     def abandon(self) -> None:
-        """Forgets the threads in the child of a fork, where threads that do not exist there may hold the locks."""
+        """Resets the state in the child of a fork, where threads that do not exist may hold the locks."""
         self._lock, self._gone = threading.Lock(), threading.Lock()
         self._work = None
 
@@ -231,26 +246,28 @@ atexit.register(lambda: _team.close())
 
 
 def each(work: Callable[[int], None], count: int, *, threads: int | None = None, breaks: bool = True) -> None:
-    """Does ``work(k)`` for every k below ``count``, in the caller and in helper threads that have nothing else to do.
-    Nobody waits for a thread that waits.
+    """Calls ``work(k)`` for every k in ``range(count)``, in the calling thread and in idle helper threads.
+
+    The calling thread takes part and waits only for calls that have begun, so that a nested call cannot deadlock.
 
     Args:
-        work: must not care in which order and beside what it runs.
-        count: how many there are.
-        threads: at most how many work; by default as many as `num_threads` says.
-        breaks: whether Ctrl-C may leave some undone; else it waits for the end.
+        work: the function; its calls run in any order, and concurrently.
+        count: the number of calls.
+        threads: the maximum number of threads, including the calling thread; by default `num_threads`.
+        breaks: whether an exception of a signal handler, such as KeyboardInterrupt, may leave calls undone; otherwise
+            the handlers run after the last call.
 
     Raises:
-        BaseException: what ``work`` raised first; what had not begun by then is left undone.
+        BaseException: the first exception that ``work`` raised; calls that had not begun by then are skipped.
     """
-    numbers = itertools.count()  # whose `next` is one step of the interpreter's: no lock is needed
+    numbers = itertools.count()  # `next` of it is atomic in CPython, so that no lock is needed.
     errors: list[BaseException] = []
 
     def some() -> None:
         try:
             while not errors and (k := next(numbers)) < count:
                 work(k)
-        except BaseException as error:  # carried to the caller, who raises the first one
+        except BaseException as error:  # The calling thread raises the first one.
             errors.append(error)
 
     with Interrupts() as interrupts:
@@ -270,12 +287,12 @@ def each(work: Callable[[int], None], count: int, *, threads: int | None = None,
             try:
                 raise errors[0]
             finally:
-                errors.clear()  # else they and these frames would keep each other, and the arrays, alive
+                errors.clear()  # The reference cycle of the errors and these frames would keep the arrays alive.
 
 
 @in_children
 def _forget() -> None:
-    """In the child of a fork: the parent's threads are not here."""
+    """Replaces the team in the child of a fork, where the parent's threads do not exist."""
     global _team
     _team.is_parents = True
     _team = _Team()

@@ -1,10 +1,10 @@
-"""Numbers of bytes for people to read."""
+"""Formatting of numbers of bytes with binary units."""
 
 from __future__ import annotations
 
 
 def readable(nbytes: float) -> str:
-    """Bytes for people, to three digits.
+    """Formats a number of bytes in the largest suitable unit, with three significant digits.
 
     >>> from shardtensor.host.units import readable
     >>> readable(1023), readable(1536), readable(5 << 30)
@@ -19,5 +19,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def power_of_1024(nbytes: float) -> int:
-    """Of 1024: that of the largest unit in which it is 1 at least once it is rounded."""
+    """Returns the index in `UNITS` of the largest unit in which the number of bytes, rounded to three digits, is at
+    least 1; 0 for less than one byte.
+    """
     return next((k for k in range(len(UNITS) - 1) if nbytes < 1023.5 * 1024**k), len(UNITS) - 1)
