@@ -1,4 +1,8 @@
-"""Devices, and the protocol and registry of the plugins that drive them."""
+"""Devices, and the protocol and registry of the plugins that drive them; the abstract backend without elements.
+
+The main nouns are `Device`, `Backend` (the protocol that a plugin implements) and `HostArray`. This package re-exports
+the names that plugin authors use. Tensors and shardings must not be imported here.
+"""
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
 from shardtensor.backend.ownership import FRAME, copied, is_alone, read_only, references

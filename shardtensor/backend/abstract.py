@@ -1,7 +1,7 @@
-"""Devices that do not exist, for what is planned and never run: their meshes, their backend, and its arrays.
+"""The abstract backend: devices that do not exist and arrays without elements, for planning without execution.
 
-A simulated tensor has shape, dtype and sharding, and no elements. It is planned as any other: what would move is
-counted, and nothing does.
+A tensor on abstract devices has a shape, a dtype and a sharding, but no elements. Operators on it are planned like any
+others: the transfers that they would need are counted, and none is made.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.errors import ArgumentTypeError
 
 NAME = "simulated"
-"""The backend of devices that do not exist."""
+"""The name of the abstract backend."""
 
 
 def no_elements() -> NoReturn:
-    """Raises ArgumentTypeError: somebody wants to read a simulated tensor."""
+    """Raises the ArgumentTypeError for an attempt to read elements of an abstract array."""
     raise ArgumentTypeError(
         "simulated tensors have no elements; what depends on them (float(x), if x > 0, x[mask], np.asarray(x)) cannot "
         "be simulated: give such values as Python scalars or host arrays"
@@ -30,12 +30,19 @@ def no_elements() -> NoReturn:
 
 
 def phantom(number: int) -> Device:
-    """The simulated device of that number."""
+    """Returns the abstract device with this id."""
     return Device(NAME, number, 0, NAME)
 
 
 class AbstractArray:
-    """What stands for an array without elements: a shape and a dtype. Nothing can be read of it."""
+    """An array without elements: a shape and a dtype. Reading its elements raises ArgumentTypeError.
+
+    Basic indexing and the parts of complex arrays give abstract arrays of the resulting shape and dtype.
+
+    Attributes:
+        shape: the shape.
+        dtype: the NumPy dtype.
+    """
 
     __slots__ = ("dtype", "shape")
 
@@ -52,17 +59,17 @@ class AbstractArray:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that its elements would take."""
+        """The number of bytes that the elements would take."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def real(self) -> AbstractArray:
-        """The real part."""
+        """The real part, without elements."""
         return AbstractArray(self.shape, np.empty(0, self.dtype).real.dtype)
 
     @property
     def imag(self) -> AbstractArray:
-        """The imaginary part."""
+        """The imaginary part, without elements."""
         return self.real
 
     def __getitem__(self, index: Any) -> AbstractArray:
@@ -76,21 +83,21 @@ _NOTHING = np.zeros((), bool)
 
 
 class _Namespace:
-    """What is done with arrays without elements: what views and single elements ask for."""
+    """The array-API namespace of the abstract backend: the functions that views and single elements need."""
 
     @staticmethod
     def reshape(x: AbstractArray, shape: tuple[int, ...]) -> AbstractArray:
-        """In another shape, of as many elements."""
+        """Returns the abstract array of another shape with the same number of elements."""
         return AbstractArray(tuple(shape), x.dtype)
 
     @staticmethod
     def permute_dims(x: AbstractArray, axes: Sequence[int]) -> AbstractArray:
-        """With its dimensions in another order."""
+        """Returns the abstract array with its dimensions permuted."""
         return AbstractArray(tuple([x.shape[a] for a in axes]), x.dtype)
 
     @staticmethod
     def asarray(x: Any, *, dtype: Any = None, copy: bool | None = None) -> AbstractArray:
-        """In another dtype."""
+        """Returns the abstract array of another dtype; `copy` has no effect."""
         return AbstractArray(tuple(x.shape), np.dtype(x.dtype if dtype is None else dtype))
 
     def __getattr__(self, name: str) -> Callable[..., AbstractArray]:
@@ -98,44 +105,44 @@ class _Namespace:
             raise AttributeError(name)
         return lambda *xs: next(
             x for x in xs if isinstance(x, AbstractArray)
-        )  # single elements; the caller knows the dtype
+        )  # The results are single elements, whose dtype the caller knows.
 
 
 class AbstractBackend(Backend):
-    """Devices that do not exist."""
+    """The backend of devices that do not exist: it plans, and executes nothing."""
 
     name = NAME
     simulated = True
-    shared_memory = True  # a tensor is one thing, and plans are the short ones
-    helper_delay = math.inf  # its programs only plan: threads would be in each other's way
+    shared_memory = True  # One abstract array then represents all shards, and plans are the shorter ones.
+    helper_delay = math.inf  # Programs only plan here, so helper threads would only compete for the interpreter.
     xp = _Namespace()
 
     def devices(self) -> Sequence[Device]:
-        """The first of as many as one likes."""
+        """The first device; any id is valid, see `phantom`."""
         return (phantom(0),)
 
     def is_array(self, x: object) -> bool:
-        """Whether it is a `AbstractArray`."""
+        """Whether ``x`` is an `AbstractArray`."""
         return isinstance(x, AbstractArray)
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        """The same: there is nothing to copy."""
+        """Returns ``array`` itself: it has no elements to copy."""
         return array
 
     def from_host(self, array: HostArray, device: Device) -> Any:
-        """Its shape and dtype."""
+        """Returns the abstract array of the same shape and dtype."""
         return AbstractArray(array.shape, array.dtype)
 
     def to_host(self, array: Any, device: Device) -> NoReturn:
-        """Raises ArgumentTypeError."""
+        """Raises ArgumentTypeError: there are no elements."""
         no_elements()
 
     def to_dlpack(self, array: Any) -> NoReturn:
-        """Raises ArgumentTypeError."""
+        """Raises ArgumentTypeError: there are no elements."""
         no_elements()
 
     def export(self, array: Any) -> NoReturn:
-        """Raises ArgumentTypeError."""
+        """Raises ArgumentTypeError: there are no elements."""
         no_elements()
 
 

@@ -1,4 +1,4 @@
-"""Devices, and the kinds of memory that they have."""
+"""`Device`, and the kinds of memory that devices have."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from shardtensor.host.memory_pool import owner_of as owner_of
 
 MEMORY_KINDS = ("device", "pinned_host")
 HOST_MEMORY = (1, 0)
-"""The host's memory as DLPack names it: kDLCPU, and its number."""
+"""The DLPack device of host memory: the device type kDLCPU and the device id 0."""
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """One place that holds arrays and computes: a GPU, or a logical share of the host.
+    """A device that holds arrays and computes: a GPU, a logical share of a GPU, or a logical share of the host.
 
-    A value, not a handle: it can be hashed, compared, pickled and sent to another process. Devices are equal if
-    ``backend``, ``id`` and ``process_index`` are; one pickled on a machine with other GPUs equals the one of that
-    number here.
+    A device is an immutable value, not a handle: it can be hashed, compared, pickled and sent to another process.
+    Devices are equal if their ``backend``, ``id`` and ``process_index`` are; a device that was pickled on a machine
+    with other GPUs equals the device of the same id on this machine.
 
     Attributes:
         backend: name of the backend that drives it.
         id: number among that backend's devices, over all processes.
-        process_index: the process that owns it.
-        kind: a description of it ("cpu", a GPU's model, ...), which is not compared.
+        process_index: index of the process that owns the device.
+        kind: a description ("cpu", a GPU's model, ...), ignored in comparisons.
 
     >>> st.devices("numpy")[0]
     Device('numpy:0')
@@ -47,4 +47,4 @@ class Device:
 
 
 HOST = Device("host", 0, 0, "host memory")
-"""Where host arrays live: the other end of a move from or to one. No tensor lives there."""
+"""The device of host arrays: the source or destination of transfers between host and devices. It holds no tensors."""

@@ -1,4 +1,4 @@
-"""Whether an array is referenced by anything else."""
+"""Ownership of host arrays: reference counts, exclusive memory, copies and read-only views."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from shardtensor.host.memory_pool import owner_of as owner_of
 
 
 def read_only(array: HostArray) -> HostArray:
-    """A view of a host array that cannot be made writable: it sees the memory through a read-only buffer. A view whose
-    base is the array itself could get its flag back.
+    """Returns a view of a host array that cannot be made writable.
+
+    The view accesses the memory through a read-only buffer. If the base of the view were the array itself, its
+    ``writeable`` flag could be set again.
     """
-    given: Any = np.asarray(array)  # one element may have become a scalar
+    given: Any = np.asarray(array)  # Indexing may have turned a single element into a NumPy scalar.
     if given.dtype.kind not in "mM":
         return np.asarray(memoryview(given).toreadonly())
-    numbers: Any = given.view(np.int64)  # buffers have no times
+    numbers: Any = given.view(np.int64)  # The buffer protocol has no datetime dtypes.
     return np.asarray(memoryview(numbers).toreadonly()).view(given.dtype)
 
 
 def copied(array: HostArray) -> HostArray:
-    """A copy of a host array in row-major order, in memory that has been used before if it is large."""
+    """Returns a copy of a host array in row-major order; a large copy reuses memory from the host's memory pool."""
     return passes.copied(array)
 
 
 def is_alone(array: HostArray, holders: int) -> bool:
-    """Whether references to a host array are the ``holders`` that the caller knows of and no more, and none but its own
-    to what holds its memory. What is not NumPy's own memory (a mapped file, a foreign buffer) is never alone.
+    """Whether a host array and its memory are exclusive to the caller.
+
+    That is the case if the array has at most ``holders`` references, those that the caller knows of, and the object
+    that owns its memory is referenced only by the array. Memory that NumPy did not allocate (a mapped file, a foreign
+    buffer) is never exclusive.
     """
     if type(array) is not np.ndarray or references(array) > holders + FRAME:
         return False
@@ -44,15 +49,17 @@ def is_alone(array: HostArray, holders: int) -> bool:
 
 
 def references(x: object) -> int:
-    """How many references there are to an object that a variable of the caller's holds, that one included. Without end
-    where counts mean nothing (no reference counting, no GIL).
+    """Returns the number of references to an object, including the one held by the caller's variable.
+
+    The number is larger than any count where reference counts are meaningless (no reference counting, or no GIL).
     """
     return sys.getrefcount(x) - _ASKING
 
 
 def _measure() -> tuple[int, int]:
-    """What asking for a count adds to it, and what one more function that an object is handed through adds. Measured
-    rather than assumed: versions of Python differ.
+    """Returns the references that `references` itself adds to a count, and those that a function's parameter adds.
+
+    Both are measured because they differ between versions of Python.
     """
     if not hasattr(sys, "getrefcount") or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return -sys.maxsize, 0
@@ -66,4 +73,4 @@ def _measure() -> tuple[int, int]:
 
 _ASKING = 0
 _ASKING, FRAME = _measure()
-"""`FRAME`: how many references a function's parameter adds to those that its caller has."""
+"""`FRAME`: the number of references that a function's parameter adds to those of its caller."""

@@ -1,27 +1,25 @@
-"""What drives devices: `Device`, and the `Backend` that a plugin implements (`shardtensor.backend.registry` finds
-them).
+"""`Backend`: the protocol that plugins implement to drive devices. `shardtensor.backend.registry` finds the plugins.
 
-Writing one
------------
+Writing a backend
+-----------------
 Subclass `Backend`, implement the abstract members, and register it::
 
     [project.entry-points."shardtensor.backends"]
     mine = "my_package:MyBackend"
 
-The class is instantiated once per process, without arguments. If its devices cannot be used here, raise
-`BackendError` in ``__init__`` saying why and what to do; ``shardtensor info`` and ``st.devices("mine")`` show it.
-The module that the entry point names is imported to read the class's `priority`: import the array library itself in
-``__init__``. `shardtensor.testing.BackendTests` is the suite that proves a backend.
+The class is instantiated once per process, without arguments. If its devices cannot be used on this machine,
+``__init__`` raises a `BackendError` with the reason and the remedy; ``shardtensor info`` and ``st.devices("mine")``
+show the message. The module that the entry point names is imported only to read the class's `priority`, so import the
+array library itself in ``__init__``. `shardtensor.testing.BackendTests` is the conformance suite for backends.
 
-Arrays of a backend are its own; the library touches them through `Backend.xp` and the methods below, always inside
-``with backend.on(device)``. Which device an array belongs to is known to the tensor that holds it, never asked of
-the array, so that several logical devices may share a physical one. Of the arrays themselves it asks ``shape``,
-``ndim``, ``nbytes``, ``real`` and ``imag``, index arrays (of the same backend), and assignment to what slices, index
-arrays and masks select.
+A backend has its own array type. The library accesses arrays only through `Backend.xp` and the methods below, always
+inside ``with backend.on(device)``. The tensor that holds an array records its device; the array is never queried for
+it, so that several logical devices may share a physical one. Arrays themselves must have ``shape``, ``ndim``,
+``nbytes``, ``real`` and ``imag``, and support indexing with index arrays (of the same backend) and assignment to
+elements selected by slices, index arrays and masks.
 
-Devices may work behind the caller's back, each in the order in which it was told. What crosses devices is ordered by
-`record` and `wait`; what comes from the caller's own use of the array library, or goes back to it, by `wait_for_caller`
-and `make_caller_wait`.
+Devices may execute asynchronously, each in the order of its queue. `record` and `wait` order operations across devices;
+`wait_for_caller` and `make_caller_wait` order them with respect to the caller's own use of the array library.
 """
 
 from __future__ import annotations
@@ -43,46 +41,49 @@ from shardtensor.host.memory_pool import owner_of as owner_of
 
 
 class Backend(abc.ABC):
-    """What a plugin implements to bring devices of one kind.
+    """The base class of backends: a plugin subclasses it to provide devices of one kind.
 
-    Required: `name`, `devices`, `xp`, `is_array`, `to_device`, `from_host`, `to_host`. The rest has defaults that
-    hold for memory that is synchronous and private to each device.
+    Required: `name`, `devices`, `xp`, `is_array`, `to_device`, `from_host`, `to_host`. All other members have defaults
+    that are correct for devices that execute synchronously and have private memory.
     """
 
     name: str
-    """The name under which it is registered."""
+    """The name of the entry point under which the backend is registered."""
 
     priority: int = 0
-    """The default backend is the usable one of highest priority (numpy: 0). One of negative priority (checked, torch)
-    is used only where it is named.
+    """The default backend is the usable one of highest priority (numpy: 0). A backend of negative priority (checked,
+    torch) is used only where its name is given.
     """
 
     simulated: bool = False
-    """Its devices do not exist, and its arrays have no elements: see `shardtensor.backend.abstract`."""
+    """Whether its devices do not exist and its arrays have no elements; see `shardtensor.backend.abstract`."""
 
     shared_memory: bool = False
-    """All devices share the host's memory and arrays are NumPy's: a tensor is then one buffer cut into views."""
+    """Whether all devices share the host's memory and arrays are NumPy's: the shards of a tensor are then views of one
+    buffer.
+    """
 
     negative_strides: bool = True
-    """What `view` gives for a slice with a negative step is a view, too, through which can be written."""
+    """Whether `view` returns a writable view also for slices with a negative step."""
 
     pinned_host: bool = False
-    """Memory kind ``pinned_host`` is a memory of its own (`offload`, `onload`); else it is but a name."""
+    """Whether the memory kind ``pinned_host`` is a separate memory (`offload`, `onload`); else it is only a label."""
 
     helper_delay: float = 200e-6
-    """Seconds that a mapped call may take before it counts as one that blocks, and others start in helper threads."""
+    """Seconds after which a call of a mapped function counts as blocking and other calls start in helper threads."""
 
     @abc.abstractmethod
     def devices(self) -> Sequence[Device]:
-        """All devices, in order of their ids; never empty."""
+        """Returns all devices in order of their ids; never empty."""
 
     @property
     @abc.abstractmethod
     def xp(self) -> Any:
-        """The array-API namespace that works on this backend's arrays, on the device that is current.
+        """The array-API namespace for this backend's arrays; its functions run on the current device.
 
-        It is NumPy's in what the standard leaves open: dtypes are given as NumPy's, Python scalars mix with arrays,
-        elementwise functions take ``out=`` (which may be an operand, at the same place), ``asarray`` takes ``copy``.
+        Where the standard leaves a choice, it behaves like NumPy: dtypes are NumPy dtypes, Python scalars mix with
+        arrays, elementwise functions accept ``out=`` (which may be one of the operands, for computing in place), and
+        ``asarray`` accepts ``copy``.
         """
 
     @abc.abstractmethod
@@ -91,126 +92,152 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        """A copy of ``array``, which is in row-major order on ``source``, on ``destination``: nobody else's.
+        """Returns an exclusive copy of ``array`` on ``destination``; ``array`` is in row-major order on ``source``.
 
-        The only call that crosses devices. The caller has ordered ``destination`` after what ``source`` had queued
-        (`record`, `wait`), and ``destination`` is current. Where devices work behind the caller's back, the memory of
-        ``array`` must neither be given to others nor be `is_exclusive` before it is read.
+        This is the only method that transfers data between devices. ``destination`` is current, and the caller has
+        ordered it after all operations that ``source`` had queued (`record`, `wait`). If devices execute
+        asynchronously, the memory of ``array`` must not be reused, and `is_exclusive` must not return True for it,
+        before the copy has read it.
         """
 
     @abc.abstractmethod
     def from_host(self, array: HostArray, device: Device) -> Any:
-        """A copy of a host array on ``device``, which is current; the host array may be written afterwards."""
+        """Returns a copy of a host array on ``device``, which is current; the host array may be written afterwards."""
 
     @abc.abstractmethod
     def to_host(self, array: Any, device: Device) -> HostArray:
-        """The values of ``array``, which lives on ``device``, as a host array, once they are computed. ``device`` is
-        current.
+        """Returns the elements of ``array``, an array of ``device``, as a host array, after they have been computed.
+        ``device`` is current.
         """
 
     # -- devices -----------------------------------------------------------------------------------
 
     def on(self, device: Device) -> AbstractContextManager[object]:
-        """Makes ``device`` current in this thread, and what was current before again at the end, also on an error."""
+        """Makes ``device`` current in this thread inside the ``with`` block; afterwards, also after an exception, the
+        previous device is current again.
+        """
         return contextlib.nullcontext()
 
     def capture_modes(self) -> Callable[[], None] | None:
-        """What sets the library's modes in this thread (whether gradients are recorded, and the like) to what they are
-        now; None where it has none. Several programs take turns in a thread: each begins with its caller's modes, and
-        finds its own again.
+        """Returns a function that restores the array library's modes of this thread (such as whether gradients are
+        recorded) to their present values; None if the library has no modes.
+
+        Several programs take turns in one thread: each starts with the modes of its caller, and resumes with its own.
 
         Raises:
-            BackendError: the caller is where a program could not be left and come back to.
+            BackendError: a program cannot be suspended here, inside a context of the library that cannot be resumed.
         """
         return None
 
     def adjacent_devices(self, count: int) -> Sequence[Device]:
-        """``count`` devices such that neighbours reach one another as fast as can be: what `make_mesh` takes."""
+        """Returns ``count`` devices, ordered so that neighbours have the fastest links; `make_mesh` uses it."""
         return self.devices()[:count]
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
-        """Bytes (free, total) of the memory that ``device`` allocates from; None where nobody knows."""
+        """Returns the bytes (free, total) of the memory that ``device`` allocates from; None if they are unknown."""
         return None
 
     # -- order -------------------------------------------------------------------------------------
 
     def record(self, device: Device) -> Any:
-        """A token for everything queued on ``device`` so far. None where calls are synchronous."""
+        """Returns a token for all operations queued on ``device`` so far; None if calls are synchronous."""
         return None
 
     def wait(self, device: Device, token: Any) -> None:  # noqa: B027 - calls that are synchronous are ordered
-        """What is queued on ``device`` from now on runs after ``token``."""
+        """Orders all operations queued on ``device`` from now on after ``token``; does not block the caller."""
 
     def synchronize(self, device: Device) -> None:  # noqa: B027 - likewise
-        """Returns when ``device`` has nothing left to do.
+        """Blocks until all operations queued on ``device`` are complete.
 
         Raises:
-            BackendError: something that was queued failed; it names the device.
+            BackendError: a queued operation failed; the message names the device.
         """
 
     def wait_for_caller(self, device: Device) -> None:  # noqa: B027 - likewise
-        """What is queued on ``device`` from now on runs after what the caller has queued by himself."""
+        """Orders all operations queued on ``device`` from now on after those that the caller has queued directly in the
+        array library.
+        """
 
     def make_caller_wait(self, device: Device) -> None:  # noqa: B027 - likewise
-        """What the caller queues by himself from now on runs after what is queued on ``device``."""
+        """Orders all operations that the caller queues directly in the array library from now on after those queued on
+        ``device``.
+        """
 
     # -- arrays ------------------------------------------------------------------------------------
 
     def asarray(self, x: Any) -> Any:
-        """An array of this backend from what `is_array` accepts (array scalars become 0-d arrays)."""
+        """Returns ``x``, which `is_array` accepts, as an array of this backend; array scalars become 0-d arrays."""
         return x
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
-        """The NumPy dtype of an array's elements."""
+        """Returns the NumPy dtype of an array's elements."""
         dtype: np.dtype[Any] = np.dtype(array.dtype)
         return dtype
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
-        """Whether there are arrays of that dtype, and operators for them."""
+        """Whether arrays can have this dtype, and the operators support it."""
         return True
 
     def view(self, array: Any, index: Any) -> Any:
-        """The elements at a basic index (integers, slices with any step, None, Ellipsis): a view; of no dimensions, or
-        an array scalar, where one is left. See `negative_strides`.
+        """Returns the view of ``array`` at a basic index (integers, slices with any step, None, Ellipsis).
+
+        A result without dimensions is a 0-d array or an array scalar. See also `negative_strides`.
         """
         return array[index]
 
     def contiguous(self, array: Any) -> Any:
-        """``array`` in row-major order: itself if it is, else a copy on the current device."""
+        """Returns ``array`` in row-major order: itself if it is contiguous, else a copy on the current device."""
         return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
 
     def is_contiguous(self, array: Any) -> bool:
-        """Whether ``array`` is in row-major order, so that in another shape it is a view."""
+        """Whether ``array`` is contiguous in row-major order, so that reshaping it gives a view."""
         return bool(array.flags.c_contiguous)
 
     def device_of(self, array: Any) -> Device:
-        """Where an array that comes from outside lives, as far as the array itself can tell. Of devices that share its
-        memory, the one that the mapped function around this call runs on, else the first one.
+        """Returns the device of an array that was created outside the library, as far as the array determines it.
+
+        Among devices that share its memory, that is the device on which the enclosing mapped function runs, else the
+        first one.
         """
         here = current_device()
         return here if here is not None and here in self.devices() else self.devices()[0]
 
     def export(self, array: Any) -> Any:
-        """The view of a shard that a user may hold: read-only where the library can enforce it."""
+        """Returns the view of a shard that is handed to users: read-only where the array library can enforce it."""
         return array
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """An array that nobody outside can write, from one that a mapped function returned; and whether it is a copy.
+        """Converts an array that a mapped function returned into one that cannot be written from outside.
 
-        ``shards`` are the arrays that the function was given. The caller holds one reference to ``result``, and its
-        device is current.
+        Args:
+            result: the array that the function returned. The caller holds one reference to it, and its device is
+                current.
+            shards: the arrays that were passed to the function.
+
+        Returns:
+            The array, and whether it is a copy.
         """
         return self.xp.asarray(result, copy=True), True
 
     def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether nothing reaches the memory of ``array`` but the ``holders`` references that the caller knows of (its
-        variables included, see `references`), and no two of its elements share a place. It is then made writable. Its
-        device is current. False is always right: what is not alone is copied before it is written.
+        """Whether the memory of ``array`` is exclusive: reachable only through the ``holders`` references that the
+        caller knows of (its own variables included, see `references`), with no two elements at the same address.
+
+        An exclusive array is made writable. Its device is current. False is always a correct answer: arrays that are
+        not exclusive are copied before they are written.
         """
         return False
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
-        """An array that its only holder may write, from one that was given up; and whether it is a copy."""
+        """Converts an array that the library gives up into an exclusive, writable one.
+
+        Args:
+            array: the array; its device is current.
+            holders: the references to it that the caller knows of, as in `is_exclusive`.
+
+        Returns:
+            The array, and whether it is a copy.
+        """
         if self.is_exclusive(array, holders + FRAME):
             return array, False
         return self.contiguous(self.xp.asarray(array, copy=True)), True
@@ -218,51 +245,68 @@ class Backend(abc.ABC):
     # -- other memories and libraries --------------------------------------------------------------
 
     def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
-        """A copy of an array of ``device`` in host memory that the device copies fast from, and a token for when it is
-        complete (`settle`; None if it is). The device need not wait for it, nor the caller.
+        """Copies an array of ``device`` to pinned host memory, from which the device copies fast.
+
+        Neither the device nor the caller has to wait for the copy.
+
+        Returns:
+            The copy, and a token for its completion (see `settle`); the token is None if the copy is complete.
         """
         return self.to_host(array, device), None
 
     def pin(self, host: HostArray) -> Any:
-        """A copy of a host array in the memory that `offload` copies to."""
+        """Returns a copy of a host array in the memory that `offload` copies to."""
         return np.array(host, order="C")
 
     def onload(self, host: Any, device: Device, after: Any) -> tuple[Any, Any]:
-        """The way back from what `offload` or `pin` gave, once the token ``after`` is reached: an array of ``device``,
-        which is current, and a token after which the device may use it (`wait`; None if it may).
+        """Copies the result of `offload` or `pin` to ``device``, which is current, after the token ``after``.
+
+        Returns:
+            The array, and a token after which the device may use it (see `wait`); the token is None if the device may
+            use the array at once.
         """
         return self.from_host(host, device), None
 
     def settle(self, token: Any) -> None:  # noqa: B027 - likewise
-        """Returns when what the token of `offload` stands for is done."""
+        """Blocks until the copy to which a token of `offload` belongs is complete."""
 
     def to_dlpack(self, array: Any) -> Any:
-        """What another library takes by DLPack; its device is current."""
+        """Returns the object with ``__dlpack__`` that exports ``array`` to another library; its device is current."""
         return array
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
-        """The DLPack device type and number of the memory that ``device`` allocates from."""
+        """Returns the DLPack device type and device id of the memory that ``device`` allocates from."""
         return HOST_MEMORY
 
     def from_dlpack(self, x: Any, device: Device) -> Any:
-        """An array on ``device``, which is current, that shares the memory of ``x`` (an object with ``__dlpack__`` in
-        the memory that `dlpack_device` names), ordered after what its producer has queued.
+        """Returns an array on ``device``, which is current, that shares the memory of ``x``.
+
+        ``x`` is an object with ``__dlpack__`` in the memory that `dlpack_device` names. The array is ordered after the
+        operations that the producer of ``x`` has queued.
         """
         return self.xp.from_dlpack(x)
 
     def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> list[Any] | None:
-        """The sum, product, maximum or minimum (``operator`` is ``"add"``, ``"multiply"``, ``"maximum"`` or
-        ``"minimum"``) of integer arrays of equal shapes, one on each device, on all of them; by a library that does so
-        faster than copies and additions. None where there is none.
+        """Reduces integer arrays of equal shapes, one on each device, and returns the result on every device.
+
+        Backends implement it with a collectives library that is faster than copies and additions.
+
+        Args:
+            arrays: the operands, one for each device.
+            devices: their devices.
+            operator: the reduction: ``"add"``, ``"multiply"``, ``"maximum"`` or ``"minimum"``.
+
+        Returns:
+            The results in the order of ``devices``, or None if there is no such library.
         """
         return None
 
 
 def function_of(backend: Backend, name: str) -> Callable[..., Any]:
-    """An operator's function in a backend's namespace.
+    """Returns the function of that name in a backend's namespace.
 
     Raises:
-        BackendError: it has none.
+        BackendError: the namespace has no such function.
     """
     try:
         function: Callable[..., Any] = getattr(backend.xp, name)
@@ -272,34 +316,34 @@ def function_of(backend: Backend, name: str) -> Callable[..., Any]:
 
 
 def current_device() -> Device | None:
-    """The device that the mapped function around this call runs on, or None outside of one."""
+    """Returns the device on which the enclosing mapped function runs; None outside of mapped functions."""
     device: Device | None = getattr(innermost(), "device", None)
     return device
 
 
 def host_memory() -> tuple[int, int] | None:
-    """Bytes (free, total) of the host's memory, as far as this process can get it; None where nobody says."""
+    """Returns the bytes (free, total) of host memory available to this process; None if they are unknown."""
     return memory()
 
 
 MOST_DEVICES = 1 << 16
-"""As many logical devices a backend has at most: each is an object. An `AbstractMesh` may have more."""
+"""The maximal number of logical devices of a backend: each is an object. An `AbstractMesh` may have more."""
 
 
 def requested_devices() -> int | None:
-    """How many logical devices ``SHARDTENSOR_NUM_DEVICES`` asks for; None where it is not set.
+    """Returns the number of logical devices in ``SHARDTENSOR_NUM_DEVICES``; None if the variable is not set.
 
     Raises:
-        BackendError: it is no whole number from 1 to `MOST_DEVICES`.
+        BackendError: the variable is not an integer from 1 to `MOST_DEVICES`.
     """
     return count_from_environment("SHARDTENSOR_NUM_DEVICES", MOST_DEVICES)
 
 
 def logical_device_count(default: int | None = None) -> int:
-    """How many devices a backend with logical devices offers: ``SHARDTENSOR_NUM_DEVICES``, else ``default``, else the
-    usable cores.
+    """Returns the number of logical devices that a backend offers: ``SHARDTENSOR_NUM_DEVICES`` if it is set, else
+    ``default``, else the number of usable cores.
 
     Raises:
-        BackendError: the variable is no whole number from 1 to `MOST_DEVICES`.
+        BackendError: the variable is not an integer from 1 to `MOST_DEVICES`.
     """
     return requested_devices() or (usable_cores() if default is None else default)

@@ -1,4 +1,4 @@
-"""Finding plugins: backends by entry point, the default one, and what users ask about devices."""
+"""The registry of backends: loading them by entry point, the default backend, and the functions that list devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY_POINTS = "shardtensor.backends"
 
 
 class _Host(Backend):
-    """Host arrays, so that a move from or to one is a move like any other."""
+    """The backend of host arrays: with it, transfers from and to the host are planned like those between devices."""
 
     name = "host"
     shared_memory = True
@@ -46,7 +46,7 @@ class _Host(Backend):
 
 _host = _Host()
 _loaded: dict[str, Backend] = {}
-_rivals: dict[str, str] = {}  # by name, the plugins that both claim it
+_rivals: dict[str, str] = {}  # the two plugins that are registered under one name, by that name
 _lock = threading.RLock()
 
 
@@ -58,7 +58,7 @@ def _unlock() -> None:
 
 @functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # a third of this package's import time, and wanted once
+    from importlib.metadata import entry_points  # Imported late: it takes a third of this package's import time.
 
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINTS):
@@ -69,7 +69,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def backend_names() -> list[str]:
-    """The names of all installed backends, usable here or not, in alphabetical order.
+    """Returns the names of all installed backends, usable on this machine or not, in alphabetical order.
 
     >>> "numpy" in st.backend_names()
     True
@@ -78,24 +78,24 @@ def backend_names() -> list[str]:
 
 
 def load(name: str) -> Backend:
-    """The backend of that name, imported and started on first use.
+    """Returns the backend of that name; it is imported and instantiated on first use.
 
     Raises:
-        ArgumentError: no such backend is installed.
-        BackendError: it is installed and cannot be used here; the message says why.
+        ArgumentError: no backend of that name is installed.
+        BackendError: it is installed but cannot be used; the message gives the reason.
     """
     if backend := _loaded.get(name):
         return backend
     with _lock:
         if backend := _loaded.get(name):
             return backend
-        requested_devices()  # a wrong number is an error before the plugin imports its library
+        requested_devices()  # An invalid number raises before the plugin imports its library.
         plugin = _plugin(name)
         try:
             backend = plugin()
         except BackendError:
             raise
-        except Exception as error:  # a plugin may fail in any way: said, with its reason, not hidden
+        except Exception as error:  # A plugin may fail in any way; the message keeps the reason.
             raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
         if (said := getattr(backend, "name", None)) != name:
             raise BackendError(f"backend {name!r} calls itself {said!r}; its `name` must be the entry point's")
@@ -104,12 +104,12 @@ def load(name: str) -> Backend:
 
 
 def install(backend: Backend) -> None:
-    """Brings a backend that is no plugin."""
+    """Registers a backend that is not a plugin, unless one of that name is in use."""
     _loaded.setdefault(backend.name, backend)
 
 
 def _plugin(name: str) -> type[Backend]:
-    """The class of that backend, imported."""
+    """Imports and returns the class of the backend of that name."""
     points = _entry_points()
     if name not in points:
         hint = "; run `pip install -e .` in the source tree" if not points else ""
@@ -118,7 +118,7 @@ def _plugin(name: str) -> type[Backend]:
         raise BackendError(f"two distributions bring a backend named {name!r}: {_rivals[name]}; uninstall one of them")
     try:
         plugin = points[name].load()
-    except Exception as error:  # likewise
+    except Exception as error:  # as in `load`
         raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
     if not (isinstance(plugin, type) and issubclass(plugin, Backend)):
         raise BackendError(f"backend {name!r}: {points[name].value} is no subclass of shardtensor.backend.Backend")
@@ -127,13 +127,14 @@ def _plugin(name: str) -> type[Backend]:
 
 @functools.cache
 def default_backend() -> Backend:
-    """The backend where none is named: ``SHARDTENSOR_BACKEND``, else the usable one of highest priority, of 0 or more.
+    """Returns the default backend: ``SHARDTENSOR_BACKEND`` if it is set, else the usable backend of highest priority
+    among those with a priority of at least 0.
 
     Raises:
-        ArgumentError: ``SHARDTENSOR_BACKEND`` is no backend that is installed.
-        BackendError: none can be used here, or ``SHARDTENSOR_NUM_DEVICES`` is no number of devices.
+        ArgumentError: ``SHARDTENSOR_BACKEND`` is not an installed backend.
+        BackendError: no backend can be used, or ``SHARDTENSOR_NUM_DEVICES`` is invalid.
     """
-    requested_devices()  # what is wrong for every backend is one error, and none of them is imported for it
+    requested_devices()  # A value that is invalid for every backend raises once, before any is imported.
     if name := os.environ.get("SHARDTENSOR_BACKEND"):
         try:
             return load(name)
@@ -145,28 +146,28 @@ def default_backend() -> Backend:
             candidates.append((-_plugin(name).priority, name))
         except BackendError as error:
             reasons.append(f"{name}: {error}")
-    for rank, name in sorted(candidates):  # those of lower priority are not even started: it may cost seconds
+    for rank, name in sorted(candidates):  # Backends of lower priority are not instantiated: that may take seconds.
         if rank > 0:
             reasons.append(f"{name}: used only where SHARDTENSOR_BACKEND names it")
             continue
         try:
             return load(name)
-        except BackendError as error:  # no candidate; why, is said if nothing else is one, and by `shardtensor info`
+        except BackendError as error:  # The reason is reported if no backend is usable, and by `shardtensor info`.
             reasons.append(f"{name}: {error}")
     raise BackendError("no backend can be used here: " + ("; ".join(reasons) or "none is installed"))
 
 
 def backend_of(device: Device) -> Backend:
-    """The backend that drives ``device``."""
+    """Returns the backend that drives ``device``."""
     return _loaded.get(device.backend) or (_host if device == HOST else load(device.backend))
 
 
 @functools.lru_cache(8192)
 def backend_of_group(devices: tuple[Device, ...]) -> Backend:
-    """The backend that drives all of these devices.
+    """Returns the backend that drives all of these devices.
 
     Raises:
-        BackendError: they are of several backends, or one of them is not there.
+        BackendError: the devices belong to several backends, or one of them does not exist.
     """
     names = sorted({device.backend for device in devices})
     if len(names) > 1:
@@ -182,29 +183,31 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
 
 
 def known(devices: Sequence[Device]) -> list[Device]:
-    """For each device the equal one of a backend in use, whose kind is that of this machine; else the device itself."""
+    """Returns for each device the equal `Device` of a backend in use, which has the kind of this machine's device; if
+    there is none, the device itself.
+    """
     names = {device.backend for device in devices} & set(_loaded)
     ours = {device: device for name in names if not _loaded[name].simulated for device in _loaded[name].devices()}
     return [ours.get(device, device) for device in devices]
 
 
 def owner_of(x: object) -> Backend | None:
-    """The backend among those in use whose array ``x`` is; None for host arrays and for strangers."""
+    """Returns the backend in use to which the array ``x`` belongs; None for host arrays and for other objects."""
     for backend in _loaded.values():
         if not backend.shared_memory and backend.is_array(x):
             return backend
     return None
 
 
-# -- what users ask --------------------------------------------------------------------------------
+# -- listing devices -------------------------------------------------------------------------------
 
 
 def devices(backend: str | None = None) -> list[Device]:
-    """All devices of a backend (of the default one without an argument), those of other processes included.
+    """Returns all devices of a backend (of the default one without an argument), including those of other processes.
 
     Raises:
         ArgumentError: no backend of that name is installed.
-        BackendError: it cannot be used here; the message says why.
+        BackendError: the backend cannot be used; the message gives the reason.
 
     >>> len(st.devices()) == st.device_count()
     True
@@ -213,20 +216,20 @@ def devices(backend: str | None = None) -> list[Device]:
 
 
 def local_devices(backend: str | None = None) -> list[Device]:
-    """The devices of a backend that this process owns."""
+    """Returns the devices of a backend that this process owns."""
     return [d for d in devices(backend) if d.process_index == process_index()]
 
 
 def device_count(backend: str | None = None) -> int:
-    """How many devices a backend has, over all processes."""
+    """Returns the number of devices of a backend, over all processes."""
     return len(devices(backend))
 
 
 def num_shards(backend: str | None = None) -> int:
-    """How many shards a backend supports at once here: Nx's name for the number of this process's devices."""
+    """Returns the number of devices of a backend that this process owns; the name is Nx's."""
     return len(local_devices(backend))
 
 
 def process_index() -> int:
-    """The number of this process among all that share the program."""
+    """Returns the index of this process among those that run the program; always 0 at present."""
     return 0

@@ -1,8 +1,8 @@
-"""Pure arithmetic of layouts: mesh, spec, split rule, rule language, index and view arithmetic, copy plans, pictures.
+"""Pure arithmetic of shardings: mesh, spec, split rule, rule language, index and view arithmetic, copy plans, pictures.
 
-The main nouns are `Mesh`, `PartitionSpec`, `NamedSharding`, `Grid` (the shards that a sharding makes of a shape),
-`Region` (a box of the result and where it comes from) and `ViewSpec` (the view arithmetic of NumPy, without arrays). A
-call enters with shapes, specs and indices, and leaves with shapes, boxes and integers.
+The main nouns are `Mesh`, `PartitionSpec`, `NamedSharding`, `Grid` (the shards of an array of a given shape), `Region`
+(a box of a result and the operand elements that fill it) and `ViewSpec` (NumPy's view arithmetic without arrays).
+Functions take shapes, specs and indices, and return shapes, boxes and integers.
 
-Nothing here touches an array: neither tensors nor the namespaces of backends may be imported.
+No code here computes with arrays: neither tensors nor the namespaces of backends may be imported.
 """

@@ -1,4 +1,4 @@
-"""A mesh of devices that do not exist, for `shardtensor.simulate`."""
+"""`AbstractMesh`: a mesh of devices that do not exist, for `shardtensor.simulate`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from shardtensor.sharding.mesh import Mesh
 
 
 class AbstractMesh(Mesh):
-    """A mesh of devices that do not exist, in any number. JAX's name.
+    """A mesh of any number of devices that do not exist; the name is JAX's.
 
-    Tensors on it have shape, dtype and sharding, and no elements. Operators on them are planned as on any others, and
-    run nothing; `st.simulate` reports what they would send. Device k in mesh order has the id k, so that two meshes of
-    one size are two views of the same devices.
+    Tensors on it have a shape, a dtype and a sharding, but no elements. Operators on them are planned like any others,
+    but not executed; `st.simulate` reports the transfers that they would make. The device at position k in mesh order
+    has the id k, so that two meshes of equal size contain the same devices.
 
     Args:
         axis_sizes: the size of each axis.
         axis_names: the name of each axis.
 
     Raises:
-        ShardingError: sizes below 1, or sizes and names that do not fit each other.
+        ArgumentTypeError: a size is not an integer.
+        ShardingError: a size is below 1, or the numbers of sizes and names differ.
 
     >>> mesh = st.AbstractMesh((64, 64), ("data", "model"))
     >>> x = st.zeros((2**20, 2**20), device=st.NamedSharding(mesh, st.P("data", "model")))

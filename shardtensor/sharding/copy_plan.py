@@ -1,12 +1,12 @@
-"""The planner of moves: which piece of which source shard goes where in which destination shard. The planner is pure,
-and its bytes are the
-minimum: a device is sent exactly the elements that it must hold and does not hold yet, each once.
+"""Copy plans: which piece of which source shard is copied to which position of which destination shard.
 
-A movement is a set of *regions*. A region is a box of the result whose elements come from one operand, along each
-dimension with a start and a step. Along one dimension, cutting the region at the boundaries of the source's and of
-the result's parts gives its intervals; pieces are the products of the intervals of all dimensions. Everything is
-computed by whole arrays, so that planning the million pieces of a reshard between 1024 devices takes a fraction of a
-second.
+Planning is pure arithmetic, and the bytes sent are minimal: a device receives exactly the elements that it must hold
+and does not hold yet, each of them once.
+
+A transfer consists of *regions*. A region is a box of the result whose elements come from one operand, with a start and
+a step along each dimension. Along one dimension, the boundaries of the source's and the result's parts cut the region
+into intervals; pieces are the products of the intervals of all dimensions. The computation is vectorized with NumPy, so
+that planning the million pieces of a reshard between 1024 devices takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Where the elements of a region come from along one dimension of the result.
+    """The source of a region's elements along one dimension of the result.
 
     Attributes:
         begin, end: the region in the result's indices.
-        source: the dimension of the operand that is walked, or None (a new dimension, along which it is repeated).
+        source: the corresponding dimension of the operand, or None (a new dimension, along which elements repeat).
         start, step: result index ``begin + i`` is operand index ``start + i * step``.
     """
 
@@ -43,12 +43,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box of the result that comes from one operand.
+    """A box of the result whose elements come from one operand.
 
     Attributes:
-        operand: its number.
+        operand: the number of the operand.
         lines: one for each dimension of the result.
-        fixed: the index in each operand dimension that no line walks: (dimension, index) pairs.
+        fixed: (dimension, index) pairs: the index in each operand dimension that no line refers to.
     """
 
     operand: int
@@ -57,20 +57,21 @@ class Region:
 
 
 def identity(shape: Shape, operand: int = 0, at: Sequence[int] | None = None) -> Region:
-    """The region that copies an operand of that shape to position ``at`` (the origin) of the result."""
+    """Returns the region that copies an operand of that shape to position ``at`` of the result (default: origin)."""
     at = at or (0,) * len(shape)
     return Region(operand, tuple(Line(a, a + n, d) for d, (a, n) in enumerate(zip(at, shape, strict=True))))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A copy: ``destination[k][to] = source[j][index]``, in indices of the two shards.
+    """One copy between two shards: ``destination[k][to] = source[j][index]``, with indices local to the shards.
 
     Attributes:
-        region: the number of the region that it belongs to.
-        j, k: the position of the source device in the operand's mesh, and of the destination device in the result's.
-        index, to: of the source shard (an integer drops that dimension, None adds one) and of the destination shard.
-        local: whether it stays on its device.
+        region: the number of the region that the piece belongs to.
+        j, k: positions of the source device in the operand's mesh and of the destination device in the result's mesh.
+        index, to: the index into the source shard (an integer drops a dimension, None adds one) and the index into the
+            destination shard.
+        local: whether source and destination are the same device.
     """
 
     region: int
@@ -82,18 +83,20 @@ class Piece:
 
 
 class RegionCopies:
-    """The plan of one region: the table of its pieces.
+    """The copy plan of one region: the table of its pieces. Iterating over it yields each `Piece`.
 
     Attributes:
-        source, destination: position of each piece's source and destination device.
-        sizes: elements of each piece.
-        local: whether the piece stays on its device.
+        region: the number of the region.
+        source, destination: the positions of each piece's source and destination device.
+        sizes: the number of elements of each piece.
+        size: the number of elements that are sent between devices.
+        local: whether source and destination of each piece are the same device.
 
     Args:
         region: the region.
         number: its number.
-        source, result: how the operand and the result are cut.
-        part: from which product of intervals to which; all of them without it (see `pieces_in`).
+        source, result: the shards of the operand and of the result.
+        part: (first, last) numbers of a range of products of intervals; without it, all of them (see `pieces_in`).
     """
 
     __slots__ = ("_fixed", "_lines", "_rows", "_tables", "destination", "local", "region", "size", "sizes", "source")
@@ -115,18 +118,18 @@ class RegionCopies:
         numbers: dict[int, Any] = dict(parts)
         for d, (line, table) in enumerate(zip(region.lines, self._tables, strict=True)):
             to = to * (len(result.offsets[d]) - 1) + table.to_part[rows[d]]
-            if line.source is not None:  # along a new dimension the same elements are repeated where they arrive
+            if line.source is not None:  # Elements are sent once; a new dimension repeats them at the destination.
                 sizes *= (table.end - table.begin)[rows[d]]
                 numbers[line.source] = table.from_part[rows[d]]
         for d, count in enumerate(source.counts):
             fro = fro * count + numbers[d]
-        receivers = _holders(result)[to]  # pieces × replicas: every holder of the part wants the piece
+        receivers = _holders(result)[to]  # shape (pieces, replicas): every holder of the part receives the piece
         givers = _holders(source)[fro]
         home = _positions(source.devices, result.devices)[
             receivers
-        ]  # the receiver's own position in the source's mesh, or -1
+        ]  # the receiver's position in the source's mesh, or -1
         mine = np.where(home >= 0, source.linear_parts()[home], -1) == fro[:, None]
-        # Replicas share the work of sending: the r-th receiver is served by the r-th giver, in turn.
+        # The r-th receiver receives from the r-th source replica, cyclically, so that replicas share the sending.
         turn = givers[:, np.arange(receivers.shape[1]) % givers.shape[1]]
         self.local = mine.ravel()
         self.source = np.where(mine, home, turn).ravel()
@@ -156,8 +159,10 @@ class RegionCopies:
             yield Piece(self.region, j, k, _with_new(index, lines), tuple(to), local)
 
     def messages(self) -> tuple[Ints, Ints, Ints]:
-        """What leaves its device, one message for each pair of devices: the positions of sources and of destinations,
-        and the elements.
+        """Returns the transfers between devices, one message for each pair of devices.
+
+        Returns:
+            The positions of the sources, the positions of the destinations, and the number of elements of each message.
         """
         away = ~self.local & (self.sizes > 0)
         receivers = int(self.destination.max(initial=0)) + 1
@@ -168,7 +173,9 @@ class RegionCopies:
 
 
 def _with_new(index: list[slice | int | None], lines: Sequence[Line]) -> tuple[slice | int | None, ...]:
-    """The operand's index with None where the result has a new dimension. Lines walk the operand in its own order."""
+    """Returns the operand's index with None at the new dimensions of the result. The lines refer to the operand's
+    dimensions in increasing order.
+    """
     out: list[slice | int | None] = []
     next_dimension = 0
     for line in lines:
@@ -181,7 +188,7 @@ def _with_new(index: list[slice | int | None], lines: Sequence[Line]) -> tuple[s
 
 
 def pieces_in(region: Region, source: Grid, result: Grid) -> tuple[int, int]:
-    """How many products of intervals a region has, and how many devices want each."""
+    """Returns the number of products of intervals of a region, and the number of devices that receive each of them."""
     counts = [len(_intervals(line, source, result.offsets[d]).begin) for d, line in enumerate(region.lines)]
     parts = int(np.prod(result.counts, dtype=np.int64))
     return int(np.prod(counts, dtype=np.int64)), len(result.devices) // parts
@@ -189,7 +196,13 @@ def pieces_in(region: Region, source: Grid, result: Grid) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Intervals:
-    """The intervals of one line: the parts at both ends, and the indices within them."""
+    """The intervals of one line.
+
+    Attributes:
+        to_part, from_part: the part of the result and the part of the operand of each interval.
+        begin, end: the interval within the part of the result.
+        slices: the slice within the part of the operand; empty for a new dimension.
+    """
 
     to_part: Ints
     from_part: Ints
@@ -203,7 +216,7 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
     cuts = [np.clip(bounds - line.begin, 0, count)]
     if line.source is not None:
         fro = source.offsets[line.source]
-        # How many steps are made before the walk enters (upwards) or leaves (downwards) each part.
+        # The number of steps before the line enters (positive step) or leaves (negative step) each part.
         ahead = line.start - fro
         crossing = -(ahead // line.step) if line.step > 0 else ahead // -line.step + 1
         cuts.append(np.clip(crossing, 0, count))
@@ -225,7 +238,7 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
 
 
 def _holders(grid: Grid) -> Ints:
-    """The positions of the holders of each part: shape (parts, replicas)."""
+    """Returns the positions of the devices that hold each part, of shape (parts, replicas)."""
     numbers = grid.linear_parts()
     parts = int(np.prod(grid.counts, dtype=np.int64))
     return np.argsort(numbers, kind="stable").reshape(parts, -1)
@@ -233,7 +246,7 @@ def _holders(grid: Grid) -> Ints:
 
 @lru_cache(256)
 def _positions(source: tuple[Device, ...], result: tuple[Device, ...]) -> Ints:
-    """For each device of the result its position among the source's, or -1."""
+    """Returns for each device of the result its position among the source's devices, or -1."""
     if source == result:
         return np.arange(len(source))
     where = {device: j for j, device in enumerate(source)}
@@ -242,7 +255,7 @@ def _positions(source: tuple[Device, ...], result: tuple[Device, ...]) -> Ints:
 
 @lru_cache(1024)
 def plan_reshard(source: NamedSharding, destination: NamedSharding, shape: Shape) -> RegionCopies:
-    """The copies that bring an array of that shape from one sharding to another.
+    """Returns the copy plan that reshards an array of that shape from one sharding to another.
 
     >>> mesh = st.make_mesh((4,), ("x",))
     >>> rows, columns = st.NamedSharding(mesh, st.P("x")), st.NamedSharding(mesh, st.P(None, "x"))
@@ -255,6 +268,6 @@ def plan_reshard(source: NamedSharding, destination: NamedSharding, shape: Shape
 
 @lru_cache(1024)
 def host_grid(shape: Shape) -> Grid:
-    """An array of that shape, whole, in host memory."""
+    """Returns the grid of an unsplit array of that shape in host memory."""
     bounds = tuple(np.array([0, n], np.int64) for n in shape)
     return Grid((HOST,), bounds, np.zeros((1, len(shape)), np.int64))

@@ -1,4 +1,4 @@
-"""Basic indices (integers, slices, ``...``, None) in canonical form: with nothing left out, and everything in range."""
+"""Basic indices (integers, slices, ``...``, None) in canonical form: one entry per dimension, all of them in range."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Shape
 
 Span = tuple[int, int, int]
-"""Start, count and step."""
+"""A slice as start, count and step."""
 
 Entry = int | Span | None
-"""An index, the start and count and step of a slice, or None (a new dimension)."""
+"""An integer index, a slice as `Span`, or None (a new dimension)."""
 
 
 class Index(tuple[Entry, ...]):
-    """A basic index in canonical form: an entry for each dimension that is taken or made."""
+    """A basic index in canonical form: an entry for each dimension of the array and for each new dimension."""
 
     __slots__ = ()
 
 
 def canonical(index: Any, shape: Shape) -> Index | None:
-    """A basic index with nothing left out and everything in range; None for one with arrays in it.
+    """Converts a basic index for an array of that shape to canonical form; returns None if it contains arrays.
 
     Raises:
-        IndexingError: too many indices, one out of bounds, or one that cannot index.
-        ArgumentError, ArgumentTypeError: a slice with step 0, or of no integers.
+        IndexingError: there are too many indices or ellipses, an index is out of bounds, or an entry is not an index.
+        ArgumentError, ArgumentTypeError: a slice has step 0, or bounds that are not integers.
     """
     entries = index if isinstance(index, tuple) else (index,)
     out: list[Entry] = []
@@ -41,7 +41,7 @@ def canonical(index: Any, shape: Shape) -> Index | None:
                 size = shape[d]
                 if not -size <= entry < size:
                     if any(map(is_array, entries)):
-                        return None  # it is an index array of one, then
+                        return None  # Next to index arrays, an integer is an index array of one element.
                     raise _out_of_bounds(entry, d, size)
                 out.append(entry + size if entry < 0 else entry)
             d += 1
@@ -77,13 +77,14 @@ def canonical(index: Any, shape: Shape) -> Index | None:
 
 
 def has_ellipsis(index: Any) -> bool:
-    """Whether there is an ellipsis in an index: with one, NumPy never gives a scalar."""
+    """Whether an index contains an ellipsis; NumPy then never returns a scalar."""
     return any(e is Ellipsis for e in (index if isinstance(index, tuple) else (index,)))
 
 
 def is_array(entry: Any) -> bool:
-    """Whether an index entry is an array of indices or a mask. NumPy's integer scalars, and what stands for them here,
-    are not; its bools, and arrays of no dimensions, are.
+    """Whether an index entry is an index array or a mask.
+
+    NumPy's integer scalars, and 0-d tensors that represent scalars, are not; bools and 0-d arrays are.
     """
     if isinstance(entry, (list, tuple, range, bool, np.bool_, np.ndarray)):
         return True
@@ -117,7 +118,7 @@ def _out_of_bounds(index: int, dimension: int, size: int) -> IndexingError:
 
 
 def to_numpy(index: Sequence[Entry]) -> tuple[int | slice | None, ...]:
-    """Entries as NumPy indexes with them."""
+    """Converts entries in canonical form to an index for NumPy arrays."""
     out: list[int | slice | None] = []
     for entry in index:
         if type(entry) is tuple:
@@ -130,7 +131,7 @@ def to_numpy(index: Sequence[Entry]) -> tuple[int | slice | None, ...]:
 
 
 def region_of(index: Index) -> Region:
-    """Where the elements that an index selects come from."""
+    """Returns the region of the elements that an index selects."""
     lines, fixed, d = [], [], 0
     for entry in index:
         if entry is None:

@@ -1,8 +1,8 @@
-"""Which part of an array each device holds: `P`, `NamedSharding`, and the index arithmetic behind them.
+"""`NamedSharding` and the split rule: which part of an array each device holds, and the index arithmetic for it.
 
-Pure values: nothing here holds an array or asks a device anything. The split rule is one: a dimension of size n over k
-parts gives its first ``n % k`` parts ``n // k + 1`` elements and the rest ``n // k``; several mesh axes on one
-dimension split one after the other, major first.
+Everything here is a pure value: no arrays are held and no devices are accessed. There is one split rule: when a
+dimension of size n is split into k parts, the first ``n % k`` parts have ``n // k + 1`` elements and the others
+``n // k``. If several mesh axes split one dimension, they split it one after the other, major first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @functools.lru_cache(4096)
 def offsets(size: int, counts: tuple[int, ...]) -> Ints:
-    """Where the parts of a dimension begin, and its end: ``prod(counts) + 1`` non-decreasing numbers from 0 to
-    ``size``.
+    """Returns the offsets of the parts of a dimension, followed by its size.
+
+    The result has ``prod(counts) + 1`` non-decreasing integers from 0 to ``size``. ``counts`` are the sizes of the mesh
+    axes that split the dimension, major first.
 
     >>> offsets(10, (4,)).tolist(), offsets(10, (2, 2)).tolist()
     ([0, 3, 6, 8, 10], [0, 3, 5, 8, 10])
@@ -46,25 +48,24 @@ def offsets(size: int, counts: tuple[int, ...]) -> Ints:
     return bounds
 
 
-# -- specs -----------------------------------------------------------------------------------------
-
-
 # -- shardings -------------------------------------------------------------------------------------
 
 
 class NamedSharding:
-    """Where every element of an array lies: a mesh, and a spec that names the mesh axes splitting each dimension.
+    """The placement of an array's elements: a mesh, and a spec with the mesh axes that split each dimension.
 
-    Together with a shape it decides the index of every shard, and nothing else does. Sizes need not divide: see
-    `shardtensor.sharding.layout`. Devices along axes that the spec does not name hold the same elements.
+    A sharding and a shape determine the index of every shard; nothing else does. Sizes need not be divisible by the
+    number of parts: see `shardtensor.sharding.layout` for the split rule. The array is replicated along mesh axes that
+    the spec does not contain.
 
     Args:
         mesh: the devices.
-        spec: the `P` of the array's dimensions.
+        spec: the `P` with the mesh axes that split each dimension.
         memory_kind: ``"device"`` or ``"pinned_host"``; None is the same as ``"device"``.
 
     Raises:
-        ShardingError: the spec names an axis that the mesh does not have, or the memory kind is unknown.
+        ArgumentTypeError: ``mesh`` is not a Mesh, or ``spec`` not a `P`.
+        ShardingError: the spec contains an axis that the mesh does not have, or the memory kind is unknown.
 
     >>> mesh = st.make_mesh((4,), ("x",))
     >>> st.NamedSharding(mesh, st.P("x")).devices_indices_map((10,))[mesh.flat[0]]
@@ -89,16 +90,16 @@ class NamedSharding:
         self._hash = hash((mesh, spec, self.memory_kind))
 
     def with_spec(self, spec: PartitionSpec) -> NamedSharding:
-        """The same mesh and memory with another spec."""
+        """Returns the sharding with the same mesh and memory kind and another spec."""
         return NamedSharding(self.mesh, spec, memory_kind=self.memory_kind)
 
     def with_memory_kind(self, kind: str | None) -> NamedSharding:
-        """The same layout in another kind of memory."""
+        """Returns the sharding with the same mesh and spec and another memory kind."""
         return NamedSharding(self.mesh, self.spec, memory_kind=kind)
 
     @property
     def num_devices(self) -> int:
-        """How many devices hold a shard."""
+        """The number of devices that hold a shard."""
         return self.mesh.size
 
     @property
@@ -108,12 +109,12 @@ class NamedSharding:
 
     @property
     def addressable_devices(self) -> set[Device]:
-        """Those of them that this process owns."""
+        """The devices of the sharding that this process owns."""
         return set(self.mesh.local_devices)
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether this process owns all of them."""
+        """Whether this process owns all devices of the sharding."""
         return len(self.mesh.local_devices) == self.mesh.size
 
     @property
@@ -122,18 +123,18 @@ class NamedSharding:
         return all(self.mesh.shape[axis] == 1 for chain in self.spec.chains for axis in chain)
 
     def check_rank(self, ndim: int, caller: str) -> None:
-        """Raises ShardingError, which names ``caller``, if the spec has more dimensions than an array of ``ndim``."""
+        """Raises a ShardingError that names ``caller`` if the spec has more than ``ndim`` dimensions."""
         if len(self.spec) > ndim:
             raise ShardingError(
                 f"{caller}: {self.spec} has {len(self.spec)} dimensions and the array has {ndim}; give at most {ndim}"
             )
 
     def grid(self, shape: Shape) -> Grid:
-        """The shards of an array of that shape, as index arithmetic wants them."""
+        """Returns the `Grid` of the shards of an array of that shape."""
         return _grid(self, tuple(shape))
 
     def shard_shape(self, shape: Sequence[int]) -> Shape:
-        """The shape of a shard of an array of that shape; of the largest one, if they differ.
+        """Returns the shape of a shard of an array of that shape; if shards differ, the largest size in each dimension.
 
         >>> st.NamedSharding(st.make_mesh((4,), ("x",)), st.P("x")).shard_shape((10, 3))
         (3, 3)
@@ -142,13 +143,17 @@ class NamedSharding:
         return tuple(int(np.diff(bounds).max()) for bounds in grid.offsets)
 
     def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, tuple[slice, ...]]:
-        """For each device the index of its shard: ``x[index]`` is what it holds of ``x``."""
+        """Returns the index of each device's shard: the device holds ``x[index]`` of an array ``x`` of that shape."""
         grid = self.grid(_checked_shape(shape, "devices_indices_map"))
         return {device: grid.index(k) for k, device in enumerate(self.mesh.flat)}
 
     def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
-        """Whether both put the same elements on the same devices, in the same memory, for every shape of ``ndim``
-        dimensions.
+        """Whether both shardings place the same elements on the same devices, in memory of the same kind, for every
+        shape of ``ndim`` dimensions.
+
+        Raises:
+            ArgumentTypeError: ``other`` is not a NamedSharding.
+            ShardingError: a spec has more than ``ndim`` dimensions.
         """
         if not isinstance(other, NamedSharding):
             raise ArgumentTypeError(f"is_equivalent_to: other is a {type(other).__name__}; wanted a NamedSharding")
@@ -180,7 +185,7 @@ class NamedSharding:
 
 
 class SingleDeviceSharding(NamedSharding):
-    """The whole array on one device; equal to the `NamedSharding` that says the same.
+    """The sharding of an array on a single device; equal to the `NamedSharding` with the same placement.
 
     >>> st.SingleDeviceSharding(st.devices()[0]).shard_shape((10, 3))
     (10, 3)
@@ -201,7 +206,7 @@ def _rebuild(mesh: Mesh, spec: PartitionSpec, memory_kind: str) -> NamedSharding
 
 
 def _placement(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
-    """What a sharding means for every shape: how often each dimension is split, and who holds which part."""
+    """Returns the placement that holds for every shape: each dimension's split counts and each device's parts."""
     mesh = sharding.mesh
     chains = tuple(tuple(a for a in chain if mesh.shape[a] > 1) for chain in sharding.spec.chains_of(ndim))
     counts = tuple(tuple(mesh.shape[a] for a in chain) for chain in chains)
@@ -211,7 +216,7 @@ def _placement(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
 
 
 def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
-    """Which part of each dimension each device holds: shape (devices, dimensions)."""
+    """Returns the number of the part that each device holds in each dimension, of shape (devices, dimensions)."""
     coordinates = mesh.coordinates
     parts = np.zeros((mesh.size, len(chains)), np.int64)
     for dimension, chain in enumerate(chains):
@@ -232,10 +237,14 @@ def _checked_shape(shape: Sequence[int], caller: str) -> Shape:
 
 
 def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, caller: str) -> NamedSharding:
-    """The sharding that ``device=`` means for an array of ``ndim`` dimensions.
+    """Converts a ``device=`` argument to the sharding of an array of ``ndim`` dimensions.
 
-    A device holds it whole; a mesh splits its first dimension over all its axes, first one major (and replicates
-    0-d); a sharding is itself.
+    A device gives the sharding on that single device. A mesh gives the sharding that splits the first dimension over
+    all mesh axes, major first, and replicates 0-d arrays. A sharding is returned unchanged.
+
+    Raises:
+        ArgumentTypeError: ``where`` is none of these.
+        ShardingError: the spec has more than ``ndim`` dimensions, or the device is the host.
     """
     if isinstance(where, NamedSharding):
         where.check_rank(ndim, caller)
@@ -252,26 +261,27 @@ def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, caller: str) ->
 
 
 def on_existing_devices(sharding: NamedSharding, ndim: int) -> NamedSharding:
-    """A sharding that was pickled, for an array of ``ndim`` dimensions in this process: itself if its devices exist
-    here, else one over the default mesh.
+    """Returns the sharding for an unpickled array of ``ndim`` dimensions: the pickled sharding if its devices exist in
+    this process, else a sharding over the default mesh.
     """
     mesh = sharding.mesh
     try:
         backend_of_group(mesh.flat)
-    except (ArgumentError, BackendError) as error:  # the backend is not installed, cannot be used, or has fewer devices
+    except (ArgumentError, BackendError) as error:  # The backend is not installed, unusable, or has fewer devices.
         return _substitute(sharding, ndim, default_mesh(), str(error))
     return NamedSharding(mesh.on_known_devices(), sharding.spec, memory_kind=sharding.memory_kind)
 
 
 @functools.lru_cache(1024)
 def _substitute(sharding: NamedSharding, ndim: int, default: Mesh, reason: str) -> NamedSharding:
-    """The sharding over ``default`` that takes the place of one whose devices do not exist: with the same spec if
-    ``default`` has the axes that it names, else as ``device=default``. A single device becomes a single one. It is
-    logged once.
+    """Returns the sharding over ``default`` that replaces one whose devices do not exist.
+
+    It has the same spec if ``default`` has the axes in it, else it is the sharding of ``device=default``. A sharding on
+    a single device becomes one on a single device of ``default``. The cache makes each replacement log only once.
     """
     mesh, spec = sharding.mesh, sharding.spec
     where: Mesh | NamedSharding | Device = default
-    if mesh.size == 1:  # the tensors of a list stay apart
+    if mesh.size == 1:  # Tensors that were on different devices stay on different devices if possible.
         where = default.flat[mesh.flat[0].id % default.size]
     elif all(axis in default.shape for chain in spec.chains for axis in chain):
         where = NamedSharding(default, spec)
@@ -294,13 +304,12 @@ def _single(device: Device) -> NamedSharding:
 
 
 class Grid:
-    """An array cut along every dimension, and who holds which piece: what the planner and the interpreters calculate
-    with.
+    """The shards of an array as index arithmetic, for copy plans and interpreters.
 
     Attributes:
-        devices: the holders, in mesh order.
-        offsets: per dimension, where its parts begin, and its end.
-        parts: which part of each dimension each holder has; shape (holders, dimensions).
+        devices: the devices that hold a shard, in mesh order; the k-th is called holder k.
+        offsets: for each dimension, the offsets of its parts followed by its size.
+        parts: the number of each holder's part in each dimension, of shape (holders, dimensions).
     """
 
     __slots__ = ("_indices", "devices", "offsets", "parts")
@@ -320,34 +329,34 @@ class Grid:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Into how many parts each dimension is cut."""
+        """The number of parts of each dimension."""
         return tuple(len(bounds) - 1 for bounds in self.offsets)
 
     def box(self, k: int) -> tuple[tuple[int, int], ...]:
-        """Begin and end of holder ``k``'s shard in each dimension."""
+        """Returns begin and end of holder ``k``'s shard in each dimension."""
         return tuple((int(o[p]), int(o[p + 1])) for o, p in zip(self.offsets, self.parts[k], strict=True))
 
     def index(self, k: int) -> tuple[slice, ...]:
-        """The index of holder ``k``'s shard."""
+        """Returns the index of holder ``k``'s shard in the array."""
         return tuple(slice(begin, end) for begin, end in self.box(k))
 
     def shape(self, k: int) -> Shape:
-        """The shape of holder ``k``'s shard."""
+        """Returns the shape of holder ``k``'s shard."""
         return tuple(end - begin for begin, end in self.box(k))
 
     def linear_parts(self) -> Ints:
-        """The parts of each holder as one number, row-major: equal where holders have the same elements."""
+        """Returns each holder's parts as one row-major number; holders of the same elements have equal numbers."""
         numbers = np.zeros(len(self.devices), np.int64)
         for dimension, count in enumerate(self.counts):
             numbers = numbers * count + self.parts[:, dimension]
         return numbers
 
     def owners(self) -> list[int]:
-        """One holder of each distinct piece: the first in mesh order."""
+        """Returns one holder of each distinct shard, the first in mesh order."""
         return sorted(int(k) for k in np.unique(self.linear_parts(), return_index=True)[1])
 
     def same(self, other: Grid) -> bool:
-        """Whether both put the same elements on the same devices in the same order."""
+        """Whether both grids have the same devices in the same order with the same elements."""
         return self is other or (
             self.devices == other.devices
             and all(np.array_equal(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))

@@ -1,4 +1,4 @@
-"""`Mesh`: an N-dimensional grid of devices whose axes have names; and the default one."""
+"""`Mesh`, an N-dimensional grid of devices with named axes, and the default mesh."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from shardtensor.sharding.spec import Chain
 
 
 class Mesh:
-    """An N-dimensional grid of devices whose axes have names.
+    """An N-dimensional grid of devices with named axes.
 
     Args:
         devices: an array (or nested sequence) of distinct devices, in any number of dimensions.
-        axis_names: one name for each of its dimensions, all different; a single string names a single one.
+        axis_names: one name for each dimension of ``devices``, all different; a string is the name of a single axis.
 
     Attributes:
-        flat: the devices in mesh order (row-major): the order in which shards are counted and combined.
-        size: how many devices it has.
+        flat: the devices in mesh order (row-major), which is the order in which shards are numbered and combined.
+        size: the number of devices.
         axis_names: the names of the axes, in order.
 
     Raises:
-        ShardingError: the names do not fit the grid, a name or a device occurs twice, or the grid is empty.
+        ArgumentTypeError: an element of ``devices`` is not a `Device`, or ``axis_names`` is no name or sequence.
+        ShardingError: the number of names differs from the number of dimensions, a name or a device occurs twice, a
+            name is not a non-empty string, or the grid is empty.
 
-    Meshes with the same devices in the same grid under the same names are equal.
+    Meshes are equal if their devices, the shape of the grid and the axis names are.
 
     >>> mesh = st.Mesh(np.array(st.devices()[:4]).reshape(2, 2), ("x", "y"))
     >>> mesh.shape
@@ -75,7 +77,7 @@ class Mesh:
 
     @property
     def devices(self) -> npt.NDArray[Any]:
-        """The grid of devices, read-only."""
+        """The devices as a read-only NumPy array with one dimension for each axis."""
         grid = np.empty(len(self.flat), object)
         grid[:] = self.flat
         grid.flags.writeable = False
@@ -83,7 +85,7 @@ class Mesh:
 
     @property
     def shape(self) -> Mapping[str, int]:
-        """The size of each axis by its name, in order."""
+        """A mapping from the name of each axis to its size, in order."""
         return self._shape
 
     @property
@@ -93,12 +95,12 @@ class Mesh:
 
     @property
     def local_devices(self) -> list[Device]:
-        """Its devices that this process owns."""
+        """The devices of the mesh that this process owns."""
         return [d for d in self.flat if d.process_index == plugins.process_index()]
 
     @property
     def coordinates(self) -> npt.NDArray[np.int64]:
-        """Where each device stands: an array of shape (size, number of axes), devices in mesh order."""
+        """The index of each device along each axis: an array of shape (size, number of axes), in mesh order."""
         return np.indices(self._grid).reshape(len(self._grid), self.size).T
 
     def __eq__(self, other: object) -> bool:
@@ -112,7 +114,7 @@ class Mesh:
         return self._hash
 
     def on_known_devices(self) -> Mesh:
-        """The same mesh of this process's own device objects, where it is one that was pickled elsewhere."""
+        """Returns an equal mesh whose devices are this process's own `Device` objects; used for unpickled meshes."""
         grid = np.empty(self.size, object)
         grid[:] = plugins.known(self.flat)
         return Mesh(grid.reshape(self._grid), self.axis_names)
@@ -148,7 +150,7 @@ def _device_grid(devices: Any) -> npt.NDArray[Any]:
 
 
 def _span(devices: Sequence[Device]) -> str:
-    """``cpu:0..7`` for a run of devices, else the first few by name."""
+    """Returns ``cpu:0..7`` for devices with consecutive ids, else the names of the first four."""
     first = devices[0]
     run = [Device(first.backend, first.id + i, d.process_index, d.kind) for i, d in enumerate(devices)]
     if len(devices) > 2 and run == list(devices):
@@ -157,16 +159,18 @@ def _span(devices: Sequence[Device]) -> str:
 
 
 def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: Sequence[Device] | None = None) -> Mesh:
-    """A mesh of the given sizes over the first devices there are.
+    """Creates a mesh of the given sizes over the first available devices.
 
     Args:
-        axis_sizes: the size of each axis; -1, at most once, stands for what is left.
+        axis_sizes: the size of each axis; one size may be -1 and is then computed from the number of devices.
         axis_names: the name of each axis.
-        devices: where to take them from, in order; without it, the default backend's, so that neighbours along the
-            last axis reach one another as fast as can be (GPUs that are peers).
+        devices: the devices to use, in order; default: those of the default backend, ordered so that neighbours along
+            the last axis have the fastest links (GPUs that are peers).
 
     Raises:
-        ShardingError: there are fewer devices than the sizes ask for, or sizes and names do not fit each other.
+        ArgumentTypeError: a size is not an integer.
+        ShardingError: the sizes need more devices than there are, a size is not positive, -1 does not give an integral
+            size, or the numbers of sizes and names differ.
 
     >>> st.make_mesh((2, 2), ("data", "model")).axis_sizes
     (2, 2)
@@ -203,10 +207,10 @@ _mesh: ContextVar[Mesh | None] = ContextVar("shardtensor_mesh", default=None)
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
-    """Makes ``mesh`` the default one inside the ``with`` block, in this thread.
+    """Makes ``mesh`` the default mesh of this thread inside the ``with`` block.
 
-    What is created without ``device=`` lies on it, its first dimension split over all the mesh's axes. Maps without
-    ``devices=`` run on it; inside of a mapped function, the devices that the call owns are the default mesh.
+    Arrays that are created without ``device=`` are placed on it, with their first dimension split over all of its axes.
+    Maps without ``devices=`` run on it. Inside a mapped function, the devices that the call owns form the default mesh.
 
     >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
     ...     st.zeros((4, 3)).sharding.spec
@@ -222,13 +226,15 @@ def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
 
 
 def settle_on(mesh: Mesh) -> None:
-    """Makes ``mesh`` the default one for the rest of this context."""
+    """Makes ``mesh`` the default mesh for the rest of the current context (see `contextvars`)."""
     _mesh.set(mesh)
 
 
 def default_mesh() -> Mesh:
-    """The mesh of what is created without ``device=``: that of `use_mesh`, inside of a mapped function the devices that
-    the call owns, else all of the default backend's devices, axis ``d``.
+    """Returns the default mesh, on which arrays without ``device=`` are created.
+
+    It is the mesh of the innermost `use_mesh`; inside a mapped function, the devices that the call owns; else all
+    devices of the default backend along the axis ``d``.
     """
     return _mesh.get() or _all_devices(plugins.default_backend())
 
@@ -240,14 +246,16 @@ def _all_devices(backend: Backend) -> Mesh:
 
 @functools.lru_cache(8192)
 def mesh_of(devices: tuple[Device, ...]) -> Mesh:
-    """The mesh of these devices in one row, axis ``d``."""
+    """Returns the one-dimensional mesh of these devices, with the axis ``d``."""
     return Mesh(devices, ("d",))
 
 
 @functools.lru_cache(1024)
 def shares(devices: tuple[Device, ...], count: int) -> tuple[Mesh, ...]:
-    """The devices shared out to ``count`` calls, as many as there are devices at most. Call k owns every ``count``-th
-    device from the k-th one on, so that calls that use one device each run on the first devices.
+    """Distributes the devices over ``count`` calls, at most one call for each device.
+
+    Call k owns every ``count``-th device from the k-th one on, so that calls that use one device each run on the first
+    ``count`` devices.
 
     >>> from shardtensor.sharding.mesh import shares
     >>> shares(tuple(st.devices()[:5]), 2)
@@ -257,8 +265,9 @@ def shares(devices: tuple[Device, ...], count: int) -> tuple[Mesh, ...]:
 
 
 def submesh(mesh: Mesh, positions: Sequence[int], axes: Sequence[str]) -> Mesh:
-    """The devices of a mesh at those positions, which differ along ``axes`` alone, as a mesh of those axes; without
-    axes, a single one in a row.
+    """Returns the devices of a mesh at the given positions, which differ only along ``axes``, as a mesh of these axes.
+
+    Without axes, the result is the mesh of the single device along the axis ``d``.
     """
     row = tuple([mesh.flat[k] for k in positions])
     return _submesh(row, tuple([mesh.shape[name] for name in axes]), tuple(axes)) if axes else mesh_of(row)
@@ -272,7 +281,7 @@ def _submesh(row: tuple[Device, ...], sizes: tuple[int, ...], axes: tuple[str, .
 
 
 def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
-    """The positions of the devices that differ in those mesh axes alone, each group in mesh order.
+    """Returns the positions of the devices in groups that differ only along the given mesh axes, each in mesh order.
 
     >>> from shardtensor.sharding.mesh import groups_along
     >>> groups_along(st.make_mesh((2, 2), ("x", "y")), ("x",))
@@ -287,8 +296,9 @@ def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
 
 @functools.lru_cache(1024)
 def places_along(mesh: Mesh, axes: Chain) -> tuple[tuple[tuple[int, ...], Mesh], ...]:
-    """For each group of devices that differ in those mesh axes alone, its positions, and it as a mesh of these axes;
-    without axes, each device by itself. In mesh order of the other axes.
+    """Returns the positions of each group of devices that differ only along the given mesh axes, and its submesh.
+
+    The groups are in mesh order of the other axes. Without axes, each device is a group.
     """
     groups = groups_along(mesh, axes) if axes else [[k] for k in range(mesh.size)]
     return tuple([(tuple(group), submesh(mesh, group, axes)) for group in groups])

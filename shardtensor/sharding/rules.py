@@ -1,18 +1,17 @@
-"""The rule language, and `propagate`: from how operands are split to how an operator's result is.
+"""The rule language for sharding propagation, and `propagate`, which derives a result's sharding from its operands'.
 
-A rule names every dimension of every operand and of the result, einsum fashion::
+A rule gives a name to every dimension of every operand and of the result, as in einsum::
 
     ... -> ...                         exp                   a name on both sides may stay split
-    d0 d1 -> d1                        sum(axis=0)           a name that vanishes leaves a combination owed
+    d0 d1 -> d1                        sum(axis=0)           a split name without a result dimension: partial results
     d0 d1 -> 1 d1                      sum(axis=0, keepdims=True)
     ... i k, ... k j -> ... i j        matmul
-    d0 d1! -> d0 d1!                   sort(axis=1)          ``!`` must be whole
-    ... -> new0 ...                    broadcast_to          a name of the result alone is whole
+    d0 d1! -> d0 d1!                   sort(axis=1)          ``!``: must not be split
+    ... -> new0 ...                    broadcast_to          a name only in the result is not split
 
-``...`` stands for the dimensions that are not named, aligned from the right, and broadcasts; ``1`` is a new dimension
-of size 1.
-Everything here is pure: names and numbers, no arrays. `propagate` thinks of one mesh axis at a time, which an axis
-of any mesh can follow: it splits one name at most, in every operand that has that name.
+``...`` represents all unnamed dimensions, aligned from the right, and broadcasts; ``1`` is a new dimension of size 1.
+All functions here are pure: they take names and integers, not arrays. `propagate` treats each mesh axis separately: an
+axis splits at most one name, in every operand that has this name.
 """
 
 from __future__ import annotations
@@ -32,8 +31,13 @@ Chains = tuple[Chain, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A parsed rule, its ``...`` written out: the name of every dimension, and the names that must be whole; and the
-    operands' names, for errors.
+    """A parsed rule with ``...`` expanded to one name for each dimension.
+
+    Attributes:
+        operands: the names of each operand's dimensions.
+        result: the names of the result's dimensions.
+        whole: the names of dimensions that must not be split.
+        names: the names of the operands, for error messages.
     """
 
     operands: tuple[tuple[str, ...], ...]
@@ -44,10 +48,15 @@ class Rule:
 
 @functools.lru_cache(4096)
 def parse(text: str, ndims: tuple[int, ...], names: tuple[str, ...] = ()) -> Rule:
-    """The rule for operands with these numbers of dimensions, and with these names.
+    """Parses a rule for operands of the given numbers of dimensions.
+
+    Args:
+        text: the rule.
+        ndims: the number of dimensions of each operand.
+        names: the names of the operands in error messages; default: ``operand 0`` and so on.
 
     Raises:
-        ShapeError: an operand has too few dimensions for the rule, or too many; the message names it.
+        ShapeError: an operand has too few or too many dimensions for the rule; the message names the operand.
     """
     names = names or tuple(f"operand {i}" for i in range(len(ndims)))
     left, _, right = text.partition("->")
@@ -76,13 +85,14 @@ def _write_out(term: Sequence[str], rest: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Propagated:
-    """How an operator lays itself out.
+    """The shardings of an operator's operands and result, as derived by `propagate`.
 
     Attributes:
-        operands: the chains that each operand must have.
-        result: the chains of the result.
-        shape: the result's shape; names of the result alone count as size 0 here, since only the operator knows them.
-        owed: the mesh axes along which the devices' results are parts of the true one.
+        operands: the mesh axes that must split each dimension of each operand.
+        result: the mesh axes that split each dimension of the result.
+        shape: the shape of the result; names that occur only in the result have size 0, since only the operator knows
+            their size.
+        owed: the mesh axes along which the devices hold partial results, which are yet to be combined.
     """
 
     operands: tuple[Chains, ...]
@@ -100,23 +110,23 @@ def propagate(
     *,
     combines: bool,
 ) -> Propagated:
-    """Chooses for each name the mesh axes that split it, so that what would cost most to move stays where it is.
+    """Chooses the mesh axes that split each name, so that the operands that are most expensive to move stay in place.
 
-    Operands speak in order of decreasing weight, on a tie from left to right; an axis that a heavier one has used is
-    not given away again. An axis that would split a name that must be whole splits another dimension of the result
-    instead, the largest free one (an all-to-all rather than a gather), if there is one.
+    Operands are considered in order of decreasing weight, and from left to right if weights are equal; a mesh axis that
+    one operand has used is not available to later ones. If an axis splits a name that must not be split, it splits the
+    largest unsplit dimension of the result instead (an all-to-all rather than an all-gather), if there is one.
 
     Args:
         rule: from `parse`.
-        shapes: of the operands.
-        layouts: how each operand is split now, or None where that does not count (scalars, host arrays, tensors
-            elsewhere).
-        weights: what each operand costs to move, in bytes.
-        axis_sizes: the mesh.
-        combines: whether the operator has a monoid; without one, names that vanish must be whole.
+        shapes: the shapes of the operands.
+        layouts: the mesh axes that split each dimension of each operand now, or None for operands whose sharding is
+            ignored (scalars, host arrays, tensors on other devices).
+        weights: the cost of moving each operand, in bytes.
+        axis_sizes: the size of each mesh axis.
+        combines: whether the operator has a monoid; without one, names that the result lacks must not be split.
 
     Raises:
-        ShapeError: sizes under one name do not fit each other.
+        ShapeError: dimensions of one name have different sizes.
     """
     sizes = name_sizes(rule, shapes)
     whole = set(rule.whole)
@@ -156,10 +166,10 @@ def propagate(
 
 
 def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:
-    """The size of every name. Names of ``...`` broadcast (1 gives way), others must agree.
+    """Returns the size of every name. Dimensions of ``...`` broadcast from size 1; others must have equal sizes.
 
     Raises:
-        ShapeError: they do not; the message gives both sizes and where they stand.
+        ShapeError: sizes differ; the message gives both sizes, their operands and their dimensions.
     """
     sizes: dict[str, int] = {}
     origin: dict[str, tuple[int, int]] = {}
@@ -182,17 +192,17 @@ def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:
 
 
 def normalize_axis(axis: Any, ndim: int) -> int:
-    """One axis as a number from 0.
+    """Converts an axis, which may be negative, to a number from 0 to ``ndim - 1``.
 
     Raises:
-        ArgumentTypeError: it is not an integer; None, bools and tuples are none.
-        AxisError: there is no such axis.
+        ArgumentTypeError: the axis is not an integer; None, bools and tuples are not accepted.
+        AxisError: the axis is out of range.
     """
     try:
         number = operator.index(axis)
     except TypeError:
         raise ArgumentTypeError(f"axis {axis!r} is a {type(axis).__name__}; wanted an integer") from None
-    if isinstance(axis, bool):  # an integer to Python; NumPy refuses it, too
+    if isinstance(axis, bool):  # A bool is an integer in Python, but NumPy rejects it as an axis, too.
         raise ArgumentTypeError(f"axis {axis!r} is a bool; wanted an integer")
     if not -ndim <= number < ndim:
         raise AxisError(f"axis {number} is out of range for {ndim} dimensions; wanted {-ndim} to {ndim - 1}")
@@ -200,11 +210,11 @@ def normalize_axis(axis: Any, ndim: int) -> int:
 
 
 def normalize_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    """One axis or several as numbers from 0, in the given order.
+    """Converts one axis or several to numbers from 0 to ``ndim - 1``, in the given order.
 
     Raises:
         ArgumentTypeError: an axis is not an integer.
-        AxisError: there is no such axis, or it occurs twice.
+        AxisError: an axis is out of range or occurs twice.
     """
     given = axis if isinstance(axis, (tuple, list)) else (axis,)
     axes = tuple([normalize_axis(a, ndim) for a in given])
@@ -215,7 +225,7 @@ def normalize_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def reduced_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """The same where None means all axes."""
+    """Like `normalize_axes`, and None gives all axes."""
     return tuple(range(ndim)) if axis is None else normalize_axes(axis, ndim)
 
 
@@ -223,7 +233,7 @@ def reduced_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]
 
 
 def arg_extremum(shapes: Sequence[Shape], *, axis: int | None = None, keepdims: bool = False) -> str:
-    """The rule of a position in one dimension, or in all of them flattened."""
+    """Returns the rule of argmax and argmin along one axis, or over all elements if ``axis`` is None."""
     if axis is not None:
         normalize_axis(axis, len(shapes[0]))
     return extremum(shapes, axis=axis, keepdims=keepdims)
@@ -232,7 +242,7 @@ def arg_extremum(shapes: Sequence[Shape], *, axis: int | None = None, keepdims: 
 def reduction(
     shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any
 ) -> str:
-    """The rule of a reduction: ``d0 d1 -> d1``, or ``d0 d1 -> 1 d1`` with ``keepdims``."""
+    """Returns the rule of a reduction: ``d0 d1 -> d1``, or ``d0 d1 -> 1 d1`` with ``keepdims``."""
     ndim = len(shapes[0])
     gone = reduced_axes(axis, ndim)
     names = [f"d{i}" for i in range(ndim)]
@@ -243,7 +253,11 @@ def reduction(
 def extremum(
     shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **params: Any
 ) -> str:
-    """The rule of a reduction that is not defined for no elements."""
+    """Returns the rule of a reduction that is undefined for zero elements.
+
+    Raises:
+        ShapeError: the array has size 0 along a reduced axis.
+    """
     shape = shapes[0]
     if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
         raise ShapeError(

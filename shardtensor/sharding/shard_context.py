@@ -1,4 +1,4 @@
-"""The position of a shard within its array, which kernels and monoids receive."""
+"""`Place`: the boxes of the shards that a kernel or monoid works on, which it receives as an argument."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a piece of work stands in the whole.
+    """The boxes of one device's shards within the result and the operands of an operator.
 
     Attributes:
-        box: begin and end of this device's part of the result, per dimension.
-        boxes: the same of each operand.
-        shape: the result's whole shape.
-        shapes: the operands' whole shapes.
-        dtype: the result's dtype.
+        box: begin and end of this device's shard of the result in each dimension.
+        boxes: the same for each operand.
+        shape: the global shape of the result.
+        shapes: the global shapes of the operands.
+        dtype: the dtype of the result.
     """
 
     box: Box
@@ -31,11 +31,11 @@ class Place:
 
     @classmethod
     def everywhere(cls, shape: Shape, shapes: Sequence[Shape], dtype: Any) -> Place:
-        """The place of work on whole arrays."""
+        """Returns the context of a computation on unsplit arrays."""
         boxes = tuple([tuple([(0, n) for n in s]) for s in shapes])
         return cls(tuple([(0, n) for n in shape]), boxes, shape, tuple(shapes), dtype)
 
     @property
     def local_shape(self) -> Shape:
-        """The shape of this device's part of the result."""
+        """The shape of this device's shard of the result."""
         return tuple(end - begin for begin, end in self.box)

@@ -1,4 +1,4 @@
-"""Partition specs: which mesh axes split each dimension of an array."""
+"""`PartitionSpec`: the mesh axes that split each dimension of an array."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Chain: TypeAlias = tuple[str, ...]
 
 
 class PartitionSpec:
-    """Which mesh axes split each dimension of an array; `P` for short.
+    """The mesh axes that split each dimension of an array; `P` is short for it.
 
     Args:
-        parts: for each dimension None (whole), the name of a mesh axis, or a tuple of names, major first.
-            Dimensions that are not given are whole.
+        parts: for each dimension None (not split), the name of a mesh axis, or a tuple of names, major first.
+            Dimensions without a part are not split.
 
     Raises:
-        ArgumentTypeError: a part is something else.
+        ArgumentTypeError: a part is anything else.
         ShardingError: an axis occurs twice.
 
-    Specs that say the same are equal: trailing None do not count, nor does the tuple around a single name.
+    Specs that split alike are equal: a trailing None is ignored, and so is the tuple around a single name.
 
     >>> st.P("x", None) == st.P("x") == st.P(("x",))
     True
@@ -42,7 +42,7 @@ class PartitionSpec:
         self._hash = hash(self.chains)
 
     def chains_of(self, ndim: int) -> tuple[Chain, ...]:
-        """The axes that split each of ``ndim`` dimensions."""
+        """Returns the mesh axes that split each of ``ndim`` dimensions."""
         return self.chains + ((),) * (ndim - len(self.chains))
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""Windows: what NumPy's views see of an array, as arithmetic on indices. No arrays are touched here.
+"""View specs: NumPy's view semantics as arithmetic on indices, without arrays.
 
-A window is a chain of boxes over an array in row-major order. A box takes along each dimension one index, or a run of
-them with a step, and gives the dimensions that are left in any order; between two boxes the elements are given another
-shape. Indexing, transposition, flip, squeeze and their like compose into one box. The strides that the window would
-have in NumPy (in elements) are kept along, because they decide whether a reshape is a view or a copy.
+A view spec is a chain of box indices over an array in row-major order. A box index selects one index or a range with a
+step along each dimension and permutes the remaining dimensions; between two box indices, the elements are reshaped.
+Indexing, transposition, flip, squeeze and similar operations compose into one box index. A view spec also has the
+strides (in elements) that the view would have in NumPy, because they decide whether a reshape is a view or a copy.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shardtensor.sharding.index import Entry, Index, Span, to_numpy
 from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.spec import Chain
 
-# -- boxes -----------------------------------------------------------------------------------------
+# -- box indices -----------------------------------------------------------------------------------
 
 
 class BoxIndex:
-    """One index or run of each dimension of an array; the runs, in some order, are the dimensions of the result.
+    """An integer index or a slice of each dimension of an array; the sliced dimensions form the result, in any order.
 
     Attributes:
         over: the shape of the array.
-        entries: one for each of its dimensions: an index, or a run.
-        order: for each dimension of the result the dimension that it walks; None for a new one, of size 1.
-        shape: of the result.
+        entries: an integer index or a `Span` for each dimension of the array.
+        order: for each dimension of the result its dimension in the array; None for a new dimension of size 1.
+        shape: the shape of the result.
     """
 
     __slots__ = ("entries", "order", "over", "shape")
@@ -56,7 +56,7 @@ class BoxIndex:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the array as it stands."""
+        """Whether it selects the whole array with its dimensions in order."""
         return self.shape == self.over and self.order == tuple(range(len(self.over))) and self._unmoved
 
     @property
@@ -64,7 +64,7 @@ class BoxIndex:
         return all(e == (0, n, 1) for e, n in zip(self.entries, self.over, strict=True))
 
     def at(self, index: Index) -> BoxIndex:
-        """What an index takes of this box."""
+        """Returns the box index that applies ``index`` to the result of this one."""
         entries, shape = list(self.entries), []
         order: list[int | None] = []
         walked = iter(self.order)
@@ -88,33 +88,33 @@ class BoxIndex:
         return BoxIndex(self.over, tuple(entries), tuple(order), tuple(shape))
 
     def permuted(self, axes: tuple[int, ...]) -> BoxIndex:
-        """With its dimensions in the order ``axes``."""
+        """Returns the box index with the dimensions of the result permuted to the order ``axes``."""
         return BoxIndex(
             self.over, self.entries, tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes])
         )
 
     @property
     def in_order(self) -> bool:
-        """Whether the result's dimensions walk the array's in their own order."""
+        """Whether the dimensions of the result are in the order of the array's dimensions."""
         walked = [d for d in self.order if d is not None]
         return walked == sorted(walked)
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """How the dimensions that the entries leave must be permuted."""
+        """The permutation of the sliced dimensions, as an argument of ``permute_dims``."""
         walked = [d for d in self.order if d is not None]
         left = sorted(walked)
         return tuple([left.index(d) for d in walked])
 
     @property
     def new(self) -> Index:
-        """The index that then adds the new dimensions."""
+        """The index that inserts the new dimensions after the permutation."""
         sizes = zip(self.order, self.shape, strict=True)
         return Index([None if d is None else (0, n, 1) for d, n in sizes])
 
     @property
     def index(self) -> Index:
-        """Entries and new dimensions as one index, if they are in order."""
+        """The entries and the new dimensions as one index; valid only if `in_order` is true."""
         out: list[Entry] = []
         at = 0
         for d in self.order:
@@ -126,43 +126,43 @@ class BoxIndex:
         return Index((*out, *self.entries[at:]))
 
     def of(self, backend: Backend, array: Any) -> Any:
-        """The box of an array of a backend: a view, of no dimensions where only one element is left."""
-        if len(self.order) == len(self.over) and self.order == tuple(range(len(self.over))):  # runs alone, in order
+        """Applies the box index to an array of a backend; the result is a view, 0-d if all entries are integers."""
+        if len(self.order) == len(self.over) and self.order == tuple(range(len(self.over))):  # only slices, in order
             return array if self._unmoved and self.shape == self.over else backend.view(array, to_numpy(self.entries))
         if self.in_order:
             return backend.view(array, (*to_numpy(self.index), Ellipsis))
         return self.arranged(backend.xp, backend.view(array, (*to_numpy(self.entries), Ellipsis)))
 
     def arranged(self, xp: Any, taken: Any) -> Any:
-        """What the entries took of an array, with its dimensions in the box's order."""
+        """Permutes ``taken``, the array at `entries`, to the order of the result and inserts the new dimensions."""
         taken = xp.permute_dims(taken, self.axes)
         return taken[to_numpy(self.new)] if None in self.order else taken
 
 
 @functools.lru_cache(4096)
 def whole_box(shape: Shape) -> BoxIndex:
-    """The box that takes all."""
+    """Returns the box index that selects all of an array of that shape."""
     return BoxIndex(shape, tuple([(0, n, 1) for n in shape]), tuple(range(len(shape))), shape)
 
 
 def box_of(index: Index, shape: Shape) -> BoxIndex:
-    """What an index takes of an array of that shape."""
+    """Returns the box index of an index into an array of that shape."""
     return whole_box(shape).at(index)
 
 
-# -- windows ---------------------------------------------------------------------------------------
+# -- view specs ------------------------------------------------------------------------------------
 
 
 class ViewSpec:
-    """What a view sees of an array in row-major order.
+    """The mapping from the elements of a view to those of its base array, which is in row-major order.
 
     Attributes:
-        boxes: the chain, from the array to the view.
-        shape: of the view.
-        strides, offset: the view's place in the array, in elements, as NumPy counts them.
-        chains: the mesh axes that split each dimension.
-        part: ``"real"`` or ``"imag"`` where it sees a part of complex numbers.
-        scalar: whether it is one element that NumPy would give as a scalar: a copy.
+        boxes: the chain of box indices from the base array to the view.
+        shape: the shape of the view.
+        strides, offset: NumPy's strides of the view and its offset in the base array, in elements.
+        chains: the mesh axes that split each dimension of the view.
+        part: ``"real"`` or ``"imag"`` for a view of one part of complex numbers, else None.
+        scalar: whether it is one element that NumPy would return as a scalar, which is a copy.
     """
 
     __slots__ = ("boxes", "chains", "offset", "part", "scalar", "shape", "strides")
@@ -181,25 +181,25 @@ class ViewSpec:
 
     @property
     def size(self) -> int:
-        """How many elements it sees."""
+        """The number of elements of the view."""
         return math.prod(self.shape)
 
     @property
     def stretch(self) -> tuple[int, int]:
-        """From where to where in the array its elements are."""
+        """Begin and end of the extent of the view in the flattened base array."""
         ends = [s * (n - 1) for s, n in zip(self.strides, self.shape, strict=True)]
         return self.offset + sum(min(e, 0) for e in ends), self.offset + sum(max(e, 0) for e in ends) + 1
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """Where in the flattened array each of its elements is."""
+        """The index of each element of the view in the flattened base array, in the shape of the view."""
         flat = np.full(self.shape, self.offset, np.int64)
         for d, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
             flat += (np.arange(n) * stride).reshape((n,) + (1,) * (len(self.shape) - d - 1))
         return flat
 
     def at(self, index: Index, scalar: bool = False) -> ViewSpec:
-        """What an index takes of it."""
+        """Returns the view spec of an index into this view."""
         strides, offset, w = [], self.offset, 0
         chains: list[Chain] = []
         for entry in index:
@@ -220,13 +220,13 @@ class ViewSpec:
         return ViewSpec(boxes, tuple(strides), offset, tuple(chains), self.part, scalar)
 
     def permuted(self, axes: tuple[int, ...]) -> ViewSpec:
-        """With its dimensions in the order ``axes``."""
+        """Returns the view spec with the dimensions of the view permuted to the order ``axes``."""
         boxes = (*self.boxes[:-1], self.boxes[-1].permuted(axes))
         strides, chains = tuple([self.strides[a] for a in axes]), tuple([self.chains[a] for a in axes])
         return ViewSpec(boxes, strides, self.offset, chains, self.part)
 
     def reshaped(self, shape: Shape) -> ViewSpec | None:
-        """In another shape; None where NumPy would have to copy."""
+        """Returns the view spec of this view in another shape; None if NumPy's reshape would copy."""
         if self.size == 1:
             return self._one(shape)
         strides = reshaped_strides(self.shape, self.strides, shape)
@@ -237,13 +237,13 @@ class ViewSpec:
 
     @property
     def turns(self) -> bool:
-        """Whether it walks a dimension backwards."""
+        """Whether a slice of the view has a negative step."""
         entries = [e for box in self.boxes for e in box.entries]
         return any(type(e) is tuple and e[2] < 0 for e in entries)
 
     @property
     def place(self) -> Index:
-        """Where in the array its first element is."""
+        """The index of the view's first element in the base array."""
         where, rest = [], self.offset
         for n in reversed(self.boxes[0].over):
             rest, i = divmod(rest, n)
@@ -251,23 +251,26 @@ class ViewSpec:
         return Index(reversed(where))
 
     def _one(self, shape: Shape) -> ViewSpec:
-        """The one element that it sees, in a shape of ones."""
+        """Returns the view spec of the single element of this view, in a shape of ones."""
         box = BoxIndex(self.boxes[0].over, tuple(self.place), (None,) * len(shape), shape)  # type: ignore[arg-type]
         return ViewSpec((box,), (0,) * len(shape), self.offset, ((),) * len(shape), self.part)
 
     def only(self, part: str | None) -> ViewSpec:
-        """The real or imaginary part of what it would see."""
+        """Returns this view spec restricted to the real or imaginary part; ``part`` None gives whole elements."""
         return ViewSpec(self.boxes, self.strides, self.offset, self.chains, part)
 
     def of(self, backend: Backend, array: Any) -> Any:
-        """The window on an array: a view of it, if the array is in row-major order or the chain has one box."""
+        """Applies the view spec to an array of a backend.
+
+        The result is a view if the array is in row-major order or the chain has only one box index.
+        """
         array = self.boxes[0].of(backend, array)
         for box in self.boxes[1:]:
             array = box.of(backend, backend.xp.reshape(array, box.over))
         return getattr(array, self.part) if self.part else array
 
     def same(self, other: ViewSpec) -> bool:
-        """Whether both see the same elements in the same order."""
+        """Whether both view specs have the same shape and map to the same elements in the same order."""
         mine = (self.shape, self.offset, self.part, _walked(self))
         return mine == (other.shape, other.offset, other.part, _walked(other))
 
@@ -278,14 +281,16 @@ def _walked(window: ViewSpec) -> list[int]:
 
 @functools.lru_cache(4096)
 def whole_window(shape: Shape, chains: tuple[Chain, ...]) -> ViewSpec:
-    """The window that sees all of an array of that shape, split along those mesh axes."""
+    """Returns the view spec of all elements of an array of that shape, split along the given mesh axes."""
     strides = tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
     return ViewSpec((whole_box(shape),), strides, 0, chains)
 
 
 def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
-    """Which dimensions become which: runs of old and new dimensions with equal products, as short as can be.
-    Dimensions of size 1 belong to none. Where there is no element, all become all.
+    """Returns the groups of dimensions that a reshape merges or splits.
+
+    A group is a run of old and a run of new dimensions with equal products, both as short as possible. Dimensions of
+    size 1 belong to no group. If the array has no elements, all dimensions form one group.
     """
     if 0 in old:
         return [([*range(len(old))], [*range(len(new))])]
@@ -307,7 +312,7 @@ def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
 
 @functools.lru_cache(4096)
 def reshaped_strides(old: Shape, strides: tuple[int, ...], new: Shape) -> tuple[int, ...] | None:
-    """The strides of an array in another shape; None where its elements do not lie so that there are any."""
+    """Returns the strides of an array after a reshape; None if no strides describe it and NumPy would copy."""
     out = [0] * len(new)
     for left, right in reshape_groups(old, new):
         for a, b in itertools.pairwise(left):
@@ -322,7 +327,11 @@ def reshaped_strides(old: Shape, strides: tuple[int, ...], new: Shape) -> tuple[
 
 @functools.lru_cache(4096)
 def reshaped_chains(old: Shape, new: Shape, chains: tuple[Chain, ...]) -> tuple[tuple[Chain, ...], tuple[Chain, ...]]:
-    """What splits the dimensions before and after a reshape: those that merge or part have their split at the first."""
+    """Returns the mesh axes that split each dimension before and after a reshape without transfers.
+
+    In each group of merged or split dimensions (see `reshape_groups`), all mesh axes of the group split the first
+    dimension.
+    """
     before: list[Chain] = [()] * len(old)
     after: list[Chain] = [()] * len(new)
     for left, right in reshape_groups(old, new):
@@ -334,16 +343,16 @@ def reshaped_chains(old: Shape, new: Shape, chains: tuple[Chain, ...]) -> tuple[
     return tuple(before), tuple(after)
 
 
-# -- windows on shards -----------------------------------------------------------------------------
+# -- views of shards -------------------------------------------------------------------------------
 
 
 class ShardedBox:
-    """What a window sees of a sharded array, each device with the part of it that it has already.
+    """The parts of a view of a sharded array that the devices hold already.
 
     Attributes:
-        grid: the window's shape, cut where the array is, on those devices that have a part of it (or an empty one).
-        positions: where these devices stand in the array's own grid.
-        boxes: for each of them, the box within its shard, in the last shape of the window's chain.
+        grid: the grid of the view's shape, split where the array is, on the devices that hold a part (possibly empty).
+        positions: the positions of these devices in the array's own grid.
+        boxes: for each of these devices, the box index within its shard, in the last shape of the view spec's chain.
     """
 
     __slots__ = ("boxes", "grid", "positions")
@@ -355,7 +364,10 @@ class ShardedBox:
 
 
 def located(grid: Grid, boxes: Sequence[BoxIndex]) -> ShardedBox | None:
-    """The part of a window that lies in each shard; None where that is no box of the window's last shape."""
+    """Returns the part of a view in each shard; None if a part is not a box of the view spec's last shape.
+
+    ``grid`` has the shards of the array, and ``boxes`` is the chain of the view spec.
+    """
     for earlier, later in itertools.pairwise(boxes):
         if not earlier.is_whole:
             return None
@@ -367,7 +379,7 @@ def located(grid: Grid, boxes: Sequence[BoxIndex]) -> ShardedBox | None:
 
 
 def aligned(grid: Grid, box: BoxIndex) -> ShardedBox:
-    """The part of a box that lies in each shard."""
+    """Returns the part of a box index in each shard."""
     here = np.ones(len(grid.devices), bool)
     for d, entry in enumerate(box.entries):
         if isinstance(entry, int):
@@ -383,7 +395,7 @@ def aligned(grid: Grid, box: BoxIndex) -> ShardedBox:
         offsets, parts = grid.offsets[walked], grid.parts[positions, walked]
         if step > 0:
             cuts = -((start - offsets) // step)
-        else:  # the walk goes down: it meets the parts in reverse order
+        else:  # A negative step traverses the parts in reverse order.
             cuts = ((start - offsets) // -step + 1)[::-1]
             parts = len(offsets) - 2 - parts
         cuts = np.clip(cuts, 0, count)
@@ -396,7 +408,7 @@ def aligned(grid: Grid, box: BoxIndex) -> ShardedBox:
 
 
 def _local(grid: Grid, box: BoxIndex, mine: Grid, n: int, k: int) -> BoxIndex:
-    """The box within the shard of the device at position ``k``, which is the aligned grid's holder ``n``."""
+    """Returns the box index within the shard at position ``k``, whose device is holder ``n`` of the grid ``mine``."""
     entries: list[int | Span] = []
     ends = dict(zip(box.order, mine.box(n), strict=True))
     for d, (entry, (begin, _)) in enumerate(zip(box.entries, grid.box(k), strict=True)):
@@ -409,7 +421,7 @@ def _local(grid: Grid, box: BoxIndex, mine: Grid, n: int, k: int) -> BoxIndex:
 
 
 def reshape_grid(grid: Grid, old: Shape, new: Shape) -> Grid | None:
-    """The same shards of the same elements in another shape; None where a shard is no box of that shape."""
+    """Returns the grid of the same shards after a reshape; None if a shard is not a box of the new shape."""
     bounds: list[Any] = [np.array([0, n], np.int64) for n in new]
     parts = np.zeros((len(grid.devices), len(new)), np.int64)
     for left, right in reshape_groups(old, new):
@@ -425,12 +437,12 @@ def reshape_grid(grid: Grid, old: Shape, new: Shape) -> Grid | None:
         parts[:, right[0]] = grid.parts[:, left[0]]
     split = {d for left, _ in reshape_groups(old, new) for d in left}
     if any(len(grid.offsets[d]) > 2 for d in range(len(old)) if d not in split):
-        return None  # a dimension of size 1 whose parts are empty but one
+        return None  # A split dimension of size 1 has one part with elements and empty ones.
     return Grid(grid.devices, tuple(bounds), parts)
 
 
 def broadcast_region(shape: Shape, onto: Shape) -> Region:
-    """The region that repeats an array to a shape that it broadcasts to; it may have ones too many in front."""
+    """Returns the region that broadcasts an array to the shape ``onto``; it may have extra leading ones."""
     lead = len(onto) - len(shape)
     lines = [Line(0, n, None) for n in onto]
     fixed = []

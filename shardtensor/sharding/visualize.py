@@ -1,4 +1,4 @@
-"""What a person looks at: which device holds which part of an array, as text, in a terminal's colors, or as HTML."""
+"""Pictures of shardings: which device holds which part of an array, as plain or colored text or as HTML."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Sharded(Protocol):
-    """An array that knows its sharding, such as a `ShardedTensor`: all that a picture needs of it."""
+    """An object with a shape and a sharding, such as a `ShardedTensor`; a picture needs nothing else."""
 
     @property
     def shape(self) -> Shape:
-        """Its shape."""
+        """The shape of the array."""
 
     @property
     def sharding(self) -> NamedSharding:
-        """How it is split over devices."""
+        """The placement of its elements on devices."""
 
 
 class Tensor(Sharded, Protocol):
-    """What `html` also shows of a tensor."""
+    """A tensor with the attributes that `html` shows."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -46,19 +46,19 @@ class Tensor(Sharded, Protocol):
 
     @property
     def itemsize(self) -> int:
-        """The bytes of an element."""
+        """The number of bytes of one element."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements."""
+        """The number of bytes of all elements."""
 
     @property
     def is_donated(self) -> bool:
-        """Whether its elements were given away."""
+        """Whether the tensor was donated."""
 
 
 Range: TypeAlias = tuple[int, int]
-"""Begin and end in one dimension."""
+"""Begin and end of a part in one dimension."""
 
 
 def visualize_sharding(
@@ -70,20 +70,21 @@ def visualize_sharding(
 ) -> None:
     """Prints which device holds which part of an array.
 
-    One dimension is a row of cells, two are a table, and more are a table of the last two for each block of the others.
-    Cells are as wide and as high as their parts are large.
+    A one-dimensional array is printed as a row of cells, a two-dimensional array as a table, and an array of more
+    dimensions as a table of the last two for each block of the others. The sizes of cells are proportional to the sizes
+    of their parts.
 
     Args:
-        x: a tensor, of which no element is read; or a shape, together with ``sharding``.
-        sharding: where an array of that shape would lie.
-        file: where to print; without it, ``sys.stdout``.
-        use_color: whether each part has a background color; without it, if ``file`` is a terminal with colors.
+        x: a tensor, whose elements are not read; or a shape, together with ``sharding``.
+        sharding: the sharding of an array of that shape; not given with a tensor.
+        file: the text file to print to; default: ``sys.stdout``.
+        use_color: whether each part has a background color; default: if ``file`` is a terminal with colors.
 
     Raises:
-        ArgumentTypeError: x is neither a tensor nor a shape, or a shape comes without a sharding.
-        ArgumentError: a tensor, which has a sharding of its own, comes with another.
+        ArgumentTypeError: x is neither a tensor nor a shape, or it is a shape and ``sharding`` is missing.
+        ArgumentError: x is a tensor, which has its own sharding, and ``sharding`` is given.
         ShapeError: a size is negative.
-        ShardingError: the sharding's spec is longer than the shape.
+        ShardingError: the sharding's spec has more dimensions than the shape.
 
     >>> mesh = st.make_mesh((3, 2), ("x", "y"), devices=st.devices("numpy"))
     >>> st.visualize_sharding((5,), st.NamedSharding(mesh, st.P("x")))
@@ -97,11 +98,11 @@ def visualize_sharding(
 
 
 def text(shape: Sequence[int], sharding: NamedSharding) -> str:
-    """What `visualize_sharding` prints into a file: plain text, at most 80 characters wide.
+    """Returns the output of `visualize_sharding` as plain text; tables are at most 80 characters wide.
 
     Args:
         shape: the shape of an array.
-        sharding: where it lies.
+        sharding: the sharding of the array.
 
     Raises:
         ArgumentTypeError, ShapeError, ShardingError: as in `visualize_sharding`.
@@ -116,13 +117,13 @@ def text(shape: Sequence[int], sharding: NamedSharding) -> str:
 
 
 def html(x: Tensor) -> str:
-    """A tensor as a fragment of HTML, for notebooks: what it is, and a picture of which device holds which part.
+    """Returns an HTML fragment for notebooks: a tensor's attributes, and a picture of which device holds which part.
 
     Args:
-        x: a tensor. No element of it is read, so that it may have been donated.
+        x: a tensor. Its elements are not read, so it may have been donated.
 
     Raises:
-        ArgumentTypeError: x is something else.
+        ArgumentTypeError: x has no shape or no sharding.
 
     >>> from shardtensor.sharding.visualize import html
     >>> "(5, 3)" in html(st.zeros((5, 3)))
@@ -146,7 +147,7 @@ def html(x: Tensor) -> str:
 
 
 def _checked(caller: str, name: str, x: object, sharding: object) -> tuple[Shape, NamedSharding]:
-    """The shape and the sharding that ``caller`` was asked to draw; ``name`` is what it calls its first argument."""
+    """Checks the arguments of ``caller``, whose first parameter is ``name``, and returns the shape and the sharding."""
     if isinstance(x, Sharded):
         if sharding is not None:
             raise ArgumentError(
@@ -174,12 +175,18 @@ def _checked(caller: str, name: str, x: object, sharding: object) -> tuple[Shape
     return shape, sharding
 
 
-# -- what there is to draw -------------------------------------------------------------------------
+# -- the parts of a picture ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Elements that the same devices hold, and their number among the parts that have any."""
+    """A part of an array that has elements and is held by the same devices.
+
+    Attributes:
+        box: begin and end of the part in each dimension.
+        devices: the devices that hold it.
+        number: its number among the parts that have elements.
+    """
 
     box: tuple[Range, ...]
     devices: list[Device]
@@ -187,21 +194,24 @@ class _Part:
 
     @property
     def block(self) -> tuple[Range, ...]:
-        """Where it lies in the dimensions before the last two."""
+        """Begin and end of the part in the dimensions before the last two."""
         return self.box[:-2]
 
     @property
     def place(self) -> tuple[Range, ...]:
-        """Which rows and columns it has in the picture; a dimension that the array lacks is one of size 1."""
+        """The ranges of rows and columns of the picture that the part covers; missing dimensions count as size 1."""
         return ((0, 1), (0, 1), *self.box)[-2:]
 
     @property
     def index(self) -> str:
-        """Its index in the last two dimensions."""
+        """The index of the part in the last two dimensions, as text."""
         return ", ".join(f"{begin}:{end}" for begin, end in self.box[-2:])
 
     def label(self, room: int | None = None, *, named: bool = True) -> str:
-        """``NUMPY 0,1``: as many devices as fit into ``room`` characters; their ids alone if not ``named``."""
+        """Returns a label such as ``NUMPY 0,1`` with as many devices as fit into ``room`` characters, at least one.
+
+        If ``named`` is false, the names of backends are left out.
+        """
         before = ["", *(device.backend for device in self.devices)]
         names = [
             f"{device.backend.upper()} {device.id}" if named and device.backend != last else str(device.id)
@@ -211,7 +221,7 @@ class _Part:
 
 
 def _parts(grid: Grid) -> list[_Part]:
-    """The parts that have elements, in the order of their indices."""
+    """Returns the parts that have elements, in the order of their indices."""
     numbers = grid.linear_parts().tolist()
     holders: dict[int, list[Device]] = {}
     for device, number in zip(grid.devices, numbers, strict=True):
@@ -226,13 +236,13 @@ def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]
 
 
 def _empty(grid: Grid, room: int | None = None) -> str:
-    """The line that names the devices without elements; no text if there are none."""
+    """Returns a line that lists the devices without elements; an empty string if there are none."""
     names = [str(device) for k, device in enumerate(grid.devices) if 0 in grid.shape(k)]
     return _shortened([f"empty on {names[0]}", *names[1:]], ", ", room, f"… ({len(names)} devices)") if names else ""
 
 
 def _shortened(names: Sequence[str], separator: str, room: int | None, more: str) -> str:
-    """As many names as fit into ``room`` characters, one at least, and ``more`` in place of the others."""
+    """Joins as many names as fit into ``room`` characters, at least one, and replaces the others by ``more``."""
     line, kept = separator.join(names), len(names)
     while room is not None and len(line) > room and kept > 1:
         kept -= 1
@@ -241,28 +251,29 @@ def _shortened(names: Sequence[str], separator: str, room: int | None, more: str
 
 
 def _slices(box: Sequence[Range], shape: Shape) -> str:
-    """``[0:3, :]``: that box of an array of that shape."""
+    """Returns the index of a box in an array of that shape, such as ``[0:3, :]``."""
     return f"[{', '.join(':' if (b, e) == (0, n) else f'{b}:{e}' for (b, e), n in zip(box, shape, strict=True))}]"
 
 
 def _color(number: int) -> str:
-    """A background for dark text.
+    """Returns the background color of a part for dark text, as ``#rrggbb``.
 
-    With these steps of hue and lightness neighbors differ in rows, and in columns of tables up to 16 wide; and the
-    first 25 differ also where a terminal has 256 colors.
+    With these steps of hue and lightness, neighbors in a row differ, and so do neighbors in a column of tables with at
+    most 16 columns. The first 25 colors differ also in terminals with 256 colors.
     """
     rgb = colorsys.hls_to_rgb(0.379 * number % 1, (0.72, 0.85, 0.65)[number % 3], 0.7)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
 _NAMED = ("bright_green", "bright_magenta", "bright_yellow", "bright_cyan", "bright_red", "bright_white", "bright_blue")
-"""Backgrounds for dark text where a terminal has 16 colors, in which near shades of `_color` would be the same."""
+"""Background colors for dark text in terminals with 16 colors, where similar shades of `_color` would be equal."""
 
 
 def _style(console: Console, number: int, columns: int) -> str:
-    """The colors of a part in a table of so many columns.
+    """Returns the text and background color of a part in a table with ``columns`` columns.
 
-    Of 16 colors, as many are used in turn as do not divide the number of columns: neighbors differ in rows and columns.
+    With 16 colors, the number of backgrounds used in turn does not divide the number of columns, so that neighbors in
+    rows and in columns differ.
     """
     if console.color_system not in ("standard", "windows"):
         return f"#000000 on {_color(number)}"
@@ -273,10 +284,10 @@ def _style(console: Console, number: int, columns: int) -> str:
 # -- as text ---------------------------------------------------------------------------------------
 
 _LINES = 10
-"""How high a table becomes by its proportions; only its captions make it higher."""
+"""The maximal height in lines that a table gets from its proportions; only captions make it higher."""
 
 _CELL = 24
-"""How wide its caption makes a cell where columns go on in another table."""
+"""The width in characters of cells with wide captions where columns continue in another table."""
 
 
 def _console(file: IO[str], use_color: bool | None) -> Console:
@@ -306,7 +317,7 @@ def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
 
 
 def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], list[list[Range]]]:
-    """The text of each part's cell, padded to its size, and the columns, as many at a time as fit side by side."""
+    """Returns the text of each part's cell, padded to its size, and the columns in bands that fit side by side."""
     rows, columns = _rows_and_columns(parts)
     tall, wide = rows[-1][1], columns[-1][1]
     separator = "\n" if len(rows) <= _LINES // 2 else "  "
@@ -324,14 +335,14 @@ def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], l
 
 
 def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
-    """How wide a cell must be for its caption; at most ``room``, unless not even one device fits into that."""
+    """Returns the least width of a cell for its caption: at most ``room`` unless not even one device fits into it."""
     longest = max(_width(_caption(part, separator)) for part in parts) + 2
     shortest = max(len(part.label(0)) for part in parts)
     return min(longest, room if room >= shortest else max(shortest, _CELL))
 
 
 def _captions(parts: Sequence[_Part], separator: str, spaces: Sequence[int]) -> list[str]:
-    """What stands in the cells that are so wide: the devices, and the indices if all of them fit."""
+    """Returns the captions of cells with the widths ``spaces``: the devices, and the indices if all indices fit."""
     captions = [_caption(part, separator, space) for part, space in zip(parts, spaces, strict=True)]
     if all(_width(caption) <= space for caption, space in zip(captions, spaces, strict=True)):
         return captions
@@ -339,8 +350,11 @@ def _captions(parts: Sequence[_Part], separator: str, spaces: Sequence[int]) -> 
 
 
 def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dict[Range, int]:
-    """Lengths in proportion to the sizes of ranges: ``wanted`` together, or more if the smallest needs it to be
-    ``least``, but not over ``most``. What would be shorter than ``least`` even so is that long."""
+    """Returns lengths in proportion to the sizes of ranges.
+
+    Their sum is ``wanted``, or larger if the smallest range needs it for the length ``least``, but at most ``most``.
+    Ranges that would still be shorter than ``least`` get that length.
+    """
     sizes = {r: r[1] - r[0] for r in ranges}
     total = min(most, max(wanted, math.ceil(least * sum(sizes.values()) / min(sizes.values()))))
     short: set[Range] = set()
@@ -362,7 +376,7 @@ def _width(caption: str) -> int:
 
 
 def _centered(caption: str, width: int, height: int) -> str:
-    """The caption in the middle of a rectangle of spaces."""
+    """Returns the caption centered in a rectangle of spaces."""
     lines = [f"{line:^{width}}" for line in caption.split("\n")]
     above = (height - len(lines)) // 2
     below = height - len(lines) - above
@@ -380,7 +394,7 @@ def _print_table(console: Console, parts: Sequence[_Part], cells: Sequence[str],
 
 
 def _text(console: Console, line: str, style: str = "") -> Text:
-    """The line in characters that the file's encoding has."""
+    """Returns the line in characters that the encoding of the console's file supports."""
     from rich.text import Text
 
     return Text(line.replace("…", "+") if console.options.ascii_only else line, style)
@@ -389,14 +403,14 @@ def _text(console: Console, line: str, style: str = "") -> Text:
 # -- as HTML ---------------------------------------------------------------------------------------
 
 _SIDE = 240
-"""The longer side of a picture in pixels, unless its labels need more."""
+"""The longer side of a picture in pixels, unless labels need more."""
 
 _CHARACTER = 7
-"""The width of a label's character in pixels."""
+"""The width of one character of a label in pixels."""
 
 
 def _picture(shape: Shape, grid: Grid) -> str:
-    """The first block as SVG, and lines that say which block it is and which devices have nothing."""
+    """Returns the first block as SVG, and lines with the index of that block and the devices without elements."""
     parts, notes, svg = _parts(grid), [_empty(grid)], ""
     if parts:
         svg = _svg([part for part in parts if part.block == parts[0].block], len(shape))
@@ -407,7 +421,7 @@ def _picture(shape: Shape, grid: Grid) -> str:
 
 
 def _svg(parts: Sequence[_Part], ndim: int) -> str:
-    """The parts of one block, each as large as its share of it."""
+    """Returns the parts of one block as SVG, each with an area in proportion to its size."""
     rows, columns = _rows_and_columns(parts)
     tall, wide = rows[-1][1], columns[-1][1]
     named = len({device.backend for part in parts for device in part.devices}) > 1
