@@ -1,5 +1,6 @@
-"""What happens among simulated devices: the shapes of results, and the schedules by which they would come about. See
-`shardtensor.communication.communicator` and `shardtensor.interpreters.execution.planning` for what runs.
+"""Collectives of simulated devices: the shapes of their results, and the schedules of their messages.
+
+`shardtensor.communication.communicator` executes the same collectives on devices that exist.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from shardtensor.tensor.value import aval
 
 
 class AbstractCommunicator:
-    """One collective among devices that do not exist: as `shardtensor.communication.communicator.Communicator`, without
-    elements.
+    """One collective of simulated devices: the methods of `Communicator` on arrays without elements.
+
+    Each method returns abstract arrays of the shape and dtype of the results, and records its schedule.
     """
 
     shared_memory = True
@@ -45,10 +47,10 @@ class AbstractCommunicator:
         self.backends: list[Backend] = [backend_of(devices[0])] * len(devices)
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Returns at once: no transfer is in progress."""
 
     def reduce(self, arrays: Sequence[AbstractArray], ufunc: str, *, mean: bool = False) -> list[Any]:
-        """See `Exchange`."""
+        """See `Communicator`."""
         n, nbytes, first = len(arrays), arrays[0].nbytes, arrays[0]
         chunked = nbytes >= CHUNKED_FROM and n > 2
         self._note(lambda ids: AllReduce(ids, np.arange(n), nbytes, nbytes, chunked, self.caller, self.axis))
@@ -56,7 +58,7 @@ class AbstractCommunicator:
         return [AbstractArray(first.shape, dtype)] * n
 
     def gather(self, arrays: Sequence[AbstractArray], axis: int, tiled: bool) -> list[Any]:
-        """See `Exchange`."""
+        """See `Communicator`."""
         n = len(arrays)
         self._exchange([a.nbytes for a in arrays], [np.ones(n, np.int64)], [0] * n)
         shape = arrays[0].shape
@@ -67,7 +69,7 @@ class AbstractCommunicator:
         return [AbstractArray(whole, arrays[0].dtype)] * n
 
     def reduce_scatter(self, arrays: Sequence[AbstractArray], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
-        """See `Exchange`."""
+        """See `Communicator`."""
         n, first = len(arrays), arrays[0]
         shares = _shares(first.shape[dimension], n, tiled)
         self._exchange([_row(first, dimension)] * n, [shares], [0] * n)
@@ -77,7 +79,7 @@ class AbstractCommunicator:
         ]
 
     def all_to_all(self, arrays: Sequence[AbstractArray], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
-        """See `Exchange`."""
+        """See `Communicator`."""
         n, first = len(arrays), arrays[0]
         lengths = [a.shape[split_axis] for a in arrays]
         shares = {length: _shares(length, n, tiled) for length in set(lengths)}
@@ -101,7 +103,7 @@ class AbstractCommunicator:
         return results
 
     def permute(self, arrays: Sequence[AbstractArray], sources: Sequence[int | None]) -> list[Any]:
-        """See `Exchange`."""
+        """See `Communicator`."""
         pairs = [(i, k) for k, i in enumerate(sources) if i is not None]
         there, here = np.array([i for i, _ in pairs], np.int64), np.array([k for _, k in pairs], np.int64)
         sizes = np.array([arrays[i].nbytes for i, _ in pairs], np.int64)
@@ -109,12 +111,12 @@ class AbstractCommunicator:
         return [arrays[k if i is None else i] for k, i in enumerate(sources)]
 
     def broadcast(self, arrays: Sequence[AbstractArray], source: int) -> list[Any]:
-        """See `Exchange`."""
+        """See `Communicator`."""
         self._note(lambda ids: Broadcast(ids, source, arrays[source].nbytes, self.caller, self.axis))
         return [arrays[source]] * len(arrays)
 
     def _exchange(self, rows: list[int], shares: list[Ints], which: list[int]) -> None:
-        """Counts what all send to all; see `AllToAll`."""
+        """Records messages from each device to each other device; see `AllToAll`."""
         arrays = np.array(rows, np.int64), np.array(shares), np.array(which)
         self._note(lambda ids: AllToAll(ids, *arrays, self.caller, self.axis))
 
@@ -125,30 +127,27 @@ class AbstractCommunicator:
 
 
 def _shares(size: int, count: int, tiled: bool) -> Ints:
-    """How much of a dimension each device gets."""
+    """Returns how many indices of a dimension each device receives."""
     return np.diff(offsets(size, (count,))) if tiled else np.ones(count, np.int64)
 
 
 def _row(array: AbstractArray, dimension: int) -> int:
-    """The bytes at one index of a dimension."""
+    """Returns the bytes at one index of a dimension."""
     return math.prod([n for d, n in enumerate(array.shape) if d != dimension]) * array.dtype.itemsize
 
 
 def as_tensors(results: Sequence[Any], groups: Sequence[tuple[Device, ...]]) -> Sequence[Any]:
-    """Results of a collective as programs hold them: on simulated devices they are tensors."""
+    """Converts the results of a collective to the form that mapped functions receive: abstract arrays to tensors."""
     if type(results[0]) is not AbstractArray:
         return results
     return [as_tensor(ghost, device) for ghost, (device,) in zip(results, groups, strict=True)]
 
 
 def as_tensor(ghost: AbstractArray, device: Device) -> ShardedTensor:
-    """A tensor on one simulated device."""
+    """Returns an abstract array as a tensor on one simulated device."""
     return tensor(_value(ghost.shape, ghost.dtype, device), Storage(ghost))
 
 
 @functools.lru_cache(16384)
 def _value(shape: Shape, dtype: np.dtype[Any], device: Device) -> Any:
     return aval(shape, dtype, as_sharding(device, len(shape), "collective"), True)
-
-
-# -- operators -------------------------------------------------------------------------------------

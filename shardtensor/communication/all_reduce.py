@@ -1,5 +1,7 @@
-"""What devices do together along mesh axes. Reductions combine in mesh order, not in order of arrival, and in the same
-order for every element, however they travel: the same mesh gives the same bits.
+"""All-reduce along mesh axes, as a sequence of sends and merges.
+
+Contributions are combined in mesh order, never in arrival order, and in the same order for every element, whichever
+messages transport them: the same mesh gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,20 +16,23 @@ import numpy as np
 from shardtensor.sharding.layout import offsets
 
 CHUNKED_FROM = 1 << 18
-"""Bytes of a result from which every device combines a chunk of it. Below, one device combines all: fewer messages."""
+"""Bytes of a result from which every contributor combines one chunk of it.
+
+Below this size the first contributor combines the whole result, which takes fewer messages.
+"""
 
 Message = tuple[int, int, int]
-"""Position of the sender, position of the receiver, bytes."""
+"""Position of the sender, position of the receiver, and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceOps:
-    """What an all-reduce does with the states of devices, which are named by their positions.
+    """The operations of an all-reduce on the states of devices, which are identified by their positions.
 
     Attributes:
         send: ``send(state, source, destination)``: the state on another device.
-        merge: ``merge(position, earlier, later)``, on the device at that position.
-        finish: ``finish(position, state)``: the result.
+        merge: ``merge(position, earlier, later)``: two states combined, on the device at that position.
+        finish: ``finish(position, state)``: the result of a combined state.
         cut: ``cut(position, state, begin, end)``: those elements of a state, in one dimension.
         join: ``join(position, parts)``: the result from all its parts.
     """
@@ -42,16 +47,16 @@ class ReduceOps:
 def all_reduce(
     group: Sequence[int], contributors: Sequence[int], states: Sequence[Any], ways: ReduceOps, size: int, chunked: bool
 ) -> dict[int, Any]:
-    """The combined result on every device of a group.
+    """Combines the states of devices, and returns the result for every device of a group, by position.
 
     Args:
-        group: the positions of its devices.
-        speakers: of those that have something to say, in mesh order.
-        states: each position's own state.
-        ways: see `ReduceOps`.
-        size: elements of the result.
-        scattered: whether every speaker combines a chunk (a reduce-scatter and an all-gather: each link carries
-            2 (n - 1) / n of the result), or the first one all of it, which then goes round along a binomial tree.
+        group: the positions of the group's devices.
+        contributors: those of them that contribute to the result, in mesh order.
+        states: the state of each position.
+        ways: the operations on states; see `ReduceOps`.
+        size: the number of elements of the result.
+        chunked: whether every contributor combines a chunk (a reduce-scatter and an all-gather: each link carries 2 (n
+            - 1) / n of the result), or the first one the whole result, which is then broadcast along a binomial tree.
     """
     if not chunked:
         leader = contributors[0]
@@ -79,7 +84,10 @@ def all_reduce(
 def messages(
     group: Sequence[int], contributors: Sequence[int], state: int, result: int, chunked: bool
 ) -> list[Message]:
-    """What `all_reduce` sends, given the bytes of a state and of the result: equally many bytes either way."""
+    """Returns the messages of `all_reduce`, given the bytes of a state and of the result.
+
+    Both variants send the same number of bytes.
+    """
     if not chunked:
         leader = contributors[0]
         there = [(k, leader, state) for k in contributors[1:]]
@@ -93,7 +101,10 @@ def messages(
 
 
 def binomial_tree(root: int, group: Sequence[int]) -> list[tuple[int, int]]:
-    """Who hands a value on to whom until all have it, each round twice as many: a binomial tree."""
+    """Returns the messages of a broadcast as (source, destination) pairs, along a binomial tree.
+
+    In each round every device that has the value sends it to one that lacks it, so that their number doubles.
+    """
     members = [root, *[k for k in group if k != root]]
     edges, known = [], 1
     while known < len(members):

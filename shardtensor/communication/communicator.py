@@ -1,8 +1,8 @@
-"""What devices do with one another's arrays: the bodies of collectives, on one array for each of n devices.
+"""The `Communicator`: the collectives of a group of n devices, on one array per device.
 
-Where devices share one memory, one result serves all of them that shall have the same; elsewhere each array is sent
-where it is wanted. Reductions combine in the order of the devices, element for element in the same order either way,
-so that the bits are the same.
+Where devices share a memory, one result serves all devices that receive the same elements; elsewhere each array is sent
+to the devices that need it. Reductions combine the arrays in the order of the devices, element by element in the same
+order in both cases, so that the bits are the same.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from shardtensor.sharding.layout import offsets
 from shardtensor.tensor.value import in_place
 
 _BLOCK = 1 << 20
-"""Bytes of a result that are reduced at a time, where memory is shared: they stay in the cache meanwhile."""
+"""Bytes of a result that are reduced at a time in shared memory, so that they stay in the cache meanwhile."""
 
 _DIVIDED_FROM = 1 << 23
-"""Bytes to be read from which threads divide a reduction: half a millisecond's work."""
+"""Bytes of all operands from which a reduction is divided over threads: half a millisecond of work."""
 
 _LINE = 64
-"""Bytes of a line of the cache, at whose multiples results begin."""
+"""Bytes of a cache line; the results in a shared buffer are aligned to its multiples."""
 
 
 class Communicator:
     """One collective among devices.
 
     Args:
-        caller: its name, for the log and in errors.
+        caller: the name of the collective, for the log and in errors.
         axis: the names of the mesh axes that it runs along, for the log.
-        devices: where each array lives, in order; a device may occur more than once.
+        devices: the device of each array, in order; a device may occur more than once.
 
     Attributes:
-        given: for each device, arrays that nobody writes.
+        given: for each device, arrays that are never written to.
     """
 
     given: Sequence[Sequence[Any]] = ()
@@ -60,7 +60,10 @@ class Communicator:
         self._sent: set[tuple[int, int]] = set()
 
     def settle(self) -> None:
-        """Once everything is under way: programs may write to what they have offered as soon as it has been read."""
+        """Orders the sources' later work after the transfers that were started.
+
+        A mapped function may write to its contribution as soon as the transfers that read it are complete.
+        """
         tokens: dict[Device, Any] = {}
         for source, destination in sorted(self._sent):
             giver, taker = self.backends[source], self.backends[destination]
@@ -70,12 +73,10 @@ class Communicator:
                     tokens[there] = taker.record(there)
                 giver.wait(self.devices[source], tokens[there])
 
-    # -- the collectives ---------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------
 
     def reduce(self, arrays: Sequence[Any], ufunc: str, *, mean: bool = False) -> list[Any]:
-        """The arrays combined by a function of two, element by element, on every device; with ``mean``, divided by
-        their number.
-        """
+        """Combines the arrays elementwise by a binary ufunc on every device; ``mean`` divides by their number."""
         group, size, nbytes = range(len(arrays)), _size(arrays[0]), _nbytes(arrays[0])
         chunked = nbytes >= CHUNKED_FROM and len(arrays) > 2
         self._note(lambda: messages(group, group, nbytes, nbytes, chunked))
@@ -91,7 +92,7 @@ class Communicator:
         return [self._deliver(k, results[k]) for k in group]
 
     def gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
-        """All arrays, end to end along ``axis`` (tiled) or along a new dimension there, on every device."""
+        """Concatenates all arrays along ``axis`` (tiled), or stacks them along a new axis there, on every device."""
         self._note(lambda: [(i, k, _nbytes(a)) for i, a in enumerate(arrays) for k in range(len(arrays)) if i != k])
 
         def joined(k: int) -> Any:
@@ -106,8 +107,9 @@ class Communicator:
         return [self._deliver(k, joined(k)) for k in range(len(arrays))]
 
     def reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
-        """Each device its part along ``dimension`` of the arrays combined: by the split rule (tiled), or the one at
-        its own index, without that dimension.
+        """Combines the arrays elementwise by a binary ufunc, and splits the result along ``dimension``.
+
+        Device k receives the k-th part by the split rule (tiled), or the elements at index k, without that dimension.
         """
         parts = _parts(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
         self._note(
@@ -133,7 +135,11 @@ class Communicator:
         return results
 
     def all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
-        """Device k gets the k-th part along ``split_axis`` of every array, joined along ``concat_axis``."""
+        """Sends device k the k-th part along ``split_axis`` of every array, joined along ``concat_axis``.
+
+        Parts follow the split rule and are concatenated (tiled), or are single indices and are stacked along a new
+        dimension.
+        """
         cuts = [_parts(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
 
         def pieces() -> list[list[Any]]:
@@ -158,7 +164,7 @@ class Communicator:
         return results
 
     def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
-        """Device k gets the array of device ``sources[k]``; None stands for zeros."""
+        """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros."""
         self._note(lambda: [(i, k, _nbytes(arrays[i])) for k, i in enumerate(sources) if i is not None and i != k])
         results = []
         for k, i in enumerate(sources):
@@ -170,7 +176,7 @@ class Communicator:
         return results
 
     def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
-        """The array of one device on every device."""
+        """Sends the array of the device at position ``source`` to every device."""
         edges = binomial_tree(source, range(len(arrays)))
         self._note(lambda: [(i, k, _nbytes(arrays[source])) for i, k in edges])
         if self.shared_memory:
@@ -180,10 +186,14 @@ class Communicator:
             held[k] = self._bring(held[i], i, k)
         return [self._deliver(k, held[k]) for k in range(len(arrays))]
 
-    # -- what they are made of ---------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def _in_place(self, arrays: Sequence[Any], axis: int) -> Any:
-        """The arrays end to end, where they lie so in memory that nobody can write; else None."""
+        """Returns the arrays concatenated without a copy, if they are adjacent in one buffer; otherwise None.
+
+        They must be read-only, and their memory must be that of ``given`` arrays or of results of collectives, which no
+        program can write to.
+        """
         if not self.shared_memory or any(a.flags.writeable for a in arrays):
             return None
         known = [{id(pool.owner_of(x)) for x in given} for given in self.given]
@@ -199,14 +209,14 @@ class Communicator:
         return None if whole is None else self.backends[0].export(whole)
 
     def _bring(self, array: Any, source: int, destination: int) -> Any:
-        """An array on another device: itself where that can read it where it is."""
+        """Returns an array on another device; the same object if that device can read the array where it is."""
         if self.devices[source] == self.devices[destination] or self.shared_memory:
             return array
         self._sent.add((source, destination))
         return send(array, self.devices[source], self.devices[destination])
 
     def _own(self, array: Any, source: int, destination: int) -> Any:
-        """What `_bring` gave, as memory that no program has a hand on."""
+        """Returns the result of `_bring` as memory that no mapped function has a reference to."""
         if self.devices[source] == self.devices[destination] or self.shared_memory:
             return copied(array, self.devices[destination])
         return array
@@ -216,14 +226,17 @@ class Communicator:
             return self.backends[k].view(array, index)
 
     def _by_library(self, arrays: Sequence[Any], ufunc: str) -> list[Any] | None:
-        """The reduction by a library of the backend's own, which may add in any order: of integers alone."""
+        """Returns the all-reduce of the backend's library, if it supports the arrays; otherwise None.
+
+        Libraries may add in any order, so they are used for integers only.
+        """
         backend, devices = self.backends[0], set(self.devices)
         if len(devices) < len(arrays) or len(arrays) == 1 or len({id(b) for b in self.backends}) > 1:
             return None
         return backend.all_reduce(arrays, self.devices, ufunc) if backend.dtype_of(arrays[0]).kind in "iu" else None
 
     def _ways(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> ReduceOps:
-        """What devices do with partial results."""
+        """Returns the operations of `all_reduce` on contributions."""
         devices, backends, shape = self.devices, self.backends, tuple(arrays[0].shape)
 
         def merge(k: int, earlier: Any, later: Any) -> Any:
@@ -246,14 +259,14 @@ class Communicator:
         return ReduceOps(self._bring, merge, finished, cut, join)
 
     def _deliver(self, k: int, array: Any) -> Any:
-        """A result as programs may hold it: read-only where the library can enforce it."""
+        """Returns a result as mapped functions receive it: read-only where the library can enforce it."""
         backend = self.backends[k]
         if backend.shared_memory:
             _remember(np.asarray(array))
         return backend.export(array)
 
     def _note(self, sent: Callable[[], list[Message]]) -> None:
-        """Counts what is sent, if anybody counts."""
+        """Records the messages that ``sent`` returns, if a log or a guard is active."""
         if not is_recording():
             return
 
@@ -272,7 +285,7 @@ class Communicator:
 
 
 def _fold(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-    """Host arrays of one shape and dtype, combined from the first to the last; nobody else's memory."""
+    """Combines host arrays of one shape and dtype from the first to the last, in memory that nothing else refers to."""
     if len(arrays) == 1:
         return passes.copied(arrays[0])
     first, second, *rest = arrays
@@ -297,8 +310,9 @@ def _fold(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
 
 
 def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
-    """The host arrays of each list end to end, or stacked: as views of one new buffer, which costs the system far less
-    than as many buffers.
+    """Concatenates or stacks the host arrays of each list.
+
+    The results are views of one new buffer, which takes the operating system far less time than one buffer per result.
     """
     shapes, begins, end = [], [], 0
     dtype = joins[0][0].dtype
@@ -322,7 +336,7 @@ def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]
 
 
 def _parts(ndim: int, dimension: int, size: int, count: int, tiled: bool) -> list[Any]:
-    """The index of each device's part along a dimension."""
+    """Returns the index of each device's part along a dimension."""
     before = (slice(None),) * dimension
     if not tiled:
         return [(*before, k) for k in range(count)]
@@ -340,11 +354,11 @@ def _nbytes(array: Any) -> int:
 
 # -- shared results --------------------------------------------------------------------------------
 
-_shared: dict[int, Any] = {}  # by identity: arrays cannot be hashed
+_shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
 
 
 def _remember(array: Any) -> None:
-    """Keeps in mind that nobody can write to the memory of a host array, for as long as it is there."""
+    """Registers that the memory of a host array cannot be written to by user code, for as long as the memory exists."""
     owner = pool.owner_of(array)
     key = id(owner)
     if key not in _shared:
@@ -352,7 +366,10 @@ def _remember(array: Any) -> None:
 
 
 def received(array: Any) -> tuple[Any, ...]:
-    """The array whose memory a host array views, if it is the result of a collective: it needs no copy to be kept."""
+    """Returns the array whose memory a host array views, if it is the result of a collective; otherwise an empty tuple.
+
+    Such an array can be kept without a copy.
+    """
     if not _shared or not isinstance(array, np.ndarray):
         return ()
     owner = pool.owner_of(array)

@@ -1,4 +1,4 @@
-"""The storage of a tensor whose memory another library holds and may write."""
+"""The storage of a tensor whose memory was exported to another library, which may write to it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from shardtensor.tensor.value import Aval
 
 
 class Exported(DeferredStorage):
-    """In place of the storage of a tensor on one device whose memory another library holds and may write (see
-    `shardtensor.functions.dlpack_export`): every read gets a copy, so that the consumer's writes show in this tensor
-    only. The storage itself returns when the last consumer has released the memory.
+    """The storage of a tensor on one device whose memory was exported to another library through DLPack.
+
+    As the consumer may write to that memory, every read returns a copy, so that the consumer's writes are visible in
+    this tensor only (see `shardtensor.functions.dlpack_export`). The original storage is used again when the last
+    consumer has released the memory.
 
     Attributes:
-        lent: the storage itself, for writes, which copy it while a consumer holds its memory.
+        lent: the original storage, for writes, which copy it while a consumer holds its memory.
     """
 
     __slots__ = ("_lock", "_released", "_value", "lent")
@@ -31,7 +33,7 @@ class Exported(DeferredStorage):
         self._lock = threading.Lock()
 
     def stored(self) -> Storage:
-        """The storage once no consumer holds its memory; until then a copy."""
+        """Returns the original storage if no consumer holds its memory, otherwise a storage with a copy."""
         with self._lock:
             if self._is_released():
                 return self.lent
@@ -43,7 +45,7 @@ class Exported(DeferredStorage):
         return self.stored()
 
     def read(self, take: Callable[[Any], Any]) -> Any:
-        """The view that ``take`` gives of the array, or a copy of that view while a consumer holds the memory."""
+        """Returns the view that ``take`` makes of the array, or a copy of it while a consumer holds the memory."""
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
         with self._lock:
             held = not self._is_released()
@@ -51,7 +53,8 @@ class Exported(DeferredStorage):
         with backend.on(device):
             if not held:
                 return take(array)
-            backend.wait_for_caller(device)  # after what the consumer has queued
+            # The consumer may have queued writes to the memory.
+            backend.wait_for_caller(device)
             part = take(array)
             part = copied(part) if backend.shared_memory else backend.xp.asarray(part, copy=True)
         record_copy("to_dlpack", int(part.nbytes), device)
@@ -68,24 +71,26 @@ class Exported(DeferredStorage):
         return None if self._value.backend.shared_memory else self.stored().arrays
 
     def settle(self) -> None:
-        """Nothing is to be waited for."""
+        """Returns at once: no transfer is in progress."""
 
     def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
-        """Whether a consumer still holds the memory, and if so what ``make`` gives of it for one more."""
+        """Returns whether a consumer still holds the memory, and if so the result of ``make`` for one more consumer."""
         with self._lock:
             return (False, None) if self._is_released() else (True, make(only_array(self.lent)))
 
     def _is_released(self) -> bool:
-        """Whether the last consumer has released the memory. Readers share it from then on, so it is final."""
+        """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""
         if not self._released and is_exclusive(self.lent, self._value):
             self._released = True
-            self._value.backend.wait_for_caller(self._value.sharding.mesh.flat[0])  # after what the consumer has queued
+            # The consumer may have queued writes to the memory.
+            self._value.backend.wait_for_caller(self._value.sharding.mesh.flat[0])
         return self._released
 
 
 def is_exclusive(storage: Storage, value: Aval) -> bool:
-    """Whether nothing else reaches the memory of a value on one device than its storage, which only the caller holds.
-    False is always right.
+    """Whether only the storage of a value on one device refers to its memory, and only the caller to the storage.
+
+    False is always correct: what is not exclusive is copied before it is written.
     """
     arrays = storage.arrays
     if arrays is not None and references(arrays) > 2:
@@ -96,5 +101,5 @@ def is_exclusive(storage: Storage, value: Aval) -> bool:
 
 
 def only_array(storage: Storage) -> Any:
-    """The array of a storage on one device."""
+    """Returns the array of a storage on one device."""
     return storage.array if storage.arrays is None else storage.arrays[0]

@@ -1,5 +1,7 @@
-"""Picking: which rows of a sharded array go to whom, where each device wants its own choice of them. Like the planner's
-moves, with lists of indices in the place of boxes.
+"""Gathers elements of a sharded array by index arrays that differ from device to device.
+
+A `GatherPlan` is the counterpart of the copy plans of `shardtensor.sharding.copy_plan`, with lists of indices instead
+of boxes.
 """
 
 from __future__ import annotations
@@ -19,8 +21,16 @@ from shardtensor.sharding.layout import Grid, Ints, Shape
 
 
 class GatherRequest:
-    """What one device wants of an array: rows, by their index in each of the picked dimensions, and of every other
-    dimension a run.
+    """The elements that one device needs of an array.
+
+    These are rows, each given by its index in every gathered dimension, over a range of indices of each other
+    dimension.
+
+    Args:
+        device: the device, or `st.HOST`.
+        rows: the number of rows.
+        coordinates: for each gathered dimension, the indices of the rows.
+        rest: for each other dimension, begin and end of the range.
     """
 
     __slots__ = ("coordinates", "device", "rest", "rows")
@@ -33,12 +43,12 @@ class GatherRequest:
 
     @property
     def shape(self) -> Shape:
-        """Of what it gets: rows first."""
+        """The shape of the requested array, in which rows are the first dimension."""
         return (self.rows, *[b - a for a, b in self.rest])
 
 
 class _Piece:
-    """Rows that one device gets from another."""
+    """Rows that one device receives from another."""
 
     __slots__ = ("index", "j", "k", "rows", "runs", "size", "to")
 
@@ -53,12 +63,12 @@ class _Piece:
 
 
 class GatherPlan:
-    """The plan by which rows of an array get to those who want them.
+    """The plan by which devices receive the rows of an array that they requested.
 
     Args:
-        source: how the array is cut, and who has which part.
-        dims: its dimensions that are picked.
-        wants: who wants what.
+        source: the grid of the array.
+        dims: its dimensions that are gathered by index arrays.
+        wants: the requests, each with its device.
     """
 
     def __init__(self, source: Grid, dims: Sequence[int], wants: Sequence[GatherRequest]) -> None:
@@ -96,7 +106,7 @@ class GatherPlan:
                 yield _Piece(k, j, rows, index, runs_here, to, size)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
-        """What the log says of it."""
+        """Yields the transfers for the log."""
         for p in self.pieces:
             source, destination = self.source.devices[p.j], self.wants[p.k].device
             if source != destination:
@@ -104,13 +114,13 @@ class GatherPlan:
                 yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
 
     def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
-        """Judges and counts the moves."""
+        """Checks the transfers against the guard and records them; see `record_transfer`."""
         record_transfer(
             operator, self.size * itemsize, explicit, lambda: self.records(itemsize, copied, operator, explicit)
         )
 
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
-        """What each gets: an array of `Want.shape`."""
+        """Executes the plan: returns one array of `GatherRequest.shape` for each request."""
         pieces: list[list[_Piece]] = [[] for _ in self.wants]
         for p in self.pieces:
             pieces[p.k].append(p)
@@ -123,7 +133,7 @@ class GatherPlan:
         for p in pieces:
             part = self._fetch(p, arrays[p.j], want.device)
             with backend.on(want.device):
-                # Rows of one source come in the order in which they are wanted.
+                # The rows of one source are in the order of the request, so a slice suffices if it has them all.
                 rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
                 out[(rows, *p.to)] = as_dtype(backend, part, dtype)
         return out
@@ -138,7 +148,10 @@ class GatherPlan:
 
 
 def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, int]]:
-    """The parts of a dimension that a run touches: (part, begin and end within it, where that is in the run)."""
+    """Returns the parts of a dimension that a range overlaps.
+
+    Each is a tuple of the part, begin and end within the part, and the position of that begin within the range.
+    """
     out = []
     for part, (a, b) in enumerate(itertools.pairwise(offsets.tolist())):
         low, high = max(a, begin), min(b, end)
@@ -148,12 +161,12 @@ def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, 
 
 
 def on_device(index: Ints, device: Device) -> Any:
-    """An index array beside what it indexes; the device is current."""
+    """Returns an index array on the device of the array that it indexes; that device is current."""
     return index if device == HOST else backend_of(device).from_host(index, device)
 
 
 def last_of_each(coordinates: Sequence[Ints], sizes: Sequence[int]) -> Ints | None:
-    """The positions of the last occurrence of each place; None where none occurs twice."""
+    """Returns the positions of the last occurrence of each index tuple; None if no tuple occurs twice."""
     key = np.ravel_multi_index(tuple(coordinates), tuple(sizes))
     places, last = np.unique(key[::-1], return_index=True)
     return None if len(places) == len(key) else np.sort(len(key) - 1 - last)

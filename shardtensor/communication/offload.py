@@ -1,4 +1,4 @@
-"""Memory kinds: tensors whose shards wait in page-locked host memory, and come to their devices when they are read."""
+"""Memory kinds: tensors whose shards are offloaded to page-locked host memory, and copied to devices when read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from shardtensor.tensor.value import Aval
 
 
 class OffloadedStorage(DeferredStorage):
-    """In place of the storage of a tensor of memory kind ``pinned_host``, where that is a memory of its own. Nothing is
-    kept on the devices: who reads it brings it there again.
+    """The storage of a tensor of memory kind ``pinned_host``, where that is separate from device memory.
+
+    The devices keep no copy: every read copies the shards back to them.
 
     Attributes:
         hosts: one host array for each part; devices that hold the same part share it.
@@ -37,14 +38,14 @@ class OffloadedStorage(DeferredStorage):
         return
 
     def stored(self) -> Storage:
-        """The shards on their devices, brought there by whoever reads them."""
+        """Copies the shards to their devices, and returns their storage."""
         if is_recording():
             records = memory_kind_transfers(self._value, on=True, explicit=False, caller="pinned_host")
             record_transfer("pinned_host", sum(record.bytes for record in records), False, lambda: records)
         return self.coming().stored()
 
     def coming(self) -> PrefetchedStorage:
-        """The shards on their way to their devices."""
+        """Starts the copies of the shards to their devices; a device waits for its copy when the storage is read."""
         value = self._value
         backend, arrays, tokens = value.backend, [], []
         for part, device in zip(value.grid.linear_parts().tolist(), value.grid.devices, strict=True):
@@ -55,18 +56,18 @@ class OffloadedStorage(DeferredStorage):
         return PrefetchedStorage(value, tuple(arrays), tokens)
 
     def settle(self) -> None:
-        """Waits until all is in host memory."""
+        """Waits until all shards are in host memory."""
         for token in self._tokens.values():
             if token is not None:
                 self._value.backend.settle(token)
 
     def shards(self) -> list[HostArray]:
-        """One host array for each device, in mesh order."""
+        """Returns one read-only host array for each device, in mesh order."""
         self.settle()
         return [read_only(self.hosts[part]) for part in self._value.grid.linear_parts().tolist()]
 
     def to_host(self, index: Index | None) -> HostArray:
-        """The tensor, or what a basic index takes of it: no device is asked."""
+        """Returns the tensor, or the elements that a basic index selects, from host memory, without any device."""
         self.settle()
         movement, parts = to_host_movement(self._value, index), self._value.grid.linear_parts().tolist()
         out = np.empty(movement.result.shape(0), self._value.dtype)
@@ -76,7 +77,7 @@ class OffloadedStorage(DeferredStorage):
 
 
 class PrefetchedStorage(DeferredStorage):
-    """In place of a storage whose shards are on their way: the devices wait for them when somebody reads."""
+    """A storage whose shards are being copied to their devices; each device waits for its copy on the first read."""
 
     __slots__ = ("_arrays", "_storage", "_tokens", "_value")
 
@@ -87,18 +88,21 @@ class PrefetchedStorage(DeferredStorage):
         self._storage: Storage | None = None
 
     def stored(self) -> Storage:
-        """The storage."""
+        """Returns the storage, ordered after the copies."""
         if self._storage is None:
             for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
                 if token is not None:
                     self._value.backend.wait(device, token)
             self._storage = Storage(arrays=self._arrays)
-            self._arrays = None  # else they would never be alone
+            self._arrays = None  # a second reference would make them appear shared, so that writes copied them
         return self._storage
 
 
 def offloaded(value: Aval, arrays: Sequence[Any]) -> Storage | OffloadedStorage:
-    """The storage of a value on separate memories, from one array for each device: in the memory of its kind."""
+    """Returns the storage of a value on separate memories, in the memory of its kind.
+
+    ``arrays`` has one array for each device. Those of memory kind ``pinned_host`` are offloaded, each part once.
+    """
     if not value.parked:
         return Storage(arrays=tuple(arrays))
     backend, grid = value.backend, value.grid
@@ -110,7 +114,7 @@ def offloaded(value: Aval, arrays: Sequence[Any]) -> Storage | OffloadedStorage:
 
 
 def pinned(value: Aval, whole: HostArray) -> OffloadedStorage:
-    """The same of a host array, which need not fit on the devices."""
+    """Returns a host array as the storage of an offloaded tensor, which need not fit on the devices."""
     grid = value.grid
     parts = grid.linear_parts().tolist()
     hosts = {parts[k]: value.backend.pin(whole[grid.index(k)]) for k in grid.owners()}
@@ -118,7 +122,7 @@ def pinned(value: Aval, whole: HostArray) -> OffloadedStorage:
 
 
 def memory_kind_transfers(value: Aval, *, on: bool, explicit: bool, caller: str) -> list[Transfer]:
-    """What the log says of a value that goes to its devices (``on``), or from them, whole."""
+    """Returns the log's records of copying a whole value to its devices (``on``), or from them to the host."""
     records, grid, itemsize = [], value.grid, value.dtype.itemsize
     for k in range(len(grid.devices)) if on else grid.owners():
         n = int(np.prod(grid.shape(k), dtype=np.int64)) * itemsize

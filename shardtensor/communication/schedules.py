@@ -1,10 +1,11 @@
-"""Who sends how much to whom, in which order: the schedules of moves and collectives as arrays of numbers, for any
-number of devices. Pure, and lazy: of the 16 million messages among 4096 devices a few hundred thousand are there at a
-time.
+"""Schedules: the messages of reshards and collectives, as arrays of sources, destinations and sizes.
 
-A schedule is a sequence of phases. The messages of one phase wait for nothing; those of the next begin when it is
-over. They are the messages of `shardtensor.sharding.copy_plan`, `shardtensor.communication.all_reduce` and
-`shardtensor.communication.communicator`, which the backends carry out.
+Schedules are pure arithmetic and lazy, so that they work for any number of devices: of the 16 million messages among
+4096 devices, a few hundred thousand exist at a time.
+
+A schedule is a sequence of phases. The messages of one phase are independent of each other; those of the next phase
+begin when it is over. They are the messages of `shardtensor.sharding.copy_plan`, `shardtensor.communication.all_reduce`
+and `shardtensor.communication.communicator`, which the backends execute.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ _AT_A_TIME = 1 << 19
 
 
 class Block(NamedTuple):
-    """Messages of one phase: arrays that broadcast together. What a device sends itself, and what has no bytes, does
-    not count.
+    """Messages of one phase, as arrays that broadcast together.
+
+    Messages from a device to itself, and those of 0 bytes, do not count.
 
     Attributes:
         sources, destinations: ids of devices; `HOST_ID` for the host.
-        sizes: bytes.
+        sizes: the bytes of each message.
     """
 
     sources: Ints
@@ -46,7 +48,7 @@ _NO_MESSAGES = Block(*[np.zeros(0, np.int64)] * 3)
 
 
 def ids_of(devices: Sequence[Device]) -> Ints:
-    """The ids of simulated devices, and `HOST_ID` for the host."""
+    """Returns the ids of simulated devices, and `HOST_ID` for any other device."""
     return np.array([d.id if d.backend == NAME else HOST_ID for d in devices], np.int64)
 
 
@@ -54,7 +56,7 @@ _ids_of_mesh: Callable[[tuple[Device, ...]], Ints] = functools.lru_cache(64)(ids
 
 
 class Schedule(abc.ABC):
-    """What devices send one another for one operator. No device sends two messages to another in one phase.
+    """The messages of one operator. No device sends two messages to the same device in one phase.
 
     Attributes:
         operator, explicit, axis: see `shardtensor.communication.transfer_log.Transfer`.
@@ -67,24 +69,24 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def phases(self) -> Iterator[Phase]:
-        """Its messages."""
+        """Yields the phases, each an iterator of blocks."""
 
     def parts(self) -> Sequence[Schedule]:
-        """The schedules of which it consists, which know nothing of one another and run at the same time."""
+        """Returns the schedules that it consists of, which are independent and run at the same time."""
         return (self,)
 
     @property
     def key(self) -> Any:
-        """Schedules with equal keys send the same."""
+        """A hashable key; schedules with equal keys have the same messages."""
         return id(self)
 
     @functools.cached_property
     def bytes(self) -> int:
-        """All that is sent."""
+        """The bytes of all messages."""
         return sum(int(b.sizes.sum()) for phase in self.phases() for b in map(sent, phase))
 
     def __call__(self) -> TransferBatch:
-        """What the log says of it."""
+        """Returns the transfers for the log."""
         blocks = [_NO_MESSAGES, *[sent(block) for phase in self.phases() for block in phase]]
         sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
         return TransferBatch(
@@ -93,7 +95,10 @@ class Schedule(abc.ABC):
         )  # fmt: skip
 
     def announce(self) -> None:
-        """Judges and counts it, if anybody does; see `shardtensor.communication.transfer_log.record_transfer`."""
+        """Checks the messages against the guard and records them, if a log or a guard is active.
+
+        See `shardtensor.communication.transfer_log.record_transfer`.
+        """
         if is_recording():
             record_transfer(self.operator, self.bytes if guarded() and not self.explicit else 0, self.explicit, self)
 
@@ -103,14 +108,14 @@ def _device(number: int) -> Device:
 
 
 def sent(block: Block) -> Block:
-    """The messages of a block one by one, without those that do not count."""
+    """Returns the messages of a block as flat arrays, without those that do not count."""
     sources, destinations, sizes = np.broadcast_arrays(*block)
     count = (sources != destinations) & (sizes > 0)
     return Block(sources[count], destinations[count], sizes[count])
 
 
 class Beside(Schedule):
-    """Schedules among different devices."""
+    """Schedules of disjoint groups of devices, which run at the same time."""
 
     def __init__(self, parts: Sequence[Schedule]) -> None:
         super().__init__(parts[0].operator, parts[0].explicit, parts[0].axis)
@@ -126,11 +131,11 @@ class Beside(Schedule):
             yield from part.phases()
 
 
-# -- moves -----------------------------------------------------------------------------------------
+# -- reshards --------------------------------------------------------------------------------------
 
 
 class Move(Schedule):
-    """A move by the planner: see `shardtensor.communication.transfer.TransferPlan`. All its messages form one phase."""
+    """The messages of a `shardtensor.communication.transfer.TransferPlan`, all in one phase."""
 
     def __init__(
         self,
@@ -164,7 +169,7 @@ class Move(Schedule):
             yield Block(here[copies.source], there[copies.destination], copies.sizes * self._itemsize)
 
     def _joined(self) -> Phase:
-        """Regions may give a device several pieces from another: they are one message."""
+        """Yields one block in which the pieces that several regions send from one device to another are one message."""
         blocks = [_NO_MESSAGES, *[sent(block) for region in self._regions for block in self._blocks(region)]]
         sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
         width = int(max(destinations.max(initial=0), 0)) + 2
@@ -175,7 +180,7 @@ class Move(Schedule):
 
 
 class Listed(Schedule):
-    """Records of the log, as one phase."""
+    """The transfers of a log, as one phase."""
 
     def __init__(self, records: Sequence[Transfer]) -> None:
         super().__init__(records[0].operator, records[0].explicit, records[0].axis)
@@ -191,10 +196,10 @@ class Listed(Schedule):
 
 
 class Collective(Schedule):
-    """What the members of one group send one another.
+    """The messages of a collective within one group of devices.
 
     Attributes:
-        members: their ids, in order.
+        members: the ids of the group's devices, in order.
     """
 
     def __init__(self, members: Ints, operator: str, explicit: bool, axis: str = "") -> None:
@@ -203,13 +208,14 @@ class Collective(Schedule):
 
 
 class AllReduce(Collective):
-    """See `shardtensor.communication.all_reduce.all_reduce` and ``messages``.
+    """The messages of `shardtensor.communication.all_reduce.all_reduce`, as its function ``messages`` lists them.
 
     Args:
         members: the ids of the group's devices.
-        speakers: the numbers of those members that have something to say.
-        state, result: bytes.
-        scattered: whether every speaker combines a chunk.
+        contributors: the positions of those members that contribute to the result.
+        state, result: bytes of a state and of the result.
+        chunked: whether every contributor combines a chunk.
+        operator, axis: see `Schedule`.
     """
 
     def __init__(
@@ -240,7 +246,7 @@ class AllReduce(Collective):
 
 
 def _tree(members: Ints, root: int, size: int) -> Iterator[Phase]:
-    """See `shardtensor.communication.all_reduce.binomial_tree`."""
+    """Yields the phases of a broadcast; see `shardtensor.communication.all_reduce.binomial_tree`."""
     order = np.concatenate([members[root : root + 1], np.delete(members, root)])
     known = 1
     while known < len(order):
@@ -250,7 +256,7 @@ def _tree(members: Ints, root: int, size: int) -> Iterator[Phase]:
 
 
 def _all_to_all(sources: Ints, destinations: Ints, sizes: Callable[[slice], Ints]) -> Phase:
-    """Messages from all to all; ``sizes(rows)`` are the bytes of those from some of the sources."""
+    """Yields the messages from each source to each destination; ``sizes(rows)`` returns those of a slice of sources."""
     step = max(_AT_A_TIME // max(len(destinations), 1), 1)
     for begin in range(0, len(sources), step):
         rows = slice(begin, begin + step)
@@ -258,13 +264,13 @@ def _all_to_all(sources: Ints, destinations: Ints, sizes: Callable[[slice], Ints
 
 
 class AllToAll(Collective):
-    """Everybody sends to everybody.
+    """The messages of a collective in which each member sends to each other member.
 
     Args:
         members: the ids of the group's devices.
         rows: for each member the bytes of a row.
-        shares: how many of its rows each member gets, in several ways.
-        which: in which of them the rows of each member are shared out.
+        shares: divisions of rows: each has the number of rows that each member receives.
+        which: for each member, the position in ``shares`` of the division of its rows.
         operator, axis: see `Schedule`.
     """
 
@@ -291,7 +297,7 @@ class AllToAll(Collective):
 
 
 class Permute(Collective):
-    """Some members send to one each."""
+    """The messages of a permutation: some members send to one member each."""
 
     def __init__(self, members: Ints, ends: tuple[Ints, Ints], sizes: Ints, operator: str, axis: str) -> None:
         super().__init__(members, operator, True, axis)
@@ -305,7 +311,7 @@ class Permute(Collective):
 
 
 class Broadcast(Collective):
-    """One member's array to all of them, along a binomial tree."""
+    """The messages that send one member's array to all members, along a binomial tree."""
 
     def __init__(self, members: Ints, root: int, size: int, operator: str, axis: str) -> None:
         super().__init__(members, operator, True, axis)
@@ -330,14 +336,14 @@ def combination(
     result: int,
     least: int,
 ) -> Schedule:
-    """What groups of devices send one another for the partial results of a reduction.
+    """Returns the schedule that combines the partial results of an operator's reduction in each group of devices.
 
     Args:
-        operator: its name.
-        devices: in mesh order.
-        groups: positions, one row for each group.
-        speaks: for each position, whether it has something to say.
-        sizes: elements of each group's result.
+        operator: the name of the operator.
+        devices: the devices, in mesh order.
+        groups: the positions of the devices, one row for each group.
+        speaks: for each position, whether its device contributes to the result.
+        sizes: the number of elements of each group's result.
         state, result: bytes of one element of a partial result, and of the result.
         least: bytes of a result from which it is combined in chunks.
     """

@@ -1,4 +1,4 @@
-"""`simulate`: what a function would send on devices that do not exist, by whom, to whom, and in what time."""
+"""`simulate`: the messages that a function would send on devices that do not exist, and the time they would take."""
 
 from __future__ import annotations
 
@@ -19,35 +19,39 @@ from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
 
 Links = float | Mapping[str, float] | None
-"""A figure of all links, or by the mesh axis along which two devices differ."""
+"""A number for all links, or one for each mesh axis along which two devices differ."""
 
 
 def simulate(
     fn: Callable[..., Any], *args: Any, latency: Links = None, bandwidth: Links = None, mesh: Mesh | None = None
 ) -> SimulationReport:
-    """What ``fn(*args)`` would send on devices that do not exist: the plans, without the data.
+    """Simulates ``fn(*args)`` on devices that do not exist, and reports the messages that it would send.
 
-    Tensors on an `AbstractMesh` are propagated, planned and counted as any others; nothing is allocated, and nothing
-    computed. `shard_map`, `pmap`, `smap` and the collectives work too: their programs get single-device tensors.
+    Operators on tensors of an `AbstractMesh` are propagated, planned and counted as any others; no elements are
+    allocated, computed or moved. `shard_map`, `pmap`, `smap` and the collectives work too: the mapped functions receive
+    single-device tensors.
 
     Args:
-        fn: the function. What it returns may be anything.
-        *args: its arguments, pytrees: tensors on an `AbstractMesh`, and what is no array. Host arrays are shapes that
-            come from the host.
-        latency: seconds from when a message is sent to when it begins to arrive: α. A number for all links, or a dict
-            by mesh axis for a network of several levels: of the axes along which two devices differ, the slowest
-            counts.
+        fn: the function. It may return any object.
+        *args: its arguments, pytrees of tensors on an `AbstractMesh` and of other objects. Only the shapes and dtypes
+            of host arrays are used; they count as transferred from the host.
+        latency: seconds from the sending of a message to the arrival of its first byte: α. A number for all links, or a
+            dict by mesh axis for a network of several levels: the slowest of the axes along which two devices differ
+            determines the time.
         bandwidth: bytes per second, likewise: 1/β. With both, the report has times.
-        mesh: the devices, in whose axes links are spoken of; without it, the mesh of the first simulated tensor in
-            ``args``, else the default mesh. Inside of ``fn`` it is the default mesh.
+        mesh: the devices, whose axes the dicts name; by default the mesh of the first simulated tensor in ``args``,
+            otherwise the default mesh. It is the default mesh while ``fn`` runs.
 
     Raises:
         ShardingError: the mesh has devices that exist, or no mesh is known.
-        ArgumentTypeError: a tensor with elements among the arguments; ``fn`` wants to read elements.
-        ArgumentError: latency without bandwidth; a dict without an axis of the mesh, or with another one.
+        ArgumentTypeError: an argument contains a tensor with elements; ``fn`` reads elements, or is not callable; or a
+            latency or bandwidth is not a number.
+        ArgumentError: only one of latency and bandwidth is given; a dict lacks an axis of the mesh or has another one;
+            or a latency is negative, a bandwidth not positive, or either infinite.
 
-    Schedules are the ones that the backends carry out. Their phases follow one another; within a phase, a device sends
-    its messages one after the other, and receives at the same time. The time of a phase is that of its slowest device.
+    The schedules are those that the backends execute. The phases of a schedule follow one another; within a phase, a
+    device sends its messages one after the other, and receives at the same time. The time of a phase is that of its
+    slowest device.
 
     >>> mesh = st.AbstractMesh((4096,), ("x",))
     >>> x = st.zeros((8192, 1000), dtype="float32", device=st.NamedSharding(mesh, st.P("x")))
@@ -65,7 +69,7 @@ def simulate(
 
 
 def _mesh_for(args: Any, given: Mesh | None) -> Mesh:
-    """The mesh whose devices send."""
+    """Returns the mesh whose devices are simulated: the given one, that of the first tensor, or the default mesh."""
     if given is not None and not isinstance(given, Mesh):
         raise ArgumentTypeError(f"simulate: mesh is a {type(given).__name__}; wanted an AbstractMesh")
     tensors = [x for x in leaves(args) if isinstance(x, ShardedTensor)]
@@ -86,12 +90,12 @@ def _mesh_for(args: Any, given: Mesh | None) -> Mesh:
 
 
 class _Network:
-    """The devices of a mesh, and what their links do.
+    """The devices of a mesh, and the latency and bandwidth of their links.
 
     Attributes:
         mesh: the devices.
-        links: latency and seconds per byte for each mesh axis, the slower ones of a pair being decisive; None where
-            nobody has said.
+        links: dimension, latency and seconds per byte of each mesh axis; of the axes along which two devices differ,
+            the slowest determines the time. None if latency and bandwidth were not given.
     """
 
     def __init__(self, mesh: Mesh, latency: Links, bandwidth: Links) -> None:
@@ -104,7 +108,7 @@ class _Network:
         if latency is not None and bandwidth is not None:
             delays, rates = self._by_axis(latency, "latency"), self._by_axis(bandwidth, "bandwidth")
             self.links = [(d, delays[name], 1 / rates[name]) for d, name in enumerate(mesh.axis_names) if name in rates]
-            if len({link[1:] for link in self.links}) == 1:  # all alike: nobody need look where devices are
+            if len({link[1:] for link in self.links}) == 1:  # equal links need no coordinates
                 self.links = [(-1, *self.links[0][1:])]
         self._coordinates = mesh.coordinates
         ids = ids_of(mesh.flat)
@@ -136,10 +140,10 @@ class _Network:
         return {name: float(figure) for name, figure in figures.items()}
 
     def positions(self, ids: Ints) -> Ints:
-        """Where devices stand in the mesh; its size stands for the host.
+        """Returns the positions of devices in the mesh; the position of the host is the mesh's size.
 
         Raises:
-            ShardingError: one is not in the mesh.
+            ShardingError: a device is not in the mesh.
         """
         found = np.full(ids.shape, self.size)
         devices = ids != HOST_ID
@@ -153,7 +157,7 @@ class _Network:
         return found
 
     def times(self, sources: Ints, destinations: Ints, sizes: Ints) -> Any:
-        """How long each message takes."""
+        """Returns the seconds that each message takes."""
         assert self.links is not None
         slowest: Any = 0.0
         for d, latency, per_byte in self.links:
@@ -165,23 +169,23 @@ class _Network:
         return slowest
 
 
-# -- what is counted -------------------------------------------------------------------------------
+# -- traffic ---------------------------------------------------------------------------------------
 
 
 class Traffic:
-    """What one call of an operator sends, or all calls of it.
+    """The messages of one call of an operator, or of all its calls.
 
     Attributes:
-        operator: its name.
-        axis: for a collective, the mesh axes that it runs along, as it was told; else empty.
-        calls: how often it sent something.
-        messages: how many; what one device sends another in one phase is one.
-        bytes: of all messages.
-        sent, received: bytes of the device that sends (receives) most.
-        link: the most bytes that go from one device to another in one call.
-        rounds: how many steps it takes if in each a device sends one message at most and receives one.
-        from_host, to_host: bytes that come from the host, and go there; they are in none of the others.
-        seconds: the time, or None where latency and bandwidth are not known. Calls follow one another.
+        operator: the name of the operator.
+        axis: for a collective, the mesh axes that it runs along, as named in its call; otherwise empty.
+        calls: the number of calls that sent a message.
+        messages: the number of messages; everything that a device sends to another in one phase is one message.
+        bytes: the bytes of all messages.
+        sent, received: the bytes of the device that sends (receives) most.
+        link: the most bytes that any device sends to another in one call.
+        rounds: the number of steps, if in each step a device sends at most one message and receives at most one.
+        from_host, to_host: the bytes transferred from and to the host, which the other counts exclude.
+        seconds: the time of the calls, one after the other; None if latency and bandwidth are not known.
     """
 
     def __init__(self, operator: str, axis: str, size: int) -> None:
@@ -193,20 +197,20 @@ class Traffic:
 
     @property
     def sent(self) -> int:
-        """See the class."""
+        """See `Traffic`."""
         return int(self._ends[0].max())
 
     @property
     def received(self) -> int:
-        """See the class."""
+        """See `Traffic`."""
         return int(self._ends[1].max())
 
     def by_device(self) -> npt.NDArray[np.int64]:
-        """Bytes that each device sends, and receives: an array of shape (2, devices)."""
+        """Returns the bytes that each device sends and receives: an array of shape (2, devices)."""
         return self._ends.copy()
 
     def _add(self, other: Traffic) -> None:
-        """What follows it."""
+        """Adds the traffic of a later call."""
         for name in ("calls", "messages", "bytes", "rounds", "from_host", "to_host"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.link = max(self.link, other.link)
@@ -215,7 +219,7 @@ class Traffic:
         self._ends += other._ends
 
     def _run(self, schedule: Schedule, network: _Network) -> None:
-        """What happens at the same time."""
+        """Adds the traffic of a schedule that runs at the same time."""
         rounds, seconds = 0, 0.0
         for phase in schedule.phases():
             counts = np.zeros((2, network.size), np.int64)
@@ -236,7 +240,7 @@ class Traffic:
             self.from_host += int(sizes[np.broadcast_to(sources == network.size, sizes.shape)].sum())
             self.to_host += int(sizes[np.broadcast_to(destinations == network.size, sizes.shape)].sum())
             real &= (sources < network.size) & (destinations < network.size)
-            sources, destinations = sources % network.size, destinations % network.size  # where nothing counts
+            sources, destinations = sources % network.size, destinations % network.size  # 0 is added there
         sizes = np.where(real, block.sizes, 0)
         self.messages += int(np.count_nonzero(real))
         self.bytes += int(sizes.sum())
@@ -248,7 +252,7 @@ class Traffic:
 
 
 def _traffic(step: list[Schedule], network: _Network) -> Traffic:
-    """What schedules send that run at the same time."""
+    """Returns the traffic of a step: of schedules that run at the same time."""
     traffic = Traffic(step[0].operator, step[0].axis, network.size)
     for schedule in step:
         for part in schedule.parts():
@@ -258,16 +262,16 @@ def _traffic(step: list[Schedule], network: _Network) -> Traffic:
 
 
 def _sum(ends: Any, sources: Ints, destinations: Ints, figures: Any) -> None:
-    """Adds the figures of messages to what they are at both ends."""
+    """Adds the figures of messages to the totals of their sources (row 0) and destinations (row 1)."""
     for row, where in zip(ends, (sources, destinations), strict=True):
         at = np.broadcast_to(where, np.broadcast_shapes(where.shape, (1,) * figures.ndim))
         spread = tuple(d for d in range(figures.ndim) if at.shape[d] != figures.shape[d])
         totals = figures.sum(axis=spread) if spread else figures
-        row += np.bincount(at.ravel(), totals.ravel(), len(row)).astype(row.dtype)  # exact below 2**53
+        row += np.bincount(at.ravel(), totals.ravel(), len(row)).astype(row.dtype)  # floats, exact below 2**53
 
 
 class _Steps:
-    """The book in which a simulation is written: what was called, in order."""
+    """The `TransferListener` of a simulation, which collects the schedules of the calls, in order."""
 
     def __init__(self, network: _Network) -> None:
         self._network = network
@@ -287,7 +291,10 @@ class _Steps:
                 self.steps.append([Listed(mine)])
 
     def _meet(self, schedule: Collective) -> None:
-        """Groups along an axis that make their k-th call of a collective make it at the same time."""
+        """Adds a collective of one group to the step of the other groups' k-th calls of the same collective.
+
+        Groups along an axis run their k-th calls at the same time.
+        """
         kind = (schedule.operator, schedule.axis)
         turns = self._turns.setdefault(kind, np.zeros(self._network.size, np.int64))
         members = self._network.positions(schedule.members)
@@ -304,16 +311,18 @@ class _Steps:
 
 
 class SimulationReport:
-    """What `simulate` has found. It prints as a table.
+    """The messages, bytes and times that `simulate` computed. It prints as a table.
 
     Attributes:
         mesh: the devices.
-        steps: a `Traffic` for each call that sent something, in order. Groups of devices that make the same call of a
-            collective are one step.
-        operators: the same for each operator, and axis of a collective; ``link`` is that of one call.
-        total: the same for everything.
-        result: what the function returned, its tensors without elements.
-        shardings: in the form of the result, the `NamedSharding` of each tensor; None for what is none.
+        steps: a `Traffic` for each call that sent a message, in order. The calls of one collective by several groups of
+            devices are one step.
+        operators: the sum of the steps for each operator, and for each axis of a collective; ``link`` is that of one
+            call.
+        total: the sum of all steps.
+        result: what the function returned; tensors in it have no elements.
+        shardings: a pytree in the form of the result with the `NamedSharding` of each tensor, and None for other
+            leaves.
 
     >>> mesh = st.AbstractMesh((64,), ("x",))
     >>> x = st.zeros((2**20,), dtype="float32", device=mesh)
@@ -332,7 +341,7 @@ class SimulationReport:
         self.result = result
         self.shardings = map_leaves(lambda x: x.sharding if isinstance(x, ShardedTensor) else None, result)
         self._network = network
-        self._schedules: dict[Any, tuple[Schedule, int]] = {}  # equal ones are worked out once, and counted
+        self._schedules: dict[Any, tuple[Schedule, int]] = {}  # by key, with the number of calls
         self.steps: list[Traffic] = []
         self.total = Traffic("total", "", network.size)
         rows: dict[tuple[str, str], Traffic] = {}
@@ -358,12 +367,12 @@ class SimulationReport:
 
     @property
     def messages(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
         return self.total.messages
 
     @property
     def bytes(self) -> int:
-        """All bytes that go from device to device."""
+        """The bytes of all messages from device to device."""
         return self.total.bytes
 
     @property
@@ -373,12 +382,13 @@ class SimulationReport:
 
     @property
     def seconds(self) -> float | None:
-        """The time of all schedules, one after the other; None where latency and bandwidth are not known."""
+        """The time of all schedules, one after the other; None if latency and bandwidth are not known."""
         return self.total.seconds
 
     def link_bytes(self) -> npt.NDArray[np.int64]:
-        """How many bytes go from each device to each other one, in mesh order: an array of shape (n, n). Made when it
-        is asked for: of 4096 devices it has 134 MB.
+        """Returns the bytes from each device to each other device, in mesh order: an array of shape (n, n).
+
+        The array is created by each call: for 4096 devices it takes 134 MB.
 
         >>> mesh = st.AbstractMesh((4,), ("x",))
         >>> st.simulate(lambda x: x[1:] + 1, st.zeros((8, 1), dtype="int8", device=mesh)).link_bytes()
@@ -388,7 +398,7 @@ class SimulationReport:
                [0, 0, 1, 0]])
         """
         n = self.mesh.size
-        table = np.zeros((n + 1) * n + n, np.int64)  # of the host, too
+        table = np.zeros((n + 1) * n + n, np.int64)  # including positions of the host
         for schedule, calls in self._schedules.values():
             for phase in schedule.phases():
                 for block in phase:
@@ -419,7 +429,7 @@ _MAY_LACK = ("axis", "host", "seconds")
 
 
 def _row(t: Traffic) -> list[str]:
-    """A line of the table."""
+    """Returns the cells of one line of the table."""
     figures = (t.calls, t.messages, t.bytes, t.sent, t.received, t.link, t.rounds)
     host = t.from_host + t.to_host
     seconds = "" if t.seconds is None else f"{t.seconds:.4g}"

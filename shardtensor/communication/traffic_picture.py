@@ -1,4 +1,4 @@
-"""Pictures of traffic: how many bytes went from which device to which, as a heat map or as text."""
+"""Pictures of traffic: the bytes from each device to each other device, as a heat map or as text."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Ints = npt.NDArray[np.int64]
 
 
 class Moved:
-    """Bytes that devices sent one another.
+    """The bytes that devices sent to each other.
 
     Args:
-        devices: devices, some of which took part.
+        devices: the devices, including any that sent and received nothing.
         sources, destinations: for each message, the positions of its ends in ``devices``.
         sizes: the bytes of each message; those of 0 bytes do not count.
 
     Attributes:
-        devices: those that took part, in order, the host last.
+        devices: the devices that sent or received, in order, the host last.
     """
 
     def __init__(self, devices: Sequence[Device], sources: Ints, destinations: Ints, sizes: Ints) -> None:
@@ -44,7 +44,7 @@ class Moved:
 
     @classmethod
     def of(cls, pairs: Mapping[tuple[Device, Device], int]) -> Moved:
-        """The same, given as bytes by (source, destination).
+        """Creates a `Moved` from the bytes of each (source, destination) pair.
 
         >>> from shardtensor.communication.traffic_picture import Moved
         >>> a, b = st.devices("numpy")[:2]
@@ -58,11 +58,11 @@ class Moved:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """The bytes of all messages."""
         return int(self._sizes.sum())
 
     def grid(self, groups: Ints) -> Ints:
-        """Bytes from group to group of devices, given the group of each."""
+        """Returns the bytes from group to group of devices; ``groups`` has the number of each device's group."""
         count = int(groups.max(initial=-1)) + 1
         table = np.zeros((count, count), np.int64)
         sources, destinations = groups[self._ends]
@@ -70,7 +70,7 @@ class Moved:
         return table
 
     def sent_and_received(self) -> dict[Device, tuple[int, int]]:
-        """How many bytes each of the devices sent and received."""
+        """Returns the bytes that each device sent and received."""
         sums = np.zeros((2, len(self.devices)), np.int64)
         for row, end in zip(sums, self._ends, strict=True):
             np.add.at(row, end, self._sizes)
@@ -78,26 +78,26 @@ class Moved:
 
 
 _NUMBERS = 12
-"""As many devices have their bytes written out; where there are more, text has shades for them, a figure colors."""
+"""The most devices whose bytes are written as numbers; for more, text uses shades, and a figure uses colors only."""
 
 _WIDTH = 120
-"""How wide a table of numbers may be."""
+"""The most characters in a line of a table of numbers."""
 
 _ROWS = 64
-"""As many rows text has at most, the host's aside; where there are more devices, several share a row, and a column."""
+"""The most rows of text, the host's excluded; if there are more devices, several share a row and a column."""
 
 _PIXELS = 128
-"""The same of a figure."""
+"""The most rows of a figure, likewise."""
 
 _NAMES = 24
-"""As many rows of a figure have a name, at most; and the last one."""
+"""The most rows of a figure that have a name; the last row always has one."""
 
 _SHADES = "░▒▓█"
 _NONE = "·"
 
 
 class TextPicture:
-    """A picture that is text: it prints as it looks, and notebooks show it so.
+    """A picture that is text: printing it and displaying it in a notebook show the text.
 
     >>> from shardtensor.communication.traffic_picture import TextPicture
     >>> TextPicture("a > b")
@@ -113,16 +113,16 @@ class TextPicture:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The same for notebooks, in letters of one width."""
+        """Returns the text as HTML in a monospaced font, for notebooks."""
         return f'<pre style="line-height: 1.2">{escape(self._text)}</pre>'
 
 
 def picture(moved: Moved, *, text: bool = False) -> Any:
-    """Who sent how much to whom.
+    """Draws the bytes from each device to each other device.
 
     Args:
-        moved: who sent how much to whom.
-        text: whether it shall be text even if matplotlib is installed.
+        moved: the bytes that devices sent to each other.
+        text: whether to return text even if matplotlib is installed.
 
     Returns:
         A ``matplotlib.figure.Figure``, which pyplot does not know; or a `TextPicture`.
@@ -151,7 +151,7 @@ def _text(moved: Moved) -> str:
 
 
 def _numbers(moved: Moved) -> list[str]:
-    """A table of bytes."""
+    """Returns the lines of a table of bytes."""
     rows = [["", *_short(moved.devices), "sent", "received"]]
     grid = moved.grid(np.arange(len(moved.devices)))
     for (device, ends), row in zip(moved.sent_and_received().items(), grid.tolist(), strict=True):
@@ -160,13 +160,13 @@ def _numbers(moved: Moved) -> list[str]:
 
 
 def _short(devices: Sequence[Device]) -> list[str]:
-    """Names without the backend, where it is the same for all."""
+    """Returns the names of devices, without the backend if it is the same for all."""
     several = len({d.backend for d in devices if d != HOST}) > 1
     return [str(d) if several or d == HOST else str(d.id) for d in devices]
 
 
 def _shades(moved: Moved) -> list[str]:
-    """A character for each pair of rows."""
+    """Returns the lines of a table with one character for each pair of rows."""
     names, grid, shared = _rows(moved, _ROWS)
     most = int(grid.max())
     levels = [f"{shade} to {readable(most * (k + 1) / len(_SHADES))}" for k, shade in enumerate(_SHADES)]
@@ -179,10 +179,10 @@ def _shades(moved: Moved) -> list[str]:
 
 
 def _rows(moved: Moved, most: int) -> tuple[list[str], Ints, str]:
-    """Names of rows, the bytes from row to row, and how to say that rows are shared.
+    """Returns the names of rows, the bytes from row to row, and a note for the title if devices share rows.
 
-    There is a row for each device, or for as many neighbours as must share one lest there be more than ``most``; and
-    one for the host.
+    There is one row for each device, or for several neighbouring devices if there would be more than ``most`` rows; and
+    one row for the host.
     """
     devices = moved.devices
     others = [device for device in devices if device != HOST]
@@ -196,7 +196,7 @@ def _rows(moved: Moved, most: int) -> tuple[list[str], Ints, str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells: the first column begins, and the others end, at one place."""
+    """Formats rows of cells as lines: the first column is aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
 
@@ -206,13 +206,13 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 @functools.cache
 def _matplotlib_figure() -> Any:
-    """A figure that notebooks show although pyplot does not know it."""
+    """Returns a class of figures that notebooks display although pyplot does not know them."""
     figure = importlib.import_module("matplotlib.figure").Figure
     return type("Picture", (figure,), {"__module__": __name__, "_repr_png_": _png})
 
 
 def _figure_class() -> Any:
-    """That class; None where matplotlib is not installed."""
+    """Returns the class of figures; None if matplotlib is not installed."""
     try:
         return _matplotlib_figure()
     except ImportError:
@@ -237,13 +237,13 @@ def _figure(figure_class: Any, moved: Moved) -> Any:
         return figure
     axes.set_title(f"{readable(moved.total)} moved{shared}")
     most = float(grid.max())
-    image = axes.imshow(np.ma.masked_equal(grid, 0), cmap="viridis_r", vmin=0, vmax=most)  # nothing sent: blank
+    image = axes.imshow(np.ma.masked_equal(grid, 0), cmap="viridis_r", vmin=0, vmax=most)  # zeros stay blank
     step = math.ceil(len(names) / _NAMES)
     shown = [*range(0, len(names) - step, step), len(names) - 1]
     axes.set_xticks(shown, [names[k] for k in shown], rotation=90)
     axes.set_yticks(shown, [names[k] for k in shown])
     unit = 1024 ** power_of_1024(most)
-    locator = ticker.MaxNLocator(5, steps=[1, 2.5, 5, 10], integer=unit == 1)  # quarters of a unit are 256 of the next
+    locator = ticker.MaxNLocator(5, steps=[1, 2.5, 5, 10], integer=unit == 1)  # a quarter is 256 of the smaller unit
     ticks = [tick for tick in locator.tick_values(0, most / unit) * unit if tick <= most]
     figure.colorbar(image, ticks=ticks, format=lambda n, _: readable(n), label="bytes")
     if len(names) <= _NUMBERS:

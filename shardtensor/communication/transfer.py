@@ -1,5 +1,7 @@
-"""Moves that happen: a plan of copies run on the backends, operands brought where an operator wants them, and the log
-told.
+"""Point-to-point transfers: plans of copies are executed on the backends, and recorded in the log.
+
+A `TransferPlan` is executed by copies within and between devices; an `OperandTransfer` moves one operand into the
+sharding that a plan requires.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ _NO_MESSAGES: tuple[Ints, Ints, Ints] = (np.zeros(0, np.int64),) * 3
 
 
 class TransferPlan:
-    """A result and where its elements come from.
+    """A result, and the regions of the operands from which its elements are copied.
 
     Attributes:
-        regions: the regions; they do not overlap, and together they cover the result.
-        sources: the grid of each operand, in the shapes that the regions speak of.
+        regions: the regions, which do not overlap and together cover the result.
+        sources: the grid of each operand, in the shapes to which the regions refer.
         result: the grid of the result, likewise.
-        copies: the plan of each region; made here where it is not given.
+        copies: the copies of each region; computed if not given.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class TransferPlan:
         self.size = sum(c.size for c in self.copies)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
-        """What the log says of it."""
+        """Returns the transfers for the log."""
         grids = (self.result, *self.sources)
         devices = [device for grid in grids for device in grid.devices]
         first = np.cumsum([len(grid.devices) for grid in grids])
@@ -65,14 +67,16 @@ class TransferPlan:
         )
 
     def run(self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False) -> tuple[Any, ...]:
-        """The result's arrays, one per device in mesh order, from the operands' (in the shapes that the regions speak
-        of): in row-major order, or ``as_they_lie``, so that what stays where it is need not be copied.
+        """Executes the plan: returns the result's arrays, one per device in mesh order, from the operands' arrays.
+
+        The operands have the shapes to which the regions refer. The result is in row-major order, unless
+        ``as_they_lie`` is true: then an array that stays on its device keeps its memory order, and need not be copied.
         """
         return tuple([self._receive(k, pieces, operands, dtype, as_they_lie) for k, pieces in enumerate(self.incoming)])
 
     @functools.cached_property
     def incoming(self) -> list[list[Piece]]:
-        """The pieces that each device of the result gets."""
+        """The pieces that each device of the result receives."""
         incoming: list[list[Piece]] = [[] for _ in self.result.devices]
         for copies in self.copies:
             for piece in copies:
@@ -87,7 +91,7 @@ class TransferPlan:
         if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
             part = self._fetch(pieces[0], operands, device)
             with backend.on(device):
-                # Like what is sent: devices that hold the same elements must reduce them in the same order.
+                # Arrays that are sent are contiguous, and replicas must be reduced in the same order on every device.
                 part = part if as_they_lie else backend.contiguous(part)
                 return as_dtype(backend, part, dtype)
         with backend.on(device):
@@ -99,7 +103,7 @@ class TransferPlan:
         return out
 
     def _fetch(self, piece: Piece, operands: Sequence[Sequence[Any]], device: Device) -> Any:
-        """The elements of one piece on ``device``: a view where they are there already."""
+        """Returns the elements of one piece on ``device``: a view if they are already there."""
         region = self.regions[piece.region]
         source = self.sources[region.operand].devices[piece.j]
         array = operands[region.operand][piece.j]
@@ -109,19 +113,19 @@ class TransferPlan:
 
 
 def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
-    """An array of that dtype; its device is current. Not every library converts what is assigned, or as NumPy does."""
+    """Converts an array to a dtype; its device is current. Not every library converts on assignment as NumPy does."""
     return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
 
 
 def copied(array: Any, device: Device) -> Any:
-    """A copy of an array on its device."""
+    """Returns a copy of an array on its device."""
     backend = backend_of(device)
     with backend.on(device):
         return backend.xp.asarray(array, copy=True)
 
 
 def array_on(x: Any, device: Device, caller: str) -> Any:
-    """The array of a tensor or host array, whole, on one device."""
+    """Returns all elements of a tensor or host array as one array on one device."""
     if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
         storage = x._storage
         arrays = storage.arrays
@@ -132,8 +136,10 @@ def array_on(x: Any, device: Device, caller: str) -> Any:
 
 
 def send(array: Any, source: Device, destination: Device) -> Any:
-    """A copy of ``array``, which lives on ``source``, on another device: of the same backend, of another one that uses
-    the same memory, or through the host.
+    """Copies ``array`` from device ``source`` to another device.
+
+    The destination is of the same backend, or of another backend that can address the same memory; otherwise the
+    elements are copied through the host.
     """
     giver, taker = backend_of(source), backend_of(destination)
     if giver is taker:
@@ -153,19 +159,19 @@ def send(array: Any, source: Device, destination: Device) -> Any:
 
 
 def _share(array: Any, source: Device, destination: Device) -> Any:
-    """A copy on a device of another backend that can read the memory where ``array`` is."""
+    """Copies an array to a device of another backend that can address the memory of the array."""
     giver, taker = backend_of(source), backend_of(destination)
     with giver.on(source):
         lent = giver.to_dlpack(array)
-    giver.synchronize(source)  # the two know nothing of each other's order
+    giver.synchronize(source)  # the backends do not share an order of execution
     with taker.on(destination):
         copy = taker.xp.asarray(taker.from_dlpack(lent, destination), copy=True)
-    taker.synchronize(destination)  # the giver may write or free it next
+    taker.synchronize(destination)  # the source may be overwritten or freed after this call
     return copy
 
 
 class OperandTransfer:
-    """How one operand gets into the layout that a plan wants."""
+    """The transfer of one operand into the sharding that a plan requires."""
 
     __slots__ = ("_movement", "simulated", "source", "stays", "target")
 
@@ -178,7 +184,7 @@ class OperandTransfer:
 
     @property
     def movement(self) -> TransferPlan:
-        """The plan, made when it is first wanted: where devices share one memory and nobody counts, it never is."""
+        """The transfer plan, computed on first use: never, where devices share a memory and nothing is recorded."""
         if self._movement is None:
             source, shape = self.source, self.source.shape
             plan = (plan_reshard(source.sharding, self.target, shape),) if isinstance(source, Aval) else None
@@ -186,11 +192,11 @@ class OperandTransfer:
         return self._movement
 
     def keeps(self, k: int) -> bool:
-        """Whether the shard on the k-th device of the target may be memory of the operand."""
+        """Whether the shard on the k-th device of the target may share memory with the operand."""
         return self.stays or any(piece.local for piece in self.movement.incoming[k])
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
-        """Judges and counts the move; see `record_transfer`."""
+        """Checks the transfer against the guard and records it; see `record_transfer`."""
         itemsize = self.source.dtype.itemsize
         if self.simulated:
             _abstract_move(self, operator, explicit).announce()
@@ -201,7 +207,7 @@ class OperandTransfer:
         )
 
     def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
-        """The operand as one buffer, for a backend with one memory."""
+        """Returns the operand as one buffer, for a backend whose devices share a memory."""
         foreign = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
         if not self.stays and is_recording():
             self.announce(operator, explicit, copied=foreign)
@@ -210,7 +216,7 @@ class OperandTransfer:
         return gather(x, operator)
 
     def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
-        """The operand as one array for each device of the target."""
+        """Returns the operand as one array for each device of the target."""
         if self.stays:
             return shard_arrays(x)
         if is_recording():
@@ -228,10 +234,10 @@ def _abstract_move(way: OperandTransfer, operator: str, explicit: bool) -> Move:
 
 
 def abstract_operand(x: Any) -> Any:
-    """What stands for an operand where nothing is run; a view counts what it would read.
+    """Returns the abstract array of an operand on simulated devices, and records what reading a view would transfer.
 
     Raises:
-        ArgumentTypeError: it has elements.
+        ArgumentTypeError: the operand is a tensor with elements.
     """
     if isinstance(x, ShardedTensor):
         if not x._aval.backend.simulated:
@@ -243,7 +249,7 @@ def abstract_operand(x: Any) -> Any:
 
 
 def gather(x: Any, caller: str = "gather") -> HostArray:
-    """The whole of an operand in host memory, not to be written to; the move is not counted."""
+    """Returns all elements of an operand in host memory, read-only by convention; the transfer is not recorded."""
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     if x._aval.backend.simulated:
@@ -256,20 +262,20 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
 
 @functools.lru_cache(1024)
 def to_host_movement(value: Aval, index: Index | None = None) -> TransferPlan:
-    """How a tensor, or what a basic index takes of it, gets to the host."""
+    """Returns the plan that copies a tensor, or the elements that a basic index selects, to the host."""
     region = identity(value.shape) if index is None else region_of(index)
     return TransferPlan((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
 def pieces_of(x: Any) -> Sequence[Any]:
-    """The arrays of an operand: of a tensor one for each device, of anything else the host array that it is."""
+    """Returns the arrays of an operand: one for each device of a tensor, otherwise the host array itself."""
     return shard_arrays(x) if isinstance(x, ShardedTensor) else (np.asarray(x),)
 
 
 def whole_array(x: ShardedTensor, caller: str = "join") -> HostArray:
-    """Where devices share one memory: the one buffer of a tensor. Pieces that came from elsewhere are joined, once."""
+    """Returns the one buffer of a tensor whose devices share a memory. Separate arrays are joined, once."""
     storage = x._storage
-    pieces, array = storage.arrays, storage.array  # in this order: another thread may join them meanwhile
+    pieces, array = storage.arrays, storage.array  # in this order, as another thread may join them
     if array is None:
         array, copied = join(pieces, x._aval)
         if copied:
@@ -277,6 +283,6 @@ def whole_array(x: ShardedTensor, caller: str = "join") -> HostArray:
             record_copy(caller, copied, device)
         storage = current_storage(x)
         if storage.arrays is pieces:
-            storage.array = array  # before the pieces go, for the same reason
+            storage.array = array  # before arrays is cleared, for the same reason
             storage.arrays = None
     return array  # type: ignore[no-any-return]

@@ -1,8 +1,7 @@
-"""The book of moves: `transfers` counts them, `transfer_guard` judges the implicit ones.
+"""The log of transfers: `transfers` records them, `transfer_guard` controls the implicit ones.
 
-Each move has two sizes. ``bytes`` is what machines with separate memories would send, so that a laptop shows what a
-cluster would do; ``copied`` is what was really copied here (nothing, where devices share one memory and a view will
-do).
+Each transfer has two sizes: ``bytes`` is what machines with separate memories would send, so that a laptop shows what a
+cluster would do; ``copied`` is what was copied here (0 where devices share a memory and a view suffices).
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ logger = logging.getLogger("shardtensor")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes that went from one place to another for one operator.
+    """Bytes transferred from one device to another for one operator.
 
     Attributes:
         bytes: what machines with separate memories would send.
-        copied: what was really copied here.
-        source: the device they came from, or `st.HOST`.
-        destination: the device they went to, or `st.HOST`.
-        operator: the name of the operator that wanted them.
-        explicit: whether the caller asked for the move itself (`device_put`, `reshard`, `shard`, reading to the host,
-            ...) or for a reduction, whose combination is its own work; False where the library had to bring data
-            together.
-        axis: for a collective, the mesh axes that it ran along; else empty.
+        copied: what was copied here.
+        source: the source device, or `st.HOST`.
+        destination: the destination device, or `st.HOST`.
+        operator: the name of the operator that required the transfer.
+        explicit: whether the call itself requests the transfer (`device_put`, `reshard`, `shard`, a read to the host,
+            ...), or it combines the partial results of a reduction; False where the library transfers operands
+            implicitly.
+        axis: for a collective, the mesh axes that it ran along; otherwise empty.
     """
 
     bytes: int
@@ -56,19 +55,20 @@ class Transfer:
 
 
 class TransferBatch:
-    """Transfers of one operator, as columns: a million of them takes milliseconds. Iterating over it makes a `Transfer`
-    of each.
+    """The transfers of one operator, as columns: recording a million of them takes milliseconds.
+
+    Iteration yields a `Transfer` for each.
 
     Args:
         sources, destinations: the ends of each transfer, as numbers from 0 on.
-        sizes: the bytes of each.
-        device: the device of such a number.
+        sizes: the bytes of each transfer.
+        device: returns the device of such a number.
         copied: whether the bytes were copied here.
         operator, explicit, axis: see `Transfer`.
 
     Attributes:
-        devices: those that occur.
-        columns: the positions in it of sources and destinations, bytes, and copied bytes.
+        devices: the devices that occur.
+        columns: the positions of sources and destinations in ``devices``, bytes, and copied bytes.
 
     >>> from shardtensor.communication.transfer_log import TransferBatch
     >>> batch = TransferBatch([0, 0], [1, 2], [24, 16], st.devices("numpy").__getitem__, operator="add")
@@ -102,7 +102,7 @@ class TransferBatch:
         self.axis = axis
 
     def copying(self, nbytes: int) -> TransferBatch:
-        """The same transfers, of which the first ones copied so many bytes here."""
+        """Sets the copied bytes to ``nbytes`` in all, assigned to the first transfers, and returns the batch."""
         sources, destinations, sizes, _ = self.columns
         ends = np.concatenate([[0], np.cumsum(sizes)])
         self.columns = (sources, destinations, sizes, np.diff(np.minimum(ends, nbytes)))
@@ -119,14 +119,14 @@ class TransferBatch:
 _Columns = tuple[npt.NDArray[np.int64], ...]
 
 _Kind = tuple[str, str, bool]
-"""What the lines of a log's table differ in: operator, axis, and whether it is explicit."""
+"""The key of a line of the log's table: operator, axis, and whether the transfer is explicit."""
 
 _AT_A_TIME = 1 << 16
-"""As many rows of columns become Python's numbers at a time."""
+"""The number of rows that are converted to Python's numbers at a time."""
 
 
 def _each(kinds: Sequence[_Kind], devices: Sequence[Device], columns: _Columns) -> Iterator[Transfer]:
-    """The transfers of columns: the positions of kind, source and destination, bytes and copied bytes."""
+    """Yields the transfers of columns: the positions of kind, source and destination, bytes, and copied bytes."""
     for begin in range(0, len(columns[0]), _AT_A_TIME):
         rows = [column[begin : begin + _AT_A_TIME].tolist() for column in columns]
         for kind, source, destination, nbytes, copied in zip(*rows, strict=True):
@@ -135,27 +135,28 @@ def _each(kinds: Sequence[_Kind], devices: Sequence[Device], columns: _Columns) 
 
 
 Recorded = TransferBatch | tuple[Transfer, ...]
-"""The records of one move."""
+"""The records of one call of `record_transfer`."""
 
 
 class TransferLog:
-    """What `transfers` counted: an iterable of `Transfer` with totals, which prints as a table.
+    """The transfers that `transfers` recorded: an iterable of `Transfer` with totals, which prints as a table.
 
     The table has a line for each operator, and for each axis that a collective ran along. Its last column, ``per
-    device``, is the most bytes that any one device sent or received, the host aside. A record takes 28 bytes of memory.
+    device``, is the most bytes that any one device, other than the host, sent or received. A record takes 28 bytes of
+    memory.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[_Kind, int] = {}
         self._devices: dict[Device, int] = {}
-        self._columns = tuple([array(code) for code in "iiiqq"])  # as `_each` takes them
+        self._columns = tuple([array(code) for code in "iiiqq"])  # in the order that `_each` expects
 
     def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """See `TransferListener`."""
         new = made()
         with _lock:
             if isinstance(new, TransferBatch):
-                if len(new):  # else the table would have a line for an operator that moved nothing
+                if len(new):  # otherwise the table would list an operator without transfers
                     self._append(new)
             else:
                 for r in new:
@@ -178,7 +179,7 @@ class TransferLog:
         return self._devices.setdefault(device, len(self._devices))
 
     def _snapshot(self) -> tuple[list[_Kind], list[Device], _Columns]:
-        """What there is now: other threads may go on counting."""
+        """Returns copies of kinds, devices and columns, as other threads may record further transfers."""
         with _lock:
             return (
                 list(self._kinds),
@@ -194,12 +195,12 @@ class TransferLog:
 
     @property
     def bytes(self) -> int:
-        """Total of what machines with separate memories would have sent."""
+        """The total bytes that machines with separate memories would have sent."""
         return _total(self._snapshot()[-1][3])
 
     @property
     def copied(self) -> int:
-        """Total of what was really copied."""
+        """The total bytes that were copied here."""
         return _total(self._snapshot()[-1][4])
 
     def __repr__(self) -> str:
@@ -223,7 +224,9 @@ class TransferLog:
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
     def by_device(self) -> dict[Device, tuple[int, int]]:
-        """How many bytes each device sent and received: those that took part, in order, and `st.HOST` last.
+        """Returns the bytes that each device sent and received: a dict in the order of devices, with `st.HOST` last.
+
+        Devices without transfers are not in it.
 
         >>> x = st.zeros((8, 2), dtype="float32", device=st.make_mesh((4,), ("x",)))
         >>> with st.transfers() as log:
@@ -234,14 +237,14 @@ class TransferLog:
         return self._moved().sent_and_received()
 
     def picture(self, *, text: bool = False) -> Any:
-        """Who talked to whom: the bytes from each device to each other one.
+        """Draws the bytes from each device to each other device.
 
         Args:
-            text: whether it shall be text even if matplotlib is installed.
+            text: whether to return text even if matplotlib is installed.
 
         Returns:
             A ``matplotlib.figure.Figure`` with a heat map; or, without matplotlib, an object that prints as a table,
-            with shades for numbers where there are more than about twelve devices.
+                with shades instead of numbers where there are more than about twelve devices.
 
         >>> x = st.zeros((8, 2), dtype="float32", device=st.make_mesh((4,), ("x",), devices=st.devices("numpy")[:4]))
         >>> with st.transfers() as log:
@@ -267,7 +270,7 @@ class TransferLog:
 
 
 def _figures(count: int, devices: Sequence[Device], columns: _Columns) -> list[list[int]]:
-    """The numbers in the lines of the table, of the first ``count`` kinds and in all."""
+    """Returns the numbers in the lines of the table: one line for each of the first ``count`` kinds, and the total."""
     kinds, sources, destinations, nbytes, copied = columns
     away = np.where(sources != destinations, nbytes, 0)
     ends = np.zeros((count, 2, len(devices)), np.int64)
@@ -286,15 +289,19 @@ def _figures(count: int, devices: Sequence[Device], columns: _Columns) -> list[l
 
 
 def _total(column: npt.NDArray[np.int64]) -> int:
-    """The sum of a column, exact where it is beyond 64 bits."""
+    """Returns the sum of a column, exact even beyond 64 bits."""
     return (int((column >> 32).sum()) << 32) + int((column & 0xFFFFFFFF).sum())
 
 
 class TransferListener(Protocol):
-    """What is written while it is open."""
+    """An object that receives transfers while it is registered by `opened`."""
 
     def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
-        """A move: ``made`` makes its records, once for all books; ``records`` is what makes them."""
+        """Receives one call of `record_transfer`.
+
+        ``made`` returns its records, which are created once for all listeners; ``records`` is the function that creates
+        them.
+        """
 
 
 _open: list[TransferListener] = []
@@ -309,7 +316,7 @@ def _unlock() -> None:
 
 @contextlib.contextmanager
 def opened(book: TransferListener) -> Iterator[None]:
-    """Writes into a book what the whole process moves while the ``with`` block is open."""
+    """Registers a listener for the transfers of the whole process, while the ``with`` block runs."""
     with _lock:
         _open.append(book)
     try:
@@ -321,7 +328,7 @@ def opened(book: TransferListener) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transfers() -> Iterator[TransferLog]:
-    """Counts what the whole process moves while the ``with`` block is open.
+    """Records the transfers of the whole process while the ``with`` block runs, in a `TransferLog`.
 
     >>> x = st.zeros((8, 2), dtype="float32", device=st.make_mesh((4,), ("x",)))
     >>> with st.transfers() as log:
@@ -339,14 +346,14 @@ _policy: ContextVar[str] = ContextVar("shardtensor_transfer_guard", default="all
 
 @contextlib.contextmanager
 def transfer_guard(policy: str) -> Iterator[None]:
-    """Says what happens on an implicit move, in this thread and in the maps that it starts.
+    """Sets the policy for implicit transfers, in this thread and in the maps that it starts.
 
     Args:
-        policy: ``"allow"``; ``"log"``, which writes each to the logger ``shardtensor``; or ``"disallow"``, which
-            raises `TransferError` before anything is moved. Judged by ``bytes``: by what separate memories would
-            send.
+        policy: ``"allow"``; ``"log"``, which logs each one to the logger ``shardtensor``; or ``"disallow"``, which
+            raises `TransferError` before any data is moved. The policy applies to transfers with ``bytes`` above 0,
+            which separate memories would send.
 
-    Explicit moves (see `Transfer`) are never judged.
+    Explicit transfers (see `Transfer`) are always allowed.
 
     >>> mesh = st.make_mesh((4,), ("x",))
     >>> x, y = st.ones((4,), device=mesh), st.ones((4,), device=st.devices()[0])
@@ -365,22 +372,22 @@ def transfer_guard(policy: str) -> Iterator[None]:
 
 
 def guarded() -> bool:
-    """Whether implicit moves are judged."""
+    """Whether a policy other than ``"allow"`` applies to implicit transfers."""
     return _policy.get() != "allow"
 
 
 def is_recording() -> bool:
-    """Whether anybody counts or guards: if not, a move of no consequence need not be planned at all."""
+    """Whether a listener or a guard is active. If not, transfers between devices that share a memory need no plan."""
     return bool(_open) or _policy.get() != "allow"
 
 
 def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callable[[], Iterable[Transfer]]) -> None:
-    """Judges a move of ``nbytes`` that is about to happen, and writes its records down if somebody counts.
+    """Checks a transfer of ``nbytes`` against the guard before it starts, and passes its records to the listeners.
 
-    ``records`` is asked only then: most of the time nobody does, and a move costs two look-ups here.
+    ``records`` is called only if there are listeners: usually there are none, and the call costs two look-ups.
 
     Raises:
-        TransferError: the move is implicit and the guard forbids it.
+        TransferError: the transfer is implicit and the guard forbids it.
     """
     if not explicit and nbytes and (policy := _policy.get()) != "allow":
         if policy == "disallow":
@@ -402,6 +409,6 @@ def _recorded(records: Iterable[Transfer]) -> Recorded:
 
 
 def record_copy(operator: str, nbytes: int, device: Device) -> None:
-    """Counts a copy within a device: nothing moves, and nobody judges it."""
+    """Records a copy within a device, to which the guard does not apply."""
     if nbytes:
         record_transfer(operator, 0, True, lambda: [Transfer(0, nbytes, device, device, operator, True)])

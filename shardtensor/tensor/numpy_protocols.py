@@ -1,5 +1,7 @@
-"""The ways in from Python and NumPy: an operator of Python's, a method or a function of NumPy's on a tensor is a call
-of the operator of that name.
+"""Python's operators and NumPy's protocols on tensors.
+
+Each operator of Python, and each ufunc or function of NumPy, that is applied to a tensor calls the corresponding
+operator in `OPS`.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ def _is_operand(x: object) -> bool:
 
 
 def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, Any]:
-    """Nested lists of numbers as the host array that NumPy makes of them.
+    """Converts nested lists of numbers to a host array, as `numpy.asarray` does.
 
     Raises:
-        ArgumentTypeError: there are tensors among them.
+        ArgumentTypeError: the lists contain tensors.
         ShapeError: the lists differ in length.
     """
     check_leaves(x, caller)
@@ -36,7 +38,7 @@ def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, A
 
 
 def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
-    """Raises ArgumentTypeError if there are tensors in nested lists: to gather them is left to the caller."""
+    """Raises ArgumentTypeError if nested lists contain tensors, which must be joined explicitly."""
     for item in x:
         if isinstance(item, (list, tuple)):
             check_leaves(item, caller)
@@ -47,8 +49,9 @@ def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
 
 
 def _operand(x: Any, caller: str) -> Any:
-    """An operand of Python's operators: lists become host arrays, as beside NumPy's arrays. NotImplemented for what is
-    none, so that Python asks the other operand.
+    """Returns an operand of Python's operators, with lists converted to host arrays as NumPy's arrays do.
+
+    Any other object gives NotImplemented, so that Python tries the reflected method of the other operand.
     """
     if _is_operand(x):
         return x
@@ -56,7 +59,7 @@ def _operand(x: Any, caller: str) -> Any:
 
 
 def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
-    """The method for ``self ⊕ other`` and the one for ``other ⊕ self``."""
+    """Returns the methods for ``self ⊕ other`` and for ``other ⊕ self``."""
 
     def method(self: Any, other: Any) -> Any:
         x = _operand(other, name)
@@ -70,7 +73,7 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
-    """The method for ``self ⊕= other``."""
+    """Returns the method for ``self ⊕= other``."""
 
     def method(self: Any, other: Any) -> Any:
         x = _operand(other, name)
@@ -103,7 +106,7 @@ def _unary(name: str) -> Callable[[Any], Any]:
 
 
 def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A call of an operator, perhaps with ``out=``, a tensor or a host array."""
+    """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
     out = kwargs.get("out")
     kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
@@ -119,22 +122,22 @@ def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return out
 
 
-# -- NumPy's calls ---------------------------------------------------------------------------------
+# -- NumPy's functions -----------------------------------------------------------------------------
 
 _WRITTEN_IN_C = {
     "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
     "empty_like": lambda prototype, /, dtype=None, order="K", subok=True, shape=None, *, device=None: None,
     "where": lambda condition, x=None, y=None, /: None,
 }
-"""Functions whose signature not every NumPy can tell."""
+"""The signatures of functions that `inspect.signature` cannot read in every version of NumPy."""
 
 _OTHER_NAMES = {"ddof": "correction"}
-"""What NumPy calls parameters that have the standard's name here."""
+"""NumPy's names of parameters that have the standard's name here."""
 
 
 @functools.cache
 def _signature(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of NumPy's parameters that can be given by position, and the defaults of all that have one."""
+    """Returns the names of NumPy's parameters that can be positional, and the defaults of all that have one."""
     parameters = inspect.signature(_WRITTEN_IN_C.get(function.__name__, function)).parameters.values()
     by_position = tuple([p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])
     return by_position, {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -142,8 +145,11 @@ def _signature(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 @functools.cache
 def _translation(function: Any, op: Op) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], frozenset[str]]:
-    """The operator's names for those of NumPy's parameters that it has, and its own; which it takes by position only;
-    its names for NumPy's first parameters, up to one that it lacks; and those of its own that can be given by name.
+    """Returns how the parameters of NumPy's function correspond to those of the operator.
+
+    The four parts of the result are: the operator's names by NumPy's names and by its own names; the names of its
+    positional-only parameters; its names for NumPy's leading parameters, up to the first that it lacks; and its names
+    that can be keywords.
     """
     ours = (*op.operands, *op.params, "out")
     theirs = _signature(function)[0]
@@ -156,11 +162,11 @@ def _translation(function: Any, op: Op) -> tuple[dict[str, str], tuple[str, ...]
 
 
 def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A call of an operator with the arguments of NumPy's function, by position or by NumPy's names.
+    """Calls an operator with the arguments of NumPy's function, positional or by NumPy's names.
 
     Raises:
-        ArgumentTypeError: there are more by position than NumPy takes, or one that the operator lacks is not what NumPy
-            has for it by default.
+        ArgumentTypeError: there are more positional arguments than NumPy's function takes, or an argument that the
+            operator lacks differs from NumPy's default.
     """
     names, by_position, first, by_name = _translation(function, op)
     count = len(by_position)
@@ -184,10 +190,10 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def _named(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of NumPy's function by NumPy's names, without those that are what NumPy has by default.
+    """Returns the arguments of a call of NumPy's function by NumPy's names, without those that equal NumPy's defaults.
 
     Raises:
-        ArgumentTypeError: there are more by position than NumPy takes, or one is given twice.
+        ArgumentTypeError: there are more positional arguments than NumPy's function takes, or one is given twice.
     """
     names, defaults = _signature(function)
     if len(args) > len(names):
@@ -205,12 +211,12 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def _size(a: Any, axis: Any = None) -> int:
-    """`numpy.size`, worked out by NumPy on an array of that shape that takes no memory."""
+    """`numpy.size`, computed by NumPy on an array of the same shape that occupies the memory of one element."""
     return int(np.size(np.broadcast_to(np.empty(()), a.shape), axis))
 
 
 def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
-    """`numpy.copyto`, into or from a tensor."""
+    """`numpy.copyto` to or from a tensor."""
     if isinstance(dst, np.ndarray):
         np.copyto(dst, np.asarray(src), casting=casting, where=np.asarray(where))
         return
@@ -221,15 +227,16 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
 
 
 def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
-    """`numpy.copy`, which gives arrays of scalars, too."""
+    """`numpy.copy`, whose result is an array, never a scalar."""
     if order not in ("K", "A", "C"):
         raise ArgumentTypeError(f"numpy.copy: order is {order!r}; tensors have row-major order only: wanted 'K' or 'C'")
     return call("asarray", a, copy=True)
 
 
 def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
-    """`numpy.may_share_memory`: whether the stretches overlap that two tensors take of one base. A write to one shows
-    in the other only if they do.
+    """`numpy.may_share_memory`: whether the extents of two tensors in one base overlap.
+
+    A write to one of the tensors is visible in the other only if they do.
     """
     if not (isinstance(a, Operators) and isinstance(b, Operators)):
         return False
@@ -238,7 +245,7 @@ def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
 
 
 def _stretch(x: Any) -> tuple[Any, int, int]:
-    """The base of a tensor, and from where to where its elements are in it."""
+    """Returns the base of a tensor, and the first index and the end of its elements in the flattened base."""
     window = getattr(x._storage, "window", None)
     return (x, 0, x.size) if window is None else (x._storage.base, *window.stretch)
 
@@ -247,13 +254,12 @@ _NUMPY_ALONE: dict[str, Callable[..., Any]] = {
     "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory,
     "ndim": lambda a: a.ndim, "shape": lambda a: a.shape, "size": _size,
 }  # fmt: skip
-"""Functions of NumPy's that are no operators: they compute nothing."""
+"""Functions of NumPy that are not operators here: metadata, copies and memory checks."""
 
 _METHODS = {"ravel": set(), "swapaxes": {"axis1", "axis2"}, "transpose": {"axes"}}
-"""Functions of NumPy's that are methods here, and the parameters that these have."""
+"""Functions of NumPy that are methods of a tensor, and the parameters of these methods."""
 
-
-# NumPy's functions whose older names differ from the standard's.
+# NumPy's older names of functions, by which NumPy's protocols call them, and the standard's names.
 _FUNCTION_NAMES = {
     "absolute": "abs", "amax": "max", "amin": "min", "around": "round",
     "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
@@ -263,7 +269,7 @@ _FUNCTION_NAMES = {
 
 
 class Operators:
-    """What a tensor answers to Python's operators and NumPy's protocols."""
+    """The base class of tensors that implements Python's operators and NumPy's protocols."""
 
     __slots__ = ()
 
@@ -293,7 +299,7 @@ class Operators:
             )
         return _as_numpy(func, op, args, kwargs)
 
-    __hash__ = None  # type: ignore[assignment]  # equality is element by element
+    __hash__ = None  # type: ignore[assignment]  # equality is elementwise
 
     __abs__, __neg__, __pos__, __invert__ = map(_unary, ("abs", "negative", "positive", "bitwise_invert"))
     __add__, __radd__ = _binary("add")
@@ -331,10 +337,10 @@ class Operators:
     clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
 
     def __format__(self, spec: str) -> str:
-        """The element of a tensor without dimensions, formatted as a Python scalar: ``f"{loss:.3f}"``.
+        """Formats the element of a 0-d tensor as a Python scalar: ``f"{loss:.3f}"``.
 
         Raises:
-            ArgumentTypeError: there is a format, and the tensor has dimensions.
+            ArgumentTypeError: a format is given, and the tensor has dimensions.
         """
         x: Any = self
         if not spec:
@@ -348,8 +354,10 @@ class Operators:
 
     @property
     def _is_scalar(self) -> bool:
-        """Whether a tensor without dimensions stands for what NumPy gives as a scalar, which never changes: results of
-        operators and of full indices. What is created, put or viewed is an array.
+        """Whether NumPy would return this value as an immutable scalar instead of a 0-d array.
+
+        This holds for the 0-d results of operators and of full indices. Created tensors, transferred tensors and views
+        are arrays.
         """
         x: Any = self
         return not x._aval.ndim and x._ledger is None and not hasattr(x._storage, "base")

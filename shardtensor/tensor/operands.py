@@ -1,6 +1,4 @@
-"""What operators take: tensors, host arrays, the arrays of backends, Python scalars; and what is known of a host
-array.
-"""
+"""Operands of operators: tensors, host arrays, arrays of backends and Python scalars; and the aval of a host array."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ from shardtensor.tensor.value import aval
 
 
 def sharded_dtype(dtype: Any) -> np.dtype[Any]:
-    """A dtype that tensors can have.
+    """Returns a dtype as the `numpy.dtype` that a tensor can have: bool, numeric or time.
 
     Raises:
-        ArgumentTypeError: it is none, or one of Python objects, text or records.
+        ArgumentTypeError: it is not a dtype, or it is one of Python objects, text or records.
     """
     try:
         known: np.dtype[Any] = np.dtype(dtype)
@@ -36,7 +34,7 @@ def sharded_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 class HostAval:
-    """What is known of a host array: shape and dtype. The same object for the same value, like `Aval`.
+    """The shape and dtype of a host array. As for `Aval`, equal values are the same object (see `host_aval`).
 
     Raises:
         ArgumentTypeError: tensors cannot have that dtype.
@@ -52,7 +50,7 @@ class HostAval:
 
     @property
     def grid(self) -> Grid:
-        """The one piece that it is."""
+        """The grid of the array: one part, on the host."""
         return host_grid(self.shape)
 
 
@@ -60,13 +58,14 @@ host_aval = lru_cache(4096)(HostAval)
 
 
 def as_operand(x: Any, caller: str) -> Any:
-    """An operand as plans take it: a tensor, a host array, a Python scalar or None.
+    """Returns an operand in a form that plans take: a tensor, a host array, a Python scalar or None.
 
-    An array on the device of the mapped function around this call is not committed: like a host array there, it goes
-    where the operands lie that were placed.
+    An array of a backend is copied into a tensor on its device. A tensor from an array on the current device of a
+    mapped function is not committed: like a host array there, it is transferred to the operands that were placed
+    explicitly.
 
     Raises:
-        ArgumentTypeError: it is nothing of the kind.
+        ArgumentTypeError: the object is none of these.
     """
     if x is None or type(x) is ShardedTensor or type(x) in SCALARS:
         return x
@@ -75,11 +74,11 @@ def as_operand(x: Any, caller: str) -> Any:
         backend.wait_for_caller(device)
         with backend.on(device):
             mine = backend.xp.asarray(backend.asarray(x), copy=True)
-        backend.make_caller_wait(device)  # the caller may write to x next
+        backend.make_caller_wait(device)  # the caller may overwrite x after this call
         placed = device != current_device()
         value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, caller), placed)
         return tensor(value, Storage(arrays=(mine,)))
-    if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # subclasses of Python's numbers, too
+    if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # includes subclasses of Python's numbers
         return np.asarray(x)
     raise ArgumentTypeError(
         f"{caller}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
@@ -88,8 +87,10 @@ def as_operand(x: Any, caller: str) -> Any:
 
 
 def located(x: Any) -> Any:
-    """A host array that is to be moved, as a tensor where it lies: in a mapped function on devices that share the
-    host's memory, such arrays are those of the call's device. Any other operand as it is.
+    """Wraps a host array as a tensor on the current device, if that device shares the host's memory.
+
+    In a mapped function on such devices, host arrays are arrays of the device of the call, so that a transfer starts
+    there. Any other operand is returned unchanged.
     """
     device = current_device()
     if not isinstance(x, np.ndarray) or device is None or not backend_of(device).shared_memory:
@@ -98,16 +99,17 @@ def located(x: Any) -> Any:
 
 
 def is_data(x: Any) -> bool:
-    """Whether a leaf is an array that tensors can have; arrays of text and of objects are like any other leaf."""
+    """Whether a leaf is an array that tensors can hold; arrays of text and of objects are leaves like any other."""
     return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or owner_of(x) is not None
 
 
 def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
-    """Scalars, and nested lists of them, as elements of that dtype: converted one by one, as NumPy assigns them. What
-    has no dimensions becomes a scalar of NumPy's. Errors call the argument ``name``.
+    """Converts scalars, and nested lists of scalars, to a dtype, one by one as NumPy's assignment does.
+
+    Nested lists become a host array, and a scalar becomes a NumPy scalar. Errors name the argument ``name``.
 
     Raises:
-        ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert them.
+        ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert the value.
     """
     listed = isinstance(value, (list, tuple))
     try:
@@ -126,8 +128,9 @@ def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
 
 
 def fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
-    """What `numpy.full` puts into arrays of that dtype: a scalar of NumPy's. Python integers must fit; floats, and
-    numbers that have a dtype, are cast.
+    """Returns the NumPy scalar that `numpy.full` writes to arrays of that dtype.
+
+    Python integers must fit the dtype; floats, and numbers that have a dtype, are cast.
 
     Raises:
         OverflowError: an integer does not fit.

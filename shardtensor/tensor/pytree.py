@@ -1,6 +1,6 @@
-"""Pytrees: nested dicts, lists, tuples and named tuples, whose leaves are everything else.
+"""Pytrees: nested dicts, lists, tuples and named tuples; every other object is a leaf.
 
-The entries of a dict are taken in the order of their keys, whatever order they were put in.
+The entries of a dict are visited in the order of their keys, not of their insertion.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from shardtensor.errors import ArgumentError
 
 Form = Any
-"""What a tree is without its leaves; forms can be compared."""
+"""The structure of a tree without its leaves; forms can be compared with ``==``."""
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with ``fn`` applied to every leaf, from left to right."""
+    """Returns a tree of the same structure with ``fn`` applied to every leaf, from left to right."""
     kind = type(tree)
     if kind is dict:
         made = {key: map_leaves(fn, tree[key]) for key in _keys(tree)}
@@ -28,25 +28,25 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree, from left to right."""
+    """Returns the leaves of a tree, from left to right."""
     found: list[Any] = []
     map_leaves(found.append, tree)
     return found
 
 
 def form_of(tree: Any) -> Form:
-    """The tree with nothing at its leaves."""
+    """Returns the structure of a tree: the same containers with None at each leaf."""
     return map_leaves(lambda leaf: None, tree)
 
 
 def replaced(tree: Any, new: Iterable[Any]) -> Any:
-    """The same tree with other leaves, from left to right."""
+    """Returns a tree of the same structure with the leaves ``new``, from left to right."""
     rest = iter(new)
     return map_leaves(lambda leaf: next(rest), tree)
 
 
 def items_of(tree: Any) -> list[tuple[str, Any]] | None:
-    """What a tree consists of, each with its place as one writes it; None for a leaf."""
+    """Returns the entries of the outermost container, each with its access path as in Python; None for a leaf."""
     if type(tree) is dict:
         return [(f"[{key!r}]", tree[key]) for key in _keys(tree)]
     if type(tree) in (list, tuple):
@@ -59,12 +59,12 @@ def items_of(tree: Any) -> list[tuple[str, Any]] | None:
 def _keys(tree: dict[Any, Any]) -> list[Any]:
     try:
         return sorted(tree)
-    except TypeError:  # keys of several kinds
+    except TypeError:  # keys of several types cannot be compared
         return sorted(tree, key=lambda key: (type(key).__qualname__, repr(key)))
 
 
 def paths(tree: Any, root: str = "") -> Iterator[str]:
-    """Where each leaf stands, as one writes it: ``['w'][0]``."""
+    """Yields the access path of each leaf, from left to right, as written in Python: ``['w'][0]``."""
     items = items_of(tree)
     if items is None:
         yield root
@@ -74,10 +74,13 @@ def paths(tree: Any, root: str = "") -> Iterator[str]:
 
 
 def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
-    """For each leaf of a tree the leaf of ``prefix`` that speaks for it: a tree that may end where the other goes on.
+    """Broadcasts a prefix tree: returns, for each leaf of ``tree``, the leaf of ``prefix`` that covers it.
+
+    A prefix has the structure of the tree, except that a leaf of it may cover a whole subtree.
 
     Raises:
-        ArgumentError: it is no such tree; ``what`` is its name in the message, ``of`` that of the tree.
+        ArgumentError: ``prefix`` is not a prefix of the tree. The message calls the prefix ``what`` and the tree
+            ``of``.
     """
     said = items_of(prefix)
     if said is None:

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor are: arrays, deferred storages, and the state of writes."""
+"""The storage of a tensor's elements: arrays, deferred storages, and the state of writes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shardtensor.errors import DonatedError, ShardTensorError
 
 
 class Storage:
-    """The elements of one tensor in this process.
+    """The arrays that hold the elements of one tensor in this process.
 
     Attributes:
-        arrays: one array of the backend per device, in mesh order; None where there is one buffer.
-        array: where devices share one memory, the one buffer; None until the pieces are joined.
+        arrays: one array of the backend per device, in mesh order; None where the tensor is one buffer.
+        array: the one buffer, where devices share a memory; None until the arrays of the devices are joined.
     """
 
     __slots__ = ("array", "arrays")
@@ -25,13 +25,13 @@ class Storage:
 
 
 class DeferredStorage(abc.ABC):
-    """What a handle holds in place of a storage that has to be waited for, brought or refused first."""
+    """A storage that is not available yet: it is being written, transferred, or refused with an error."""
 
     __slots__ = ()
 
     @abc.abstractmethod
     def stored(self) -> Any:
-        """The storage."""
+        """Returns the storage, once it is available."""
 
     def shared(self) -> Any:
         """The storage that another handle can share, or None if the value has to be copied."""
@@ -49,12 +49,12 @@ class DeferredStorage(abc.ABC):
 
 
 class WriteState:
-    """What a tensor that is written to, or looked at by views, keeps beside its value.
+    """The lock, the version and the caches of a tensor that is written to or has views.
 
     Attributes:
         lock: held from reading the old value to binding the new one.
-        version: how often it was written.
-        caches: what forgets what it has read of the value; by identity, so that views can die.
+        version: the number of writes so far.
+        caches: weak references to the views that cache elements of the value, by identity.
     """
 
     __slots__ = ("caches", "lock", "version")
@@ -65,7 +65,7 @@ class WriteState:
         self.caches: dict[int, Any] = {}
 
     def forget(self) -> None:
-        """Empties the caches: what they held of the value must not count as held."""
+        """Empties the caches, so that the elements they hold do not count as references to the value."""
         caches, self.caches = self.caches, {}
         for reference in caches.values():
             view = reference()
@@ -74,7 +74,7 @@ class WriteState:
 
 
 class PendingWrite(DeferredStorage):
-    """In place of the storage of a tensor that is being written: readers wait until it has its new value."""
+    """The storage of a tensor that is being written: readers in other threads wait for the new value."""
 
     __slots__ = ("ledger", "storage")
 
@@ -83,7 +83,11 @@ class PendingWrite(DeferredStorage):
         self.storage: Any = None
 
     def stored(self) -> Any:
-        """The new value's storage, once it is there."""
+        """Returns the storage of the new value, after the write has ended.
+
+        Raises:
+            ShardTensorError: the thread that writes the tensor also reads it.
+        """
         with self.ledger.lock:
             if self.storage is None:
                 raise ShardTensorError("a tensor is read by what is writing to it; read it before")
@@ -91,7 +95,7 @@ class PendingWrite(DeferredStorage):
 
 
 class Donated(DeferredStorage):
-    """In place of the storage of a tensor that was given away: every use says so."""
+    """The storage of a tensor whose memory was donated: every use raises DonatedError."""
 
     def __init__(self, by: str) -> None:
         self.by = by

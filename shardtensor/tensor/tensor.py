@@ -1,5 +1,6 @@
-"""`ShardedTensor`: a handle on an immutable value whose pieces live on many devices. No algorithm is in here: what a
-tensor does, it asks of an operator through `call`.
+"""`ShardedTensor`: a handle on an immutable value whose shards are on many devices.
+
+No algorithm is defined here: the methods of a tensor call operators by name, through `call`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from shardtensor.tensor.value import Aval, aval
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One device's part of a tensor.
+    """The part of a tensor on one device.
 
     Attributes:
-        device: where it is.
-        index: which part it is: ``x[index]``.
+        device: the device that holds the part.
+        index: the index of the part in the tensor: ``x[index]``.
         replica_id: 0 for the first device in mesh order that holds this part, 1 for the next, ...
-        data: the part, an array of the backend; not to be written to.
+        data: the elements, an array of the backend; it must not be written to.
     """
 
     device: Device
@@ -41,17 +42,18 @@ class Shard:
 
 
 class ShardedTensor(Operators):
-    """One NumPy-like array over many devices.
+    """A NumPy-like array sharded over many devices.
 
-    Made by `st.asarray`, `st.zeros`, `st.device_put` and their like, and by every operator; not by calling the class.
-    Operators give new tensors, whose sharding follows from their operands'. Indexing, ``T``, ``reshape`` and whatever
-    else is a view in NumPy are views: they write through, and see what is written later. Writing (``x[i] = v``,
-    ``x += y``, ``out=x``) keeps sharding and dtype, and shows in views of the tensor and nowhere else.
+    Tensors are created by `st.asarray`, `st.zeros`, `st.device_put` and similar functions, and by every operator;
+    calling the class raises an error. Operators return new tensors, whose sharding follows from the operands' by the
+    operator's rule. Indexing, ``T``, ``reshape`` and whatever else returns a view in NumPy return views: writing to a
+    view writes to its base, and reading it sees the base's current value. Writes (``x[i] = v``, ``x += y``, ``out=x``)
+    keep sharding and dtype, and are visible only through the tensor and its views.
 
-    Tensors, meshes, shardings and devices can be pickled. A tensor is loaded onto the devices that it had: those of the
-    same backend and number. If one of them does not exist in the loading process, it is loaded onto the default mesh
-    (see `st.use_mesh`) instead, and a warning is logged: with its spec if the mesh has the axes that it names, else
-    split along its first dimension. A tensor of one device goes to one device.
+    Tensors, meshes, shardings and devices can be pickled. A tensor is loaded onto the devices that it had, which are
+    identified by backend and number. If one of them does not exist in the loading process, the tensor is loaded onto
+    the default mesh (see `st.use_mesh`) instead, and a warning is logged: with its spec if the mesh has the axes that
+    the spec names, otherwise split along its first dimension. A tensor of one device is loaded onto one device.
 
     >>> x = st.arange(6, device=st.make_mesh((3,), ("x",)))
     >>> x + 1
@@ -62,7 +64,7 @@ class ShardedTensor(Operators):
     __slots__ = ("__weakref__", "_aval", "_ledger", "_storage")
 
     _aval: Aval
-    _storage: Any  # Storage; or what stands in for one: a view, an element, a value being written, or Donated
+    _storage: Any  # a Storage, a DeferredStorage, or the View of another tensor
     _ledger: WriteState | None
 
     def __init__(self) -> None:
@@ -70,7 +72,7 @@ class ShardedTensor(Operators):
             "ShardedTensor: not made by calling the class; use st.asarray, st.device_put or st.zeros"
         )
 
-    # -- what it is --------------------------------------------------------------------------------
+    # -- attributes --------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Shape:
@@ -94,7 +96,7 @@ class ShardedTensor(Operators):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements, each counted once however many devices hold it."""
+        """The bytes of the elements; replicated elements count once."""
         return self._aval.nbytes
 
     @property
@@ -104,33 +106,36 @@ class ShardedTensor(Operators):
 
     @property
     def sharding(self) -> NamedSharding:
-        """Which device holds which part."""
+        """The `st.NamedSharding`, which determines the index of every device's shard."""
         return self._aval.sharding
 
     @property
     def device(self) -> Device | Mesh:
-        """The group of devices it lives on: the mesh, or the device itself where there is one. Never the layout."""
+        """The group of devices that hold the tensor, never its layout: the mesh, or the device if there is only one."""
         mesh = self._aval.sharding.mesh
         return mesh if mesh.size > 1 else mesh.flat[0]
 
     @property
     def committed(self) -> bool:
-        """Whether somebody chose its place. A tensor created without ``device=`` yields to any that was placed."""
+        """Whether the tensor was placed explicitly; other tensors are transferred to operands that were.
+
+        A tensor created without ``device=`` is not committed.
+        """
         return self._aval.committed
 
     def devices(self) -> set[Device]:
-        """The devices that hold a part of it."""
+        """The set of devices that hold a part of the tensor."""
         return self._aval.sharding.device_set
 
     @property
     def is_donated(self) -> bool:
-        """Whether its memory was given away with ``donate=True``."""
+        """Whether the memory of the tensor was donated by ``donate=True``."""
         storage = self._storage
         return isinstance(getattr(storage, "base", self)._storage, Donated)
 
     @property
     def addressable_shards(self) -> list[Shard]:
-        """The parts that this process holds, in mesh order.
+        """The shards that this process holds, in mesh order: a list of `Shard`.
 
         >>> [s.data.tolist() for s in st.arange(5, device=st.make_mesh((2,), ("x",))).addressable_shards]
         [[0, 1, 2], [3, 4]]
@@ -147,7 +152,7 @@ class ShardedTensor(Operators):
         return shards
 
     def block_until_ready(self) -> ShardedTensor:
-        """Waits until its elements are computed, and returns it."""
+        """Waits until the elements are computed, and returns the tensor."""
         storage = self._storage
         if hasattr(storage, "settle"):
             storage.settle()
@@ -157,24 +162,24 @@ class ShardedTensor(Operators):
             self._aval.backend.synchronize(device)
         return self
 
-    # -- elsewhere ---------------------------------------------------------------------------------
+    # -- transfers and conversions -----------------------------------------------------------------
 
     def to_device(self, device: Device | Mesh | NamedSharding, /, *, stream: None = None) -> ShardedTensor:
-        """The same elements on a device, a mesh or in a sharding (see `st.device_put`)."""
+        """Returns the same elements on a device, on a mesh or in a sharding: see `st.device_put`."""
         if stream is not None:
             raise ArgumentError("to_device: stream must be None; each device has its own")
         return call("reshard", self, sharding=device)  # type: ignore[no-any-return]
 
     def reshard(self, sharding: NamedSharding) -> ShardedTensor:
-        """The same elements in another sharding (see `st.reshard`)."""
+        """Returns the same elements in another sharding: see `st.reshard`."""
         return call("reshard", self, sharding=sharding)  # type: ignore[no-any-return]
 
     def shard(self, axis: int = 0, *, devices: Sequence[Device] | None = None) -> list[ShardedTensor]:
-        """A list of single-device tensors: see `st.shard`."""
+        """Splits the tensor into a list of single-device tensors: see `st.shard`."""
         return call("shard", self, axis=axis, devices=devices)  # type: ignore[no-any-return]
 
     def to_batched_list(self, batch_size: int, *, leftover: str = "keep") -> list[ShardedTensor]:
-        """Its rows in batches: see `st.to_batched_list`."""
+        """Splits the tensor into a list of batches of rows: see `st.to_batched_list`."""
         return call("to_batched_list", self, batch_size=batch_size, leftover=leftover)  # type: ignore[no-any-return]
 
     def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
@@ -201,14 +206,14 @@ class ShardedTensor(Operators):
         return call("dlpack_device", self)  # type: ignore[no-any-return]
 
     def tolist(self) -> Any:
-        """The elements as nested Python lists (a scalar for 0-d)."""
+        """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
         return np.asarray(self).tolist()
 
     def item(self) -> Any:
-        """The only element, as a Python scalar.
+        """Returns the only element as a Python scalar.
 
         Raises:
-            ShapeError: it has not exactly one.
+            ShapeError: the tensor does not have exactly one element.
         """
         if self.size != 1:
             raise ShapeError(f"item: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one")
@@ -240,7 +245,7 @@ class ShardedTensor(Operators):
         return int(self._scalar("index"))
 
     def _scalar(self, caller: str) -> Any:
-        """The element of a tensor without dimensions. Others do not convert, as in NumPy and in the standard."""
+        """Returns the element of a 0-d tensor. Other tensors raise an error, as in NumPy and the array API standard."""
         if self.ndim:
             raise ArgumentTypeError(
                 f"{caller}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
@@ -248,7 +253,7 @@ class ShardedTensor(Operators):
             )
         return np.asarray(self)[()]
 
-    # -- its elements ------------------------------------------------------------------------------
+    # -- elements and views ------------------------------------------------------------------------
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -268,7 +273,7 @@ class ShardedTensor(Operators):
 
     @property
     def real(self) -> ShardedTensor:
-        """The real part: a view."""
+        """The real part, as a view."""
         return call("real", self)  # type: ignore[no-any-return]
 
     @real.setter
@@ -277,7 +282,7 @@ class ShardedTensor(Operators):
 
     @property
     def imag(self) -> ShardedTensor:
-        """The imaginary part: a view where the elements are complex."""
+        """The imaginary part; a view if the dtype is complex."""
         return call("imag", self)  # type: ignore[no-any-return]
 
     @imag.setter
@@ -292,21 +297,21 @@ class ShardedTensor(Operators):
 
     @property
     def T(self) -> ShardedTensor:  # noqa: N802 - the standard's name
-        """The transpose: all dimensions in reverse order."""
+        """The transpose, with all dimensions in reverse order, as a view."""
         return call("permute_dims", self, tuple(range(self.ndim))[::-1])  # type: ignore[no-any-return]
 
     @property
     def mT(self) -> ShardedTensor:  # noqa: N802 - the standard's name
-        """The transpose of its last two dimensions."""
+        """The transpose of the last two dimensions, as a view."""
         return call("matrix_transpose", self)  # type: ignore[no-any-return]
 
     def transpose(self, *axes: Any) -> ShardedTensor:
-        """Its dimensions in the order ``axes``, reversed without any: a view."""
+        """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], SupportsIndex) else axes
         return self.T if order is None or not len(order) else call("permute_dims", self, tuple(order))
 
     def swapaxes(self, axis1: int, axis2: int, /) -> ShardedTensor:
-        """Two of its dimensions exchanged: a view."""
+        """Returns a view with two dimensions exchanged."""
         order = list(range(self.ndim))
         try:
             order[axis1], order[axis2] = order[axis2], order[axis1]
@@ -315,30 +320,32 @@ class ShardedTensor(Operators):
         return call("permute_dims", self, tuple(order))  # type: ignore[no-any-return]
 
     def ravel(self) -> ShardedTensor:
-        """Its elements in one dimension: a view where they lie one after the other, else a copy."""
+        """Returns the elements in one dimension: a view if they are contiguous in row-major order, otherwise a copy."""
         flat = call("reshape", self, shape=(-1,))
         window = getattr(flat._storage, "window", None)
         straight = window is None or flat.size == 1 or (window.strides == (1,) and not window.part)
         return flat if straight else self.flatten()
 
     def flatten(self) -> ShardedTensor:
-        """A copy of its elements in one dimension."""
+        """Returns a copy of the elements in one dimension."""
         return call("reshape", self, shape=(-1,), copy=True)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> ShardedTensor:
-        """The elements in another shape: see `st.reshape`."""
+        """Returns the elements in another shape: see `st.reshape`."""
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
 
     def astype(self, dtype: npt.DTypeLike, *, copy: bool = True) -> ShardedTensor:
-        """The elements in another dtype: see `st.astype`."""
+        """Returns the elements in another dtype: see `st.astype`."""
         return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
 
     # -- copies ------------------------------------------------------------------------------------
 
     def copy(self) -> ShardedTensor:
-        """A tensor of its own with the same value. Memory is copied when one of the two is written. What stands for a
-        scalar of NumPy's, such as a sum of all elements, stays one, which cannot be written.
+        """Returns an independent tensor with the same value; memory is copied only when one of the two is written.
+
+        The copy of a value that NumPy would return as a scalar, such as the sum of all elements, cannot be written
+        either.
         """
         storage = self._storage
         if isinstance(storage, DeferredStorage):
@@ -359,7 +366,7 @@ class ShardedTensor(Operators):
         scalar = self._is_scalar
         return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed, scalar)
 
-    # -- how it looks ------------------------------------------------------------------------------
+    # -- display -----------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         sharding = self.sharding
@@ -379,15 +386,17 @@ class ShardedTensor(Operators):
 
 
 ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
-"""What operators take: tensors, host arrays and NumPy scalars (which go into the layout that is wanted), Python
-scalars (which stay scalars and do not widen a dtype); and the arrays of a backend.
+"""The operands that operators accept.
+
+These are tensors; host arrays and NumPy scalars, which are put into the layout that the operator's rule requires;
+Python scalars, which stay scalars and do not promote a dtype; and arrays of a backend.
 """
 
 SCALARS = frozenset((bool, int, float, complex))
 
 
 def tensor(value: Aval, storage: Any) -> ShardedTensor:
-    """A handle on a value."""
+    """Creates a handle on a value, from its aval and its storage."""
     x = _new(ShardedTensor)
     x._aval = value
     x._storage = storage
@@ -396,7 +405,7 @@ def tensor(value: Aval, storage: Any) -> ShardedTensor:
 
 
 def ledger_of(x: ShardedTensor) -> WriteState:
-    """The tensor's ledger, which it gets when it first needs one."""
+    """Returns the `WriteState` of a tensor, which is created on first use."""
     if x._ledger is None:
         with _making_ledgers:
             if x._ledger is None:
@@ -414,14 +423,14 @@ def _unlock() -> None:
 
 
 def mark_array(x: ShardedTensor) -> ShardedTensor:
-    """The same tensor, which is an array even if it has no dimensions, and not what NumPy gives as a scalar."""
+    """Marks a 0-d tensor as an array, not one of NumPy's scalars, and returns it; other tensors are unchanged."""
     if not x._aval.ndim:
         ledger_of(x)
     return x
 
 
 def mark_donated(x: ShardedTensor, caller: str) -> None:
-    """Takes a tensor's memory from it, for ``donate=True``."""
+    """Replaces the storage of a tensor by `Donated`, for ``donate=True`` of the function ``caller``."""
     ledger = ledger_of(x)
     with ledger.lock:
         ledger.forget()
@@ -433,7 +442,7 @@ _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
 
 
 def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
-    """The backend's array of each device, in mesh order."""
+    """Returns the backend's array of each device, in mesh order."""
     storage = x._storage
     arrays = storage.arrays
     if arrays is not None:
@@ -445,10 +454,10 @@ def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
 
 
 def current_storage(x: ShardedTensor) -> Any:
-    """The storage of a tensor, after writes that are in progress.
+    """Returns the storage of a tensor, after writes in progress have ended.
 
     Raises:
-        DonatedError: the tensor was given away.
+        DonatedError: the tensor was donated.
     """
     storage = x._storage
     return storage.stored() if type(storage) in (PendingWrite, Donated) else storage
@@ -457,8 +466,9 @@ def current_storage(x: ShardedTensor) -> Any:
 def _unpickle(
     data: HostArray, shape: Shape, sharding: NamedSharding, committed: bool, scalar: bool = False
 ) -> ShardedTensor:
-    """What `__reduce__` describes; without ``scalar``, what earlier versions did. On other devices than it had the
-    tensor is not committed: nothing asked for its place.
+    """Creates a tensor from what `__reduce__` returns; pickles of earlier versions lack ``scalar``.
+
+    The tensor is not committed if it is loaded onto other devices than it had, because no caller chose those.
     """
     target = on_existing_devices(sharding, len(shape))
     try:
@@ -473,7 +483,7 @@ def _unpickle(
 
 
 def _values(x: ShardedTensor, edge: int = 3) -> str:
-    """The elements as text. Of a large tensor only the corners are read."""
+    """Returns the elements as text. Only the corners of a large tensor are read."""
     if x.size <= np.get_printoptions()["threshold"]:
         return str(np.asarray(x))
     shown: list[Any] = [slice(None) if n <= 2 * edge + 1 else (slice(0, edge + 1), slice(n - edge, n)) for n in x.shape]

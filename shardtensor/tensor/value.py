@@ -1,4 +1,4 @@
-"""What a tensor is a handle on: what is known of a value (`Aval`), and where its elements are kept (`Storage`)."""
+"""The aval of a tensor (`Aval`: its shape, dtype and sharding), and the buffer that holds the elements of a value."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 
 
 class Aval:
-    """What is known of a tensor without its elements: shape, dtype, sharding, and whether somebody chose the sharding.
+    """The shape, dtype and sharding of a value without its elements, and whether it was placed explicitly.
 
-    Made by `aval`, which gives the same object for the same value, so that avals are compared and hashed by identity:
-    that is what keeps a look-up in the plan cache under a microsecond.
+    Avals are created by `aval`, which returns the same object for the same arguments, so that avals are compared and
+    hashed by identity: that keeps a look-up in the plan cache under a microsecond.
     """
 
     __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "parked", "shape", "sharding", "size")
@@ -38,9 +38,8 @@ class Aval:
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
-        self.parked = (
-            self.backend.pinned_host and sharding.memory_kind == "pinned_host"
-        )  # see shardtensor.communication.offload
+        # Whether the storage is an `OffloadedStorage`: on some backends host memory and device memory are the same.
+        self.parked = self.backend.pinned_host and sharding.memory_kind == "pinned_host"
         if not self.backend.has_dtype(dtype):
             raise ArgumentTypeError(
                 f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, or use another backend"
@@ -48,34 +47,34 @@ class Aval:
 
     @property
     def grid(self) -> Grid:
-        """Its shards."""
+        """The grid of the shards."""
         return self.sharding.grid(self.shape)
 
 
 @functools.lru_cache(8192)
 def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
-    """The `Aval` of that value."""
+    """Returns the `Aval` with that shape, dtype and sharding; the same object for the same arguments."""
     return Aval(shape, dtype, sharding, committed)
 
 
 def memory_kind(values: Iterable[Aval]) -> str | None:
-    """Where the result of an operator lies: in host memory only if all that it reads does."""
+    """Returns the memory kind of an operator's result: that of the operands if all have the same, otherwise None."""
     kinds = {value.sharding.memory_kind for value in values}
     return kinds.pop() if len(kinds) == 1 else None
 
 
 def on_devices(value: Aval) -> Aval:
-    """The same in device memory."""
+    """Returns the aval of the same value in device memory."""
     if not value.parked:
         return value
     return aval(value.shape, value.dtype, value.sharding.with_memory_kind("device"), value.committed)
 
 
 def whole_of(array: Any, value: Aval) -> HostArray:
-    """What a kernel gave, as the buffer of a tensor: an array, of the dtype that was promised.
+    """Converts the result of a kernel to the buffer of a tensor: an array of the dtype of the aval.
 
-    It stays writable, though nothing writes to it: NumPy copies read-only arrays before some reductions (argmax). What
-    leaves the library is a read-only view.
+    The buffer stays writable, because NumPy copies read-only arrays before some reductions (argmax). What leaves the
+    library is a read-only view of it.
     """
     if type(array) is not np.ndarray or array.dtype != value.dtype:
         array = (
@@ -87,7 +86,10 @@ def whole_of(array: Any, value: Aval) -> HostArray:
 
 
 def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
-    """One array from the pieces, and how many bytes were copied: none where they lie in one buffer as they should."""
+    """Joins the pieces of a value into one array, and returns it with the number of bytes copied.
+
+    Nothing is copied where the pieces are parts of one buffer in the layout of the result.
+    """
     if value.backend.simulated:
         return AbstractArray(value.shape, value.dtype), 0  # type: ignore[return-value]
     grid = value.grid
@@ -104,8 +106,10 @@ def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
 
 
 def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape: Shape) -> HostArray | None:
-    """The array of that shape whose parts the pieces are, the first one at its origin, where they lie in one buffer as
-    its parts do; else None.
+    """Returns the array of that shape whose parts are the pieces, if they are adjacent in one contiguous buffer.
+
+    ``begins`` are the first indices of the pieces in the array, and the first piece begins at its origin. The result is
+    a view of the buffer; it is None where the strides or addresses of the pieces do not fit.
     """
     first = pieces[0] if pieces else None
     if first is None or first.base is None or any(begins[0]):
