@@ -1,4 +1,4 @@
-"""The interpreter inside of a mapped function on a device that does not exist."""
+"""The interpreter inside mapped functions on a simulated device."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from shardtensor.tensor.storage import Donated
 from shardtensor.tensor.tensor import ShardedTensor
 
 _made: dict[Any, AbstractArray] = {}
-"""What operators have made of operands of these kinds."""
+"""Results of operators, as abstract arrays, by operator, parameters and operand kinds. All devices share them."""
 
 _KEPT = 4096
 
 
 class AbstractDeviceInterpreter:
-    """The interpreter inside of a mapped function on a simulated device: there are tensors alone."""
+    """The interpreter inside a mapped function on a simulated device, where every array is a `ShardedTensor`.
+
+    Args:
+        device: the simulated device on which the function is mapped.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
 
     def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Plans ``op``. What one device has planned holds for the others."""
+        """Plans ``op`` and returns its result, a tensor without elements. The devices share the cached results."""
         if op.name == "asarray" and params[2] is None and not isinstance(params[0], ShardedTensor):
-            return as_tensor(
-                abstract_operand(np.asarray(params[0], params[1])), self.device
-            )  # it comes from nowhere else
+            # The array is created on this device, so no transfer is recorded.
+            return as_tensor(abstract_operand(np.asarray(params[0], params[1])), self.device)
         operands = self._here(operands)
         key: Any = None
         if op.rule and not (op.window or op.composite or op.algorithm or op.creates):
@@ -42,7 +45,7 @@ class AbstractDeviceInterpreter:
             key = None if None in kinds else (op, params, *map(type, params), *kinds)
             try:
                 found = _made.get(key)
-            except TypeError:  # a parameter that cannot be hashed
+            except TypeError:  # A parameter is not hashable.
                 key = found = None
             if found is not None:
                 return as_tensor(found, self.device)
@@ -54,18 +57,24 @@ class AbstractDeviceInterpreter:
         return result
 
     def _kind(self, x: Any) -> Any:
-        """What a plan depends on of an operand; None if it is not plainly here."""
+        """Returns the part of the cache key for one operand: shape and dtype of a tensor, otherwise the type.
+
+        None for a tensor that is 0-d, donated or on other devices, whose plan is not cached.
+        """
         if type(x) is not ShardedTensor:
             return type(x)
         plain = x.ndim and x.device == self.device and type(x._storage) is not Donated
         return (x.shape, x.dtype) if plain else None
 
     def into(self, out: Any, op: Op, operands: Operands, params: Params) -> None:
-        """Plans a write."""
+        """Plans a write of the result of ``op`` into ``out``."""
         write_into(out, op, self._here(operands), params)
 
     def _here(self, operands: Operands) -> Operands:
-        """Host arrays beside what is on the device: they are there, as arrays in mapped functions are."""
+        """Replaces host arrays by tensors on this device, as a real device converts them; no transfer is recorded.
+
+        The operands are returned unchanged if a tensor among them is on other devices.
+        """
         if not any(isinstance(x, (np.ndarray, np.generic)) for x in operands):
             return operands
         if not all(x.device == self.device for x in operands if type(x) is ShardedTensor):

@@ -22,7 +22,11 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 
 class _NoContext:
-    """The devices of a program where nothing is current, nor to be put aside."""
+    """The execution context of a program on a backend without a current device and without modes: it changes nothing.
+
+    Attributes:
+        devices: the devices of the program.
+    """
 
     __slots__ = ("devices",)
 
@@ -36,15 +40,23 @@ class _NoContext:
         pass
 
     def suspend(self) -> None:
-        """Nothing is put aside."""
+        """Does nothing: the thread has no state to restore."""
 
     def resume(self) -> None:
-        """Nothing was."""
+        """Does nothing: `suspend` saved no state."""
 
 
 class DeviceInterpreter:
-    """The interpreter inside of a mapped function: operators on the backend's arrays run on the current device and
-    return its arrays. Tensors that the function finds outside of it, and ``device=``, mean what they mean everywhere.
+    """The interpreter inside a mapped function: operators on arrays of the backend return arrays of the device.
+
+    Calls with a `ShardedTensor`, such as one that the function closes over, and calls with ``device=`` are executed by
+    the eager interpreter.
+
+    Attributes:
+        device: the current device.
+        backend: the backend of the device.
+        sharding: the sharding of a 0-d array on the device.
+        no_context: the execution context for backends without a current device and modes; None for other backends.
     """
 
     def __init__(self, device: Device) -> None:
@@ -52,10 +64,10 @@ class DeviceInterpreter:
         self.backend: Backend = backend_of(device)
         self.sharding = as_sharding(device, 0, "map")
         stands = type(self.backend).on is Backend.on and type(self.backend).capture_modes is Backend.capture_modes
-        self.no_context = _NoContext((device,)) if stands else None  # nothing to make current, nor to put aside
+        self.no_context = _NoContext((device,)) if stands else None
 
     def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Runs ``op`` here."""
+        """Runs ``op`` on the device and returns an array of its backend."""
         named = dict(zip(op.params, params, strict=True))
         elsewhere = named.pop("device", None) is not None or (op.algorithm and not op.kernel)
         if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
@@ -97,5 +109,5 @@ class DeviceInterpreter:
 
 @functools.cache
 def _on_place(place: Mesh) -> DeviceInterpreter:
-    """The interpreter of a place of one device."""
+    """Returns the interpreter of a mesh of one device."""
     return DeviceInterpreter(place.flat[0])

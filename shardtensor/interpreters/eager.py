@@ -1,4 +1,4 @@
-"""The interpreter that runs operators now."""
+"""The eager interpreter, the default: it executes each operator when it is called."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from shardtensor.tensor.tensor import ShardedTensor
 
 
 def apply(op: Op, operands: Operands, params: Params) -> Any:
-    """The result of one operator: a view of its first operand where NumPy would give one, else a value of its own.
+    """Executes one operator and returns its result: a view of the first operand where NumPy returns one, otherwise an
+    independent tensor.
 
     Raises:
-        ShardTensorError: with the operator's name, or that of the function within it that raised.
+        ShardTensorError: the operator failed; the message starts with its name, or with the name of the inner function
+            that raised.
     """
     try:
         if op.window and type(operands[0]) is ShardedTensor:
@@ -42,10 +44,10 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
 
 
 def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None:
-    """Runs one operator and writes its result into the tensor ``out``.
+    """Executes one operator and writes its result into the tensor ``out``.
 
     Raises:
-        ShardTensorError: as `apply` does; ``out`` is as it was before.
+        ShardTensorError: as `apply` does. The value of ``out`` is then unchanged.
     """
     try:
         write(out, op, operands, params, apply)
@@ -58,7 +60,7 @@ def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None
 
 
 def _out_of_range(op: Op, error: OverflowError) -> RangeError:
-    """NumPy's error for a Python number that a dtype cannot hold, with the operator's name."""
+    """Converts NumPy's error for a Python number that a dtype cannot hold to an error with the operator's name."""
     return RangeError(f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast")
 
 

@@ -1,4 +1,4 @@
-"""Plans of operators on arrays without elements."""
+"""Plans of operators on abstract arrays, which have no elements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,15 @@ from shardtensor.tensor.value import Aval
 def abstract_plan(
     op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], owed: Chain
 ) -> Callable[[Operands], ShardedTensor]:
-    """The plan of an operator whose operands and result have no elements: what would move is counted."""
+    """Returns the plan of an operator on abstract operands: it records the transfers and returns an abstract result.
+
+    Args:
+        op: the operator.
+        value: the aval of the result.
+        params: the operator's parameters by name.
+        moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
+        owed: the mesh axes along which partial results are combined.
+    """
     owing = functools.cache(lambda: _combination(op, value, params, moves, owed))
 
     def plan(operands: Operands) -> ShardedTensor:
@@ -45,8 +53,9 @@ def abstract_plan(
 def _combination(
     op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], owed: Chain
 ) -> Schedule:
-    """What devices send one another for a combination that is owed: see
-    `shardtensor.interpreters.execution.planning.Work.combined`.
+    """Returns the schedule of messages that combine the partial results along the mesh axes ``owed``.
+
+    It is the schedule of `shardtensor.interpreters.execution.strategies.Strategies.combined` on real devices.
     """
     assert op.combine is not None
     mesh = value.sharding.mesh

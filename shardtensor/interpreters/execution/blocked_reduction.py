@@ -1,9 +1,10 @@
-"""Reductions and products of host arrays, in passes over their blocks, which threads divide.
+"""Blocked reductions and products of host arrays, whose blocks are distributed over threads.
 
-A block is to a shard what a shard is to the whole: each gives a state (see `shardtensor.functions.monoids`), and the
-states become one in a fixed order; those of one shard by pairs, as NumPy adds, so that errors of rounding stay small;
-those of the shards in mesh order. Arrays are cut as their shapes say, and BLAS, whose results depend on how many
-threads it has, works with one in each of ours: so the number of threads cannot change a bit.
+A shard is cut into blocks as an array is cut into shards. Each block gives a state (see
+`shardtensor.functions.monoids`), and the states are merged in a fixed order: those of one shard pairwise, as NumPy
+sums, so that rounding errors stay small; those of the shards in mesh order. The cuts depend only on shapes, dtypes and
+memory layouts, and BLAS, whose results depend on its number of threads, uses one thread in each of ours. The number of
+threads therefore never changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -28,69 +29,71 @@ from shardtensor.sharding.rules import Rule
 from shardtensor.sharding.shard_context import Place
 
 Ranges = Mapping[str, tuple[int, int]]
-"""Begin and end along the dimensions of those names."""
+"""Begin and end along each named dimension."""
 
 Part = tuple[Ranges, Sequence[Ranges]]
-"""A part of the result along the names that stay; and along those that vanish the shards from which it comes, in mesh
-order.
+"""A part of the result (ranges of the names that are kept), and the shards that contribute to it in mesh order (ranges
+of the names that are reduced).
 """
 
 _BLOCK = 1 << 20
-"""Elements of a block that are read once: enough for calls of NumPy not to show."""
+"""The fewest elements of a block that is read once: at this size the overhead of a NumPy call is negligible."""
 
 _BLOCKS = 1 << 5
-"""Of arrays that have more blocks than that, they are longer: threads stop and start less often."""
+"""The number of blocks above which blocks become longer, so that threads start and stop less often."""
 
 _LARGE = 1 << 22
-"""The most elements of those."""
+"""The most elements of such a longer block."""
 
 _CACHED = 1 << 19
-"""The same where they are gone through several times, and shall stay in the cache of a core."""
+"""The elements of a block that is read several times and should stay in the cache of a core."""
 
 _WIDTH = 1 << 13
-"""The most columns of a block whose rows are added up: sums that stay in the nearest cache."""
+"""The most columns of a block whose rows are added: the sums stay in the innermost cache."""
 
 _FACTORS = (1 << 9, 1 << 12, 1 << 26)
-"""Of a block of a product at most so many rows and columns, as many as BLAS needs to make good for what it copies
-first; and multiplications, about a millisecond, as far as the depth is no less than `_DEPTH`.
+"""The most rows, columns and multiplications of a block of a product.
+
+With so many rows and columns, BLAS's initial copies of the operands are negligible. The multiplications take about a
+millisecond; a block has more of them where the minimum of ``_DEPTH`` requires it.
 """
 
 _ROWS = 1 << 7
-"""Rows of which BLAS makes good use."""
+"""The number of rows from which BLAS is efficient; blocks are not made smaller only to occupy more threads."""
 
 _SQUARE = (1 << 9, 1 << 9, 1 << 26)
-"""The same where a matrix is multiplied with its own transpose: half of the blocks are mirrors of the others."""
+"""The limits of ``_FACTORS`` for a matrix times its own transpose: half of the blocks are transposes of others."""
 
 _PLAIN = (1 << 8, 1 << 8, 1 << 23)
-"""The same of integers, which BLAS does not know: NumPy multiplies them one by one."""
+"""The limits of ``_FACTORS`` for integers and bools, which BLAS does not support: NumPy multiplies them one by one."""
 
 _DEPTH = (1 << 12, 1 << 19)
-"""The fewest and the most elements of a sum of products in one block; of integers there may be fewer."""
+"""The fewest and the most terms of a sum of products in one block; integer products may have fewer."""
 
 _BLAS_ALONE = 1 << 18
-"""Multiplications up to which BLAS works with one thread by itself."""
+"""The number of multiplications up to which BLAS itself uses only one thread."""
 
 _BLAS_ALONE_THIN = 10_000
-"""The same of vectors, and of matrices by vectors."""
+"""The same number for products of two vectors and of a matrix and a vector."""
 
 _MULTIPLICATION = 10e-12
-"""Seconds that one takes, within a long product."""
+"""The seconds that one multiplication of a long product takes."""
 
 
 class BlockedReduction:
-    """One reduction or product of host arrays.
+    """One reduction or product of host arrays. A call with the operands runs it and returns the result.
 
     Args:
-        name: what NumPy calls it in floating-point errors.
-        combine: the monoid by which states become one.
+        name: the name of the operation in NumPy's floating-point errors.
+        combine: the name of the monoid that merges states.
         rule: names the dimensions of the operands and of the result.
         sizes: the size of every name.
         value: shape and dtype of the result.
-        place: that of the first device, whose shards are the largest.
+        place: the position of the shards of the first device, which are the largest.
         kernel: ``kernel(xp, place, *arrays, **params)``, the operator itself.
-        params: the operator's.
-        shares: for each part of the result the places of the devices that have a share in it, in mesh order; None where
-            the whole may be cut anywhere.
+        params: the operator's parameters by name.
+        shares: for each part of the result the positions of the shards that contribute to it, in mesh order; None where
+            the boundaries of shards do not affect the result, so that the whole array is one part.
     """
 
     def __init__(
@@ -118,7 +121,11 @@ class BlockedReduction:
         self._cuts: dict[tuple[str, ...], _Tiling] = {}
 
     def cut_for(self, arrays: Sequence[Any]) -> _Tiling:
-        """How it is cut, given how the operands lie: a reduction along the memory, a product with itself in squares."""
+        """Returns the tiling for operands with these strides.
+
+        The blocks of a reduction follow the order of its dimensions in memory. The product of a matrix with its own
+        transpose is cut into square tiles.
+        """
         names = self._rule.operands[0]
         if self._product:
             order: tuple[str, ...] = ("square",) if self._is_square(*arrays) else ()
@@ -138,7 +145,7 @@ class BlockedReduction:
         return self._cuts[order]
 
     def _is_square(self, x1: Any, x2: Any) -> bool:
-        """Whether it is the product of a matrix with its own transpose."""
+        """Whether this is the product of a matrix with its own transpose."""
         mine, its = x1.__array_interface__, x2.__array_interface__
         return bool(
             self._kernel is matmul
@@ -151,7 +158,7 @@ class BlockedReduction:
         )
 
     def _tiles(self, part: Part, sides: Mapping[str, int]) -> list[list[list[Place]]]:
-        """The tiles of a part of the result: for each shard, the places of the blocks that a tile needs of it."""
+        """Returns the tiles of a part of the result, each a list of the blocks that it needs from each shard."""
         kept, shards = part
         return [
             [
@@ -169,13 +176,16 @@ class BlockedReduction:
         return Place(box, tuple(boxes), self.value.shape, self._shapes, self.value.dtype)
 
     def __call__(self, *arrays: Any) -> Any:
-        """The result.
+        """Returns the result, a new array of the shape and dtype of ``value``.
+
+        Args:
+            arrays: the operands, host arrays.
 
         Raises:
-            DeviceMemoryError: there is no memory for it.
+            DeviceMemoryError: the memory for the result or for intermediate states cannot be allocated.
         """
         arrays = tuple([array.T if turn else array for array, turn in zip(arrays, self._turns, strict=True)])
-        if self._kernel is matmul:  # once, and not for each block
+        if self._kernel is matmul:  # The whole operands are converted once, instead of every block when it is read.
             arrays = tuple([as_dtype(array, self.value.dtype) for array in arrays])
         cut = self.cut_for(arrays)
         job = _Run(self, cut, arrays)
@@ -196,14 +206,14 @@ class BlockedReduction:
 
 
 class _Tiling:
-    """The tiles of a result.
+    """The tiles of a result and the blocks of the operands from which they are computed.
 
     Attributes:
-        tiles: for each one, and for each shard, the places of the blocks that it needs.
-        blocks: all these places, in that order.
-        first: for each tile, and for their end, where its own begin.
-        square: whether tiles are squares, and those below the diagonal mirrors of those above.
-        shallow: whether each tile needs one block of each shard, so that it can be summed up where it is to be.
+        tiles: for each tile and each shard, the positions of the blocks that the tile needs.
+        blocks: all these blocks in one list, in the same order.
+        first: for each tile the index in ``blocks`` of its first block; one more entry is the number of blocks.
+        square: whether tiles are square, and those below the diagonal are the transposes of those above.
+        shallow: whether each tile needs only one block of each shard, so that it can be summed in place.
     """
 
     def __init__(self, tiles: list[list[list[Place]]], square: bool) -> None:
@@ -218,7 +228,11 @@ _nothing = contextlib.nullcontext()
 
 
 class _Run:
-    """One run of a fold."""
+    """One execution of a `BlockedReduction`. Threads call its methods for different blocks or tiles.
+
+    Attributes:
+        out: the result.
+    """
 
     def __init__(self, fold: BlockedReduction, cut: _Tiling, arrays: Sequence[Any]) -> None:
         self._fold = fold
@@ -232,13 +246,13 @@ class _Run:
         return [array[tuple([slice(*ends) for ends in box])] for array, box in pairs]
 
     def compute(self, k: int) -> None:
-        """The state of a block."""
+        """Computes the state of the k-th block."""
         place = self._cut.blocks[k]
         self._states[k] = self._fold.partial(np, place, *self._parts(place), **self._fold.params)
 
     def finish(self, n: int) -> None:
-        """A tile of the result, from the states of its blocks."""
-        if self._fold.monoid.several:  # what has overflowed was reported where it did
+        """Merges the states of the blocks of the n-th tile and writes the tile to the result."""
+        if self._fold.monoid.several:  # An overflow was already reported when the state was computed.
             with np.errstate(invalid="ignore"):
                 self._merge(n)
         else:
@@ -257,18 +271,18 @@ class _Run:
         self.out[_index(place)] = monoid.finish(np, place, total, **self._fold.params)
 
     def do(self, n: int) -> None:
-        """A tile of the result, and its blocks before."""
+        """Computes the states of the blocks of the n-th tile and then the tile."""
         for k in range(self._cut.first[n], self._cut.first[n + 1]):
             self.compute(k)
         self.finish(n)
 
     def sum_in_place(self, n: int) -> None:
-        """A tile of a matrix product, to which the shares of one shard after the other are added."""
+        """Computes the n-th tile of a matrix product in place, adding the products of the shards in mesh order."""
         tile, summand = self._cut.tiles[n], None
         index = _index(tile[0][0])
         if self._cut.square and index[0].start > index[1].start:
             return
-        out = self.out[(*index, ...)]  # an array, also of no dimensions
+        out = self.out[(*index, ...)]  # The ellipsis makes a 0-d tile an array, which `out=` requires.
         for number, (place,) in enumerate(tile):
             x1, x2 = self._parts(place)
             if not number:
@@ -290,13 +304,17 @@ class _Run:
 
 
 def matmul(xp: Any, place: Place, x1: Any, x2: Any) -> Any:
-    """The kernel of a matrix product."""
+    """The kernel of a matrix product: ``xp.matmul(x1, x2)``."""
     return xp.matmul(x1, x2)
 
 
 def is_long(combine: str, rule: Rule, sizes: Mapping[str, int]) -> bool:
-    """Whether a reduction or product over names of those sizes is worth blocks; or such that BLAS would use its own
-    threads.
+    """Whether a reduction has more than one block, or a product is so large that BLAS would use its own threads.
+
+    Args:
+        combine: the name of the monoid that merges states.
+        rule: names the dimensions of the operands and of the result.
+        sizes: the size of every name.
     """
     size = math.prod(sizes.values())
     if len(rule.operands) == 1:
@@ -306,7 +324,7 @@ def is_long(combine: str, rule: Rule, sizes: Mapping[str, int]) -> bool:
     return size > (_BLAS_ALONE_THIN if thin else _BLAS_ALONE)
 
 
-# -- what they are made of -------------------------------------------------------------------------
+# -- parts of the result and their shards ----------------------------------------------------------
 
 
 def _whole(rule: Rule, sizes: Mapping[str, int]) -> list[Part]:
@@ -321,17 +339,20 @@ def _part(rule: Rule, places: Sequence[Place]) -> Part:
 
 
 def _ranges(rule: Rule, place: Place) -> dict[str, tuple[int, int]]:
-    """What a device has along each name."""
+    """Returns the range of each name within the shards of one device."""
     ranges: dict[str, tuple[int, int]] = {}
     for names, box in zip(rule.operands, place.boxes, strict=True):
         for name, ends in zip(names, box, strict=True):
-            if name not in ranges or ranges[name] == (0, 1):  # a size of 1 broadcasts
+            if name not in ranges or ranges[name] == (0, 1):  # A size of 1 broadcasts to the range of another operand.
                 ranges[name] = ends
     return ranges
 
 
 def _as_matrices(rule: Rule, combine: str) -> tuple[Rule, tuple[bool, ...]] | None:
-    """The rule of a matrix product that a sum of products of two matrices is, and which of them to transpose for it."""
+    """Returns the rule of the equivalent matrix product, and for each operand whether it is transposed for it.
+
+    None if ``rule`` is not a sum of products of two matrices over one shared dimension with a 2-d result.
+    """
     if combine != "sum" or list(map(len, rule.operands)) != [2, 2]:
         return None
     x1, x2 = rule.operands
@@ -343,25 +364,25 @@ def _as_matrices(rule: Rule, combine: str) -> tuple[Rule, tuple[bool, ...]] | No
     return dataclasses.replace(rule, operands=tuple(turned)), turns
 
 
-# -- how they are cut ------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 def _block(combine: str, size: int) -> int:
-    """Elements of a reduction's blocks, of an array that has so many."""
+    """Returns the number of elements of a block of a reduction of ``size`` elements."""
     return _CACHED if MONOIDS[combine].several else max(min(size // _BLOCKS, _LARGE), _BLOCK)
 
 
 def _sides(
     names: Sequence[str], gone: Mapping[str, int], local: Mapping[str, int], sizes: Mapping[str, int], size: int
 ) -> dict[str, int]:
-    """The sides of a reduction's blocks of about that size.
+    """Returns the side of a block of a reduction along each name, for blocks of about ``size`` elements.
 
     Args:
-        names: in the order in which the dimensions lie in memory.
-        gone: those that vanish, with the sizes that a shard has. Their sides depend on shards alone.
-        local: the sizes of a shard.
-        sizes: of the whole: what is kept may be cut anywhere.
-        size: of a block.
+        names: the names of the operand's dimensions, in their order in memory.
+        gone: the names that are reduced, with their sizes in a shard. Their sides depend only on shards.
+        local: the size of every name in a shard.
+        sizes: the size of every name in the array. Dimensions that are kept may be cut anywhere.
+        size: the number of elements of a block.
     """
     behind = names[max([names.index(name) for name in gone], default=len(names)) + 1 :]
     width = min(math.prod(local[name] for name in behind), _WIDTH)
@@ -371,10 +392,11 @@ def _sides(
 
 
 def _product_sides(rule: Rule, sizes: Mapping[str, int], most: tuple[int, int, int]) -> dict[str, int]:
-    """The sides of a product's blocks, at ``most`` so many rows, columns and multiplications."""
+    """Returns the side of a block of a product along each name; ``most`` limits rows, columns and multiplications."""
     ours, theirs = [[n for n in names if n in rule.result] for names in rule.operands]
     mine = [n for n in ours if n not in theirs]
-    rows = max(math.prod(sizes[n] for n in mine) // 4, _ROWS)  # of small ones, too, several threads shall have some
+    # Small products are cut, too, so that several threads take part.
+    rows = max(math.prod(sizes[n] for n in mine) // 4, _ROWS)
     sides = _filled(mine, sizes, min(rows, most[0]))
     sides |= _filled([n for n in theirs if n not in ours], sizes, most[1])
     least = _DEPTH[0] if most is not _PLAIN else 1
@@ -385,7 +407,7 @@ def _product_sides(rule: Rule, sizes: Mapping[str, int], most: tuple[int, int, i
 
 
 def _filled(names: Sequence[str], sizes: Mapping[str, int], size: int) -> dict[str, int]:
-    """Sides with a product of at most that size: whole, as far as it goes, from the last name on."""
+    """Returns sides with a product of at most ``size``: from the last name on, each is as long as the rest allows."""
     sides = {}
     for name in reversed(names):
         sides[name] = max(min(sizes[name], size), 1)
@@ -394,7 +416,7 @@ def _filled(names: Sequence[str], sizes: Mapping[str, int], size: int) -> dict[s
 
 
 def _boxes(ranges: Ranges, sides: Mapping[str, int]) -> list[dict[str, tuple[int, int]]]:
-    """What ranges are cut into, in row-major order."""
+    """Cuts ranges into boxes with the given sides and returns the boxes in row-major order."""
     runs = [
         [(at, min(at + sides[name], end)) for at in range(begin, end, sides[name])]
         for name, (begin, end) in ranges.items()

@@ -1,5 +1,6 @@
-"""Runs an operator on values now: decides what a call comes to once for each combination of operator, parameters and
-avals, and keeps that as a plan (see `shardtensor.interpreters.execution.planning`).
+"""Runs operators by cached plans, one plan for each combination of operator, parameters and avals.
+
+See `shardtensor.interpreters.execution.planning` for the plans.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ _PLANS_KEPT = 4096
 
 
 def run(op: Op, operands: Operands, params: Params) -> Any:
-    """The result of an operator that is no composite: a value of its own, never a view."""
+    """Runs an operator that is not composite and returns its result, an independent value and never a view.
+
+    Args:
+        op: the operator.
+        operands: tensors, host arrays, scalars, nested lists, or None for an optional operand.
+        params: the values of its other parameters, in the order of ``op.params``.
+
+    Raises:
+        ShardTensorError: the operator does not accept the operands or parameters.
+    """
     kinds: list[Kind] = []
     placed = False
     for x in operands:
@@ -40,11 +50,12 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
     if op.algorithm:
         return op.algorithm(*operands, *params)
     key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)
-    if not placed and not (op.creates and params[-1] is not None):  # nobody says where: the default mesh does
+    if not placed and not (op.creates and params[-1] is not None):
+        # The result's layout is that of the default mesh, which can change between calls.
         key = (*key, default_mesh())
     try:
         plan = _plans.get(key)
-    except TypeError:  # a parameter that cannot be hashed, such as a list of axes
+    except TypeError:  # A parameter is not hashable, such as a list of axes.
         return run(op, operands, tuple(_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)))
     if plan is None:
         plan = _keep(key, make_plan(op, kinds, params))
@@ -52,12 +63,12 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
 
 
 def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:
-    """What the operator of that name makes of a tensor, as a value."""
+    """Runs the operator called ``name`` on a tensor and returns the result, never a view."""
     return run(OPS[name], (x,), params)  # type: ignore[no-any-return]
 
 
 def _keep(key: tuple[Any, ...], plan: Plan) -> Plan:
-    """Files a plan; the oldest ones go when there are too many."""
+    """Caches a plan and returns it; the oldest plans are removed beyond ``_PLANS_KEPT``."""
     while len(_plans) >= _PLANS_KEPT:
         _plans.pop(next(iter(_plans)), None)
     _plans[key] = plan

@@ -1,7 +1,8 @@
-"""How a call of an operator runs: propagate, move, run, wrap. A plan is a closure that takes the operands.
+"""The planner: it propagates shardings, plans the transfers of the operands, and selects a strategy for the operator.
 
-Where devices share one memory, an operator whose meaning does not depend on the split runs once on the whole buffer;
-elsewhere, and where partial results are owed, it runs once per shard.
+A plan is a closure that takes the operands and returns the result. Where devices share one memory, an operator whose
+result does not depend on the split runs once on the whole buffer; elsewhere, and where partial results have to be
+combined, it runs once per shard.
 """
 
 from __future__ import annotations
@@ -38,14 +39,22 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 
 Kind = Aval | HostAval | type | None
-"""What a plan depends on of an operand: its aval, or the type of a Python scalar; None where it was not given."""
+"""An operand as plans see it: its aval, or the type of a Python scalar; None for an optional operand that is absent."""
 
 
 def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
-    """What to do with operands of these kinds.
+    """Returns the plan of an operator for operands of these kinds.
+
+    The mesh of the plan is that of the `anchor` operand, or the default mesh if no operand is a tensor. Operands on
+    other meshes are transferred to it.
+
+    Args:
+        op: the operator.
+        kinds: the kinds of the operands.
+        params: the values of the other parameters, in the order of ``op.params``.
 
     Raises:
-        ShardTensorError: shapes, dtypes or parameters do not fit.
+        ShardTensorError: the operator does not accept the shapes, dtypes or parameters.
     """
     named = dict(zip(op.params, params, strict=True))
     if not op.variadic:
@@ -53,7 +62,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
             if kind is None and name not in op.optional:
                 raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
     if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
-        kinds = [k if k is None else _as_array(k) for k in kinds]  # scalars alone make a 0-d tensor
+        kinds = [k if k is None else _as_array(k) for k in kinds]  # If all operands are scalars, the result is 0-d.
     if op.creates:
         return _creation_plan(op, kinds, named)
     tensors = [k for k in kinds if isinstance(k, Aval)]
@@ -68,7 +77,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
 
 
 _ARRAYS = ("astype", "broadcast_to", "reshape", "where")
-"""Operators that give arrays in NumPy also where there are no dimensions; of scalars `astype` gives one."""
+"""Operators whose 0-d results are arrays in NumPy, not scalars; `astype` of a scalar gives a scalar."""
 
 
 def _as_array_plan(plan: Plan) -> Plan:
@@ -82,14 +91,16 @@ def _as_array_plan(plan: Plan) -> Plan:
 
 
 def _as_array(kind: Kind) -> HostAval:
-    """What a Python scalar is as a host array."""
+    """Returns the aval of a Python scalar as a host array."""
     assert isinstance(kind, type)
     return host_aval((), np.asarray(kind(1)).dtype)
 
 
 def anchor(tensors: Sequence[Aval]) -> Aval:
-    """The operand to which the others come: what was placed before what was not, then the one that costs most to
-    move.
+    """Returns the operand to whose mesh the others are transferred.
+
+    It is the one with the most bytes among the committed operands (those that were placed explicitly), or among all if
+    none is committed. Of equals it is the leftmost.
     """
     return max(tensors, key=lambda a: (a.committed, a.nbytes))
 
@@ -107,10 +118,11 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         k.sharding.spec.chains_of(k.ndim) if isinstance(k, Aval) and k.sharding.mesh == mesh else None for k in kinds
     ]
     weights = [k.nbytes if isinstance(k, Aval) and k.committed == committed else 0 for k in kinds]
-    if not tensors:  # the largest host array is split as creation functions would split it
+    if not tensors:  # The largest host array is split in the same way as the result of a creation function.
         big = max(range(len(kinds)), key=lambda i: getattr(kinds[i], "nbytes", -1))
         layouts[big] = as_sharding(mesh, len(shapes[big]), op.name).spec.chains_of(len(shapes[big]))
-    nothing = any(0 in shape for shape in shapes)  # is on every device, and need not be combined
+    # An empty operand is replicated without any transfer, so there are no partial results to combine.
+    nothing = any(0 in shape for shape in shapes)
     rule = parse(text, tuple(map(len, shapes)), op.operands)
     laid = propagate(
         rule,
@@ -144,17 +156,20 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     combined = work.combined(monoid, laid.owed)
     if not value.backend.shared_memory:
         return combined
-    # Unless somebody counts the bytes of the partial results, nobody needs each of them.
+    # The partial result of every shard is needed only if a listener records the bytes of their combination.
     exact = value.dtype.kind in monoid.exact
     fast = work.once() if exact else partial_sums(op.name, value, params, moves[0], combined)
     return lambda operands: (combined if is_recording() else fast)(operands)
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
-    """The dtype of the result: what NumPy makes of arrays of those dtypes with one element.
+    """Returns the dtype of the result, inferred by NumPy's function of that name from arrays with one element.
+
+    The dtype of an operator with its own kernel and no combination is its ``dtype`` parameter, or that of its first
+    array.
 
     Raises:
-        ArgumentTypeError: the operator does not take them.
+        ArgumentTypeError: the operator does not accept the dtypes.
     """
     wanted = None if params.get("dtype") is None else sharded_dtype(params["dtype"])
     if op.kernel and op.combine is None:
@@ -162,7 +177,8 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
             return wanted
         return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))
     samples = [k if k is None else k(1) if isinstance(k, type) else np.ones((1,) * k.ndim, k.dtype) for k in kinds]
-    harmless = {name: value for name, value in params.items() if name != "correction"}  # which of one element warns
+    # NumPy warns about a `correction` of 1 or more for one element.
+    harmless = {name: value for name, value in params.items() if name != "correction"}
     try:
         with np.errstate(all="ignore"):
             return np.dtype(np.asarray(getattr(np, op.name)(*samples, **harmless)).dtype)
@@ -182,7 +198,7 @@ def _places(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequen
     ]
 
 
-# -- operators that only move ----------------------------------------------------------------------
+# -- operators that only move data -----------------------------------------------------------------
 
 
 def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
@@ -218,7 +234,7 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
 
     def once(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
-        if moved.as_pieces:  # nothing moves; they are joined when somebody wants the whole
+        if moved.as_pieces:  # No data moves; the shards are joined when the whole buffer is first needed.
             return tensor(value, Storage(arrays=tuple([moved.as_pieces(whole) for whole in wholes])))
         announce(moved.copies)
         return tensor(value, Storage(whole_of(moved.whole(*wholes), value)))
@@ -254,14 +270,15 @@ def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[
     return tuple(out)
 
 
-# -- operators that create -------------------------------------------------------------------------
+# -- creation functions ----------------------------------------------------------------------------
 
 
 def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     assert op.kernel is not None
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
-    prototype = op.name.endswith("_like")  # the first operand then says shape, dtype and layout, and no more
+    # The first operand of these functions determines shape, dtype and layout; its elements are not read.
+    prototype = op.name.endswith("_like")
     committed = device is not None
     if prototype and device is None and isinstance(kinds[0], Aval):
         device, committed = kinds[0].sharding, kinds[0].committed

@@ -1,9 +1,9 @@
 """Partial sums, products and extrema of all shards in one pass, where devices share one memory.
 
-A C-contiguous array that is split along its first dimension alone, seen as (parts, rows of a part, the rest), has the
-shards' partial results along its second dimension: one or two calls of NumPy (part sizes differ by one at most) instead
-of one for each shard. Each part is reduced by the same inner loop as if it stood alone, and the parts are combined in
-mesh order, so that the bits are those of the general way.
+A C-contiguous array that is split only along its first dimension is reshaped to (parts, rows of a part, other
+dimensions). Reducing the second dimension then gives the partial results of all shards in one or two calls of NumPy
+(part sizes differ by at most one) instead of one call per shard. NumPy reduces each part by the same inner loop as a
+separate array, and the parts are combined in mesh order, so the result is bit-identical to that of the general plan.
 """
 
 from __future__ import annotations
@@ -28,12 +28,20 @@ _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum
 def partial_sums(
     name: str, value: Aval, params: dict[str, Any], move: OperandTransfer | None, general: Callable[[Operands], Any]
 ) -> Callable[[Operands], Any]:
-    """The plan of a reduction by a ufunc: in one pass where that is possible, else the ``general`` one."""
+    """Returns a plan that reduces by a ufunc in one pass, or the ``general`` plan where that is not possible.
+
+    Args:
+        name: the name of the reduction; sum, mean, prod, max and min of float32 and float64 can run in one pass.
+        value: the aval of the result.
+        params: the operator's parameters by name.
+        move: the transfer of the operand; None for a scalar.
+        general: the plan that reduces shard by shard.
+    """
     ufunc = _UFUNCS.get(name)
     if ufunc is None or move is None or not move.stays or move.source.dtype not in ("f4", "f8"):
-        return general  # complex products round otherwise one by one than in a row
+        return general  # Complex products are rounded differently in vectorized loops than one by one.
     source = move.source
-    assert isinstance(source, Aval)  # what stays is a tensor
+    assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
     grid = source.grid
     gone = reduced_axes(params.get("axis"), source.ndim)
     by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and _in_order(grid)
@@ -62,8 +70,10 @@ def partial_sums(
 
 
 def _in_turn(ufunc: np.ufunc, parts: np.ndarray[Any, Any]) -> Any:
-    """What parts come to, combined one after the other. So NumPy reduces a first dimension in row-major order, many
-    times faster than it accumulates; but not one that stands alone, which it adds up by pairs.
+    """Combines ``parts`` along their first dimension, one after the other.
+
+    ``ufunc.reduce`` over the first of two dimensions in row-major order does this many times faster than
+    ``ufunc.accumulate``. Over a single dimension it sums pairwise, so ``accumulate`` is used there.
     """
     rows = parts.reshape(len(parts), -1)
     if rows.shape[1] == 1:
@@ -72,12 +82,12 @@ def _in_turn(ufunc: np.ufunc, parts: np.ndarray[Any, Any]) -> Any:
 
 
 def _in_order(grid: Grid) -> bool:
-    """Whether mesh order, in which parts are combined, is the order of the parts."""
+    """Whether mesh order, in which partial results are combined, is the order of the parts of the first dimension."""
     return bool(np.all(np.diff(grid.parts[grid.owners(), 0]) > 0))
 
 
 def _runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(begin, end, number of parts) of the runs of equal, non-empty parts."""
+    """Returns (begin, end, number of parts) for each run of consecutive non-empty parts of equal size."""
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
     runs, begin = [], 0
     for size, group in itertools.groupby(sizes):

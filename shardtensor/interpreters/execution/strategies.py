@@ -1,5 +1,7 @@
-"""One operator on operands of known kinds, and the ways to run it: once over whole buffers, in passes over blocks, or
-once per shard, with the partial results then combined where any are owed.
+"""The strategies that execute one operator on operands of known avals.
+
+An operator runs once over whole buffers, in passes over blocks, or once per shard; partial results are then combined
+along the mesh axes that split a reduced dimension.
 """
 
 from __future__ import annotations
@@ -35,13 +37,14 @@ Moves = Sequence[OperandTransfer | None]
 
 
 class _Group(NamedTuple):
-    """Devices whose partial results become one.
+    """A group of devices whose partial results are combined into one result.
 
     Attributes:
-        members: their positions, in mesh order.
-        speakers: of those that have something to say.
-        size: elements of the result.
-        scattered: whether each combines a chunk of it (see `shardtensor.communication.all_reduce.all_reduce`).
+        members: the positions of the devices, in mesh order.
+        contributors: the positions of the members with non-empty shards; of the first member if all are empty.
+        size: the number of elements of the result on each device.
+        chunked: whether each contributor combines a chunk of the result (see
+            `shardtensor.communication.all_reduce.all_reduce`).
     """
 
     members: list[int]
@@ -51,7 +54,15 @@ class _Group(NamedTuple):
 
 
 class Strategies:
-    """One operator on operands of known kinds, and the ways to run it. Each way is a method that gives a plan."""
+    """The strategies for one operator on operands of known avals. Each strategy is a method that returns a plan.
+
+    Args:
+        op: the operator.
+        value: the aval of the result.
+        params: the operator's parameters by name.
+        moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
+        places: the position of each device's shards within the operands and the result, in mesh order.
+    """
 
     def __init__(self, op: Op, value: Aval, params: Named, moves: Moves, places: Sequence[Place]) -> None:
         self.op = op
@@ -73,11 +84,11 @@ class Strategies:
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
-        """The operator in the backend's namespace; asked for when it is wanted, since a backend may lack it."""
+        """The operator in the backend's namespace. It is looked up at first use, since a backend may lack it."""
         return function_of(self.backend, self.name)
 
     def once(self) -> Plan:
-        """Once over whole buffers, for a backend with one memory."""
+        """Returns the plan that runs the operator once over whole buffers, for a backend with shared memory."""
         name, value, moves, run = self.name, self.value, self.moves, self._on_wholes()
         everything_stays = all(m is None or m.stays for m in moves)
 
@@ -97,7 +108,7 @@ class Strategies:
         return plan
 
     def _on_wholes(self) -> Callable[..., Any]:
-        """The operator on whole buffers: in passes over blocks, where the result is large."""
+        """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
         value, op = self.value, self.op
         if value.nbytes >= POOLED_FROM and (op.is_ufunc or self.name in FUNCTIONS):
             function = FUNCTIONS.get(self.name) or self._function
@@ -109,7 +120,14 @@ class Strategies:
         return functools.partial(run, **self.params) if self.params else run
 
     def in_blocks(self, rule: Rule, owed: tuple[str, ...]) -> Plan | None:
-        """In passes over blocks, for a backend with one memory: a long reduction or product; None for others."""
+        """Returns the plan that runs a long reduction or product block by block, for a backend with shared memory.
+
+        None for other operators, short operands, scalar operands, empty results and simulated devices.
+
+        Args:
+            rule: names the dimensions of the operands and of the result.
+            owed: the mesh axes along which partial results are combined.
+        """
         op, value, moves, places, name = self.op, self.value, self.moves, self.places, self.name
         combine = op.combine
         if combine is None or None in moves or value.backend.simulated:
@@ -118,7 +136,7 @@ class Strategies:
         if not value.size or not is_long(combine, rule, sizes):
             return None
         groups = self._groups(owed)
-        shares: list[list[Place]] | None = None  # the whole, which may be cut anywhere
+        shares: list[list[Place]] | None = None
         if owed and value.dtype.kind not in MONOIDS[combine].exact:
             shares = list({places[g.members[0]].box: [places[k] for k in g.contributors] for g in groups}.values())
         kernel = matmul if name == "matmul" else self.kernel
@@ -135,7 +153,7 @@ class Strategies:
         return plan
 
     def per_shard(self) -> Plan:
-        """Once per shard, each on its own device."""
+        """Returns the plan that runs the operator once per shard, each on its own device."""
         positions = range(len(self.devices))
 
         def plan(operands: Operands) -> ShardedTensor:
@@ -146,12 +164,17 @@ class Strategies:
         return plan
 
     def combined(self, monoid: Monoid, owed: tuple[str, ...]) -> Plan:
-        """Once per shard; then the partial results along the owed axes become one, in mesh order."""
+        """Returns the plan that runs the operator once per shard and combines the partial results in mesh order.
+
+        Args:
+            monoid: how partial results are computed, merged and finished.
+            owed: the mesh axes along which partial results are combined.
+        """
         value, backend, places, devices = self.value, self.backend, self.places, self.devices
         shared_memory = backend.shared_memory
         partial = monoid.partial or self.kernel
         groups = self._groups(owed)
-        # Where memory is shared, of the devices that hold the same part one computes for all.
+        # Where memory is shared, only the first of the devices that hold the same part computes it.
         twin: Sequence[int] = range(len(devices))
         if shared_memory:
             first: dict[Any, int] = {}
@@ -190,11 +213,11 @@ class Strategies:
         return plan
 
     def _groups(self, owed: tuple[str, ...]) -> list[_Group]:
-        """The devices that combine their partial results, along the owed axes."""
+        """Returns the groups of devices that combine their partial results along the mesh axes ``owed``."""
         places, groups = self.places, []
         for members in groups_along(self.value.sharding.mesh, owed) if owed else []:
-            # A shard without elements has nothing to say; where all are empty, the first says what the operator says
-            # of nothing.
+            # An empty shard contributes nothing. If all shards are empty, the first one contributes the operator's
+            # result for an empty array.
             full = [k for k in members if all(end > begin for box in places[k].boxes for begin, end in box)]
             contributors, size = full or members[:1], math.prod(places[members[0]].local_shape)
             chunked = size * self.value.dtype.itemsize >= CHUNKED_FROM and len(contributors) > 2
@@ -202,7 +225,7 @@ class Strategies:
         return groups
 
     def _records(self, groups: Sequence[_Group], state: int) -> TransferBatch:
-        """What they send one another, of states of so many bytes for each element of the result."""
+        """Returns the records of the messages within the groups, for states of ``state`` bytes per result element."""
         itemsize = self.value.dtype.itemsize
         sent = [messages(g.members, g.contributors, g.size * state, g.size * itemsize, g.chunked) for g in groups]
         sources, destinations, sizes = np.array(list(itertools.chain(*sent)), np.int64).reshape(-1, 3).T
@@ -212,7 +235,7 @@ class Strategies:
         )  # fmt: skip
 
     def _ways(self, monoid: Monoid) -> ReduceOps:
-        """What devices do with partial results."""
+        """Returns the operations of an all-reduce on the states of a monoid."""
         value, backend, places, devices, params = self.value, self.backend, self.places, self.devices, self.params
         shared_memory, xp = backend.shared_memory, backend.xp
 
@@ -228,7 +251,8 @@ class Strategies:
         def finish(k: int, state: Any) -> Any:
             with backend.on(devices[k]):
                 result = _typed(backend, monoid.finish(xp, places[k], state, **params), value)
-                return result if shared_memory else backend.contiguous(result)  # like what the others are sent
+                # The other devices receive a contiguous copy, and all of them must have the same memory layout.
+                return result if shared_memory else backend.contiguous(result)
 
         def cut(k: int, state: Any, begin: int, end: int) -> Any:
             with backend.on(devices[k]):
@@ -241,7 +265,7 @@ class Strategies:
         return ReduceOps(carry, merge, finish, cut, join)
 
     def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
-        """For each operand one array per device (where memory is shared, views of the whole); None for scalars."""
+        """Returns one array per device for each operand (views of one buffer in shared memory); None for scalars."""
         columns: list[Sequence[Any] | None] = []
         for i, (x, move) in enumerate(zip(operands, self.moves, strict=True)):
             if move is None:
@@ -256,8 +280,10 @@ class Strategies:
     def _run(
         self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
     ) -> Any:
-        """What a kernel gives on the device at position ``k``: in the dtype that was promised, where it is the result
-        itself.
+        """Runs a kernel on the device at position ``k`` and returns its result.
+
+        The result of the operator's own kernel is converted to the dtype of the aval; the state of a monoid that has
+        its own ``partial`` is not.
         """
         xp = self.backend.xp
         with self.backend.on(self.devices[k]):
@@ -267,14 +293,15 @@ class Strategies:
 
 
 def _typed(backend: Backend, array: Any, value: Aval) -> Any:
-    """A kernel's result as an array of the dtype that was promised: libraries differ in what they promote to."""
+    """Converts a kernel's result to an array of the aval's dtype, because libraries differ in their type promotion."""
     if isinstance(array, np.generic) or not hasattr(array, "dtype"):
         return backend.xp.asarray(array, dtype=value.dtype)
     return as_dtype(backend, array, value.dtype)
 
 
 def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
-    """A state with another array in the place of each of its own; counts stay what they are."""
+    """Applies ``function`` to every array of a state and returns the new state; counts are kept."""
     if isinstance(state, tuple):
         return tuple([_each_array(function, part) for part in state])
-    return state if type(state) in (int, float) else function(state)  # np.float64 is a float, too
+    # An exact type test, because np.float64 is a subclass of float but counts as an array here.
+    return state if type(state) in (int, float) else function(state)

@@ -1,6 +1,6 @@
-"""NumPy's views and writes, made of pure operators.
+"""NumPy's views and writes, built from pure operators.
 
-The main nouns are the view (a base tensor and a `ViewSpec`), `WriteOp` (what is written and how) and
+The main nouns are the view (a base tensor and a `ViewSpec`), `WriteOp` (the operands and the kind of a write) and
 `AdvancedIndex` (index arrays and masks). A read of a view enters in `views`, a write in `writes`, which holds the lock
 of the base from reading the old value to binding the new one.
 

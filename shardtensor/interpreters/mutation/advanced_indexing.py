@@ -1,7 +1,7 @@
-"""Indexing by arrays of integers and by masks: which elements are meant, who has them, and how they get to whom.
+"""Advanced indexing, by arrays of integers and by masks.
 
-Index arrays are read on the host: there it is decided which elements go where. The elements themselves go straight
-from the devices that have them to those that want them, and only where they are not yet.
+Index arrays are copied to the host, where the transfers are planned. The selected elements are sent directly from the
+devices that hold them to the devices whose shards of the result contain them, and only where they are missing.
 """
 
 from __future__ import annotations
@@ -37,17 +37,26 @@ from shardtensor.tensor.value import Aval, aval
 
 
 class AdvancedIndex:
-    """An index with arrays in it, in canonical form: a basic index first, then arrays that walk some dimensions.
+    """An index with arrays in canonical form: a basic index, then index arrays for some dimensions of its result.
+
+    Args:
+        index: the index as users write it: integers, slices, None, Ellipsis, sequences, masks and integer arrays.
+        shape: the shape of the indexed tensor.
 
     Attributes:
-        numpy: the index as NumPy takes it, with host arrays.
-        basic: the basic index; it leaves the dimensions that arrays walk whole.
-        dims: the dimensions of what it gives that arrays walk.
-        block: the shape of what the arrays select together.
-        at: where the block's dimensions stand in the result.
+        numpy: the equivalent index for NumPy, with host arrays.
+        basic: the basic index; it keeps the dimensions that are indexed by arrays whole.
+        dims: the dimensions of the basic index's result that are indexed by arrays.
+        block: the shape of the broadcast index arrays.
+        at: the position of the block's dimensions among those of the result.
         rest: the sizes of the result's other dimensions.
-        shape: of the result.
-        is_mask: whether the index is one mask and nothing else.
+        shape: the shape of the result.
+        is_mask: whether the index is a single mask.
+
+    Raises:
+        IndexingError: the index has too many entries, a mask does not have the shape of its dimensions, an index array
+            is of another dtype than integers or bools, or the index arrays do not broadcast.
+        ShapeError: a nested list is ragged.
     """
 
     def __init__(self, index: Any, shape: Shape) -> None:
@@ -57,7 +66,7 @@ class AdvancedIndex:
         taken = sum(_width(e) for e in entries)
         if taken > len(shape):
             raise IndexingError(f"{taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
-        basic: list[Any] = []  # for `canonical`
+        basic: list[Any] = []
         self._walkers: list[_IndexArray] = []
         d = 0
         for entry in entries:
@@ -72,7 +81,8 @@ class AdvancedIndex:
                         f"{shape[d : d + width]}"
                     )
                 self._walkers.append(_IndexArray(len(basic), np.asarray(entry), d, shape))
-                basic += [slice(None)] * width if width else [None]  # True adds a dimension of size 1, and walks it
+                # A 0-d mask adds a dimension of size 1 and indexes it.
+                basic += [slice(None)] * width if width else [None]
                 d += width
             else:
                 basic.append(entry)
@@ -97,35 +107,42 @@ class AdvancedIndex:
 
     @property
     def rows(self) -> int:
-        """How many elements the arrays select together."""
+        """The number of positions that the broadcast index arrays select."""
         return math.prod(self.block)
 
     @property
     def in_order(self) -> tuple[Any, ...]:
-        """`numpy`, with index arrays that lie in row-major order."""
+        """The index ``numpy`` with its arrays in row-major order."""
         return tuple([np.asarray(e, order="C") if isinstance(e, np.ndarray) else e for e in self.numpy])
 
     def check(self) -> None:
-        """Raises IndexingError if an index is out of bounds."""
+        """Checks the bounds of the index arrays.
+
+        Raises:
+            IndexingError: an index is out of bounds.
+        """
         for walker in self._walkers:
             walker.indices()
 
     @functools.cached_property
     def arrays(self) -> list[HostArray]:
-        """For each of the dimensions that arrays walk the indices, none negative, flattened."""
-        if not self.rows:  # NumPy does not look at indices that select nothing
+        """For each dimension in ``dims`` a flat array of non-negative indices, one for each selected position."""
+        if not self.rows:  # NumPy does not check the bounds of index arrays that select nothing.
             return [np.zeros(0, np.intp) for _ in self.dims]
         walks = [array for w in self._walkers for array in w.indices()]
         return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
 
 
 class _IndexArray:
-    """One index array, mask or integer of an index.
+    """One index array, mask or integer of an advanced index.
 
     Attributes:
-        number: the entry of the basic index that it walks, or the first one.
-        count: how many it walks.
-        shape: of the indices that it stands for.
+        number: the position in the basic index of the first entry that it indexes.
+        array: the host array.
+        d: the first dimension of the tensor that it indexes.
+        count: the number of dimensions that it indexes.
+        shape: the shape of the equivalent integer arrays.
+        size: the size of the dimension that it indexes; 1 for masks, where it is not used.
     """
 
     def __init__(self, number: int, array: HostArray, d: int, shape: Shape) -> None:
@@ -138,10 +155,10 @@ class _IndexArray:
         self.size = 1 if mask else shape[d]
 
     def indices(self) -> Sequence[HostArray]:
-        """For each dimension that it walks an array of indices.
+        """Returns one array of non-negative indices for each dimension that it indexes.
 
         Raises:
-            IndexingError: one is out of bounds.
+            IndexingError: an index is out of bounds.
         """
         array = self.array
         if _is_mask(array):
@@ -159,7 +176,7 @@ def _is_mask(entry: Any) -> TypeGuard[HostArray]:
 
 
 def _entry(entry: Any) -> Any:
-    """An entry with arrays on the host."""
+    """Converts one entry of an index: arrays become host arrays, integers Python ints; other entries are kept."""
     if not is_array(entry):
         if entry is None or entry is Ellipsis or isinstance(entry, slice):
             return entry
@@ -186,21 +203,21 @@ def _entry(entry: Any) -> Any:
 
 
 def _width(entry: Any) -> int:
-    """How many dimensions an entry takes."""
+    """Returns the number of dimensions that an entry of an index consumes."""
     if entry is None or entry is Ellipsis:
         return 0
     return entry.ndim if _is_mask(entry) else 1
 
 
 def _places(basic: Sequence[Any], ndim: int) -> list[int]:
-    """Which dimension of its result each entry of a basic index of slices and None begins."""
+    """Returns for each entry of a basic index of slices and None the first dimension of the result that it gives."""
     rest = ndim - sum(1 for e in basic if e is not None and e is not Ellipsis)
     widths = [rest if e is Ellipsis else 1 for e in basic]
     return [sum(widths[:i]) for i in range(len(basic))]
 
 
 def _one_group(groups: Sequence[bool]) -> bool:
-    """Whether arrays and integers stand side by side."""
+    """Whether arrays and integers are adjacent entries of the index."""
     first = groups.index(True)
     last = len(groups) - 1 - groups[::-1].index(True)
     return all(groups[first : last + 1])
@@ -212,7 +229,8 @@ def _one_group(groups: Sequence[bool]) -> bool:
 @implements(gather, "algorithm")
 def _gather(x: Any, index: Any) -> ShardedTensor:
     result = _gathered(x, index)
-    return mark_array(result) if has_ellipsis(index) else result  # without one, no dimensions are a scalar in NumPy
+    # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
+    return mark_array(result) if has_ellipsis(index) else result
 
 
 def _gathered(x: Any, index: Any) -> ShardedTensor:
@@ -242,7 +260,7 @@ def _gathered(x: Any, index: Any) -> ShardedTensor:
 
 @contextlib.contextmanager
 def indexing_errors() -> Iterator[None]:
-    """NumPy's IndexError as ours."""
+    """Converts NumPy's IndexError to `IndexingError` in the ``with`` block."""
     try:
         yield
     except IndexError as error:
@@ -250,7 +268,11 @@ def indexing_errors() -> Iterator[None]:
 
 
 def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:
-    """The first dimension of the block takes what splits the dimensions that arrays walk; the others keep theirs."""
+    """Returns the aval of the result.
+
+    The first dimension of the block is split by the mesh axes that split the indexed dimensions; the other dimensions
+    keep their mesh axes.
+    """
     chains = whole_window(x.shape, x.sharding.spec.chains_of(x.ndim)).at(chosen.basic).chains
     block: list[Chain] = [()] * len(chosen.block)
     if block:
@@ -261,7 +283,7 @@ def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:
 
 
 def _want(grid: Grid, k: int, chosen: AdvancedIndex) -> GatherRequest:
-    """The rows of its block that a device of the result holds, and its part of the other dimensions."""
+    """Returns the request of the k-th device: its rows of the block and its ranges of the other dimensions."""
     box, n = grid.box(k), len(chosen.block)
     inner = math.prod(chosen.block[1:])
     begin, end = (e * inner for e in box[chosen.at]) if n else (0, 1)
@@ -270,7 +292,7 @@ def _want(grid: Grid, k: int, chosen: AdvancedIndex) -> GatherRequest:
 
 
 def _placed(rows: Any, value: Aval, chosen: AdvancedIndex, k: int) -> Any:
-    """What a device got, rows first, as its part of the result."""
+    """Reshapes and transposes the gathered elements of the k-th device, rows first, to its shard of the result."""
     backend, device = value.backend, value.grid.devices[k]
     shape, n = value.grid.shape(k), len(chosen.block)
     block, rest = shape[chosen.at : chosen.at + n], (*shape[: chosen.at], *shape[chosen.at + n :])

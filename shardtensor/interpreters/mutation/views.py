@@ -1,8 +1,9 @@
-"""Views: tensors that see a window of another one's value, as it is when they are read; and single elements.
+"""Views, which are tensors that alias a part of a base tensor, and single elements.
 
-A view's storage is a base tensor and a window on it (see `shardtensor.sharding.view_spec`). It computes and moves
-nothing before somebody asks for its elements. Where memory is shared it is then a view of the one buffer; elsewhere its
-pieces are brought into its own layout, and kept until the base is written.
+The storage of a view consists of a base tensor and a view spec (see `shardtensor.sharding.view_spec`). A view is lazy:
+it computes and transfers nothing until its elements are read, and then shows the current value of the base. Where
+memory is shared, reading gives a view of the base's buffer; elsewhere the view's shards are brought into its own layout
+and cached until the base is written.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from shardtensor.tensor.value import Aval, aval, on_devices
 
 
 class View:
-    """In place of the storage of a tensor that is a view.
+    """The storage of a tensor that is a view.
 
     Attributes:
-        base: the tensor that is seen; never a view itself.
-        window: what is seen of it.
+        base: the base tensor; never a view itself.
+        window: the view spec, which determines the elements of the base that the view aliases.
     """
 
     __slots__ = ("__weakref__", "_cache", "base", "window")
@@ -56,22 +57,22 @@ class View:
     def __init__(self, base: ShardedTensor, window: ViewSpec) -> None:
         self.base = base
         self.window = window
-        self._cache: tuple[int, Any] | None = None  # the base's version, and what was read of it
+        self._cache: tuple[int, Any] | None = None  # The version of the base that was read, and the arrays read.
 
     @property
     def array(self) -> Any:
-        """Where memory is shared: the view of the base's buffer."""
+        """Where memory is shared, the view of the base's buffer; otherwise None. The transfers are recorded."""
         if not self.base._aval.backend.shared_memory:
             return None
         if is_recording() and self.base._aval.sharding.mesh.size > 1:
-            self._read()  # for what separate memories would send
+            self._read()  # Records the transfers that separate memories would need.
         else:
             ledger = self.base._ledger
             self._cache = (ledger.version if ledger else 0, None)
         return self.now()
 
     def now(self) -> HostArray:
-        """Where memory is shared: the view of the base's buffer, and nothing counted."""
+        """Where memory is shared, the view of the base's buffer. No transfers are recorded."""
         backend, storage = self.base._aval.backend, current_storage(self.base)
         if type(storage) is Exported:
             return storage.read(lambda array: self.window.of(backend, array))  # type: ignore[no-any-return]
@@ -79,24 +80,28 @@ class View:
 
     @property
     def arrays(self) -> Any:
-        """Elsewhere: one array per device, in the view's layout."""
+        """Where memories are separate, one array per device in the view's layout; otherwise None."""
         return None if self.base._aval.backend.shared_memory else self._read()
 
     def forget(self) -> None:
-        """Lets go of what it has read."""
+        """Drops the cached arrays."""
         self._cache = None
 
     def _read(self) -> Any:
-        """The elements by the operators that the window stands for; once for each value of the base."""
+        """Evaluates the view spec by operators, once for each version of the base, and returns one array per device.
+
+        Where memory is shared it returns None; the evaluation then only records the transfers.
+        """
         ledger = ledger_of(self.base)
-        version = ledger.version  # before the value: it may be older than what is read, never newer
+        # The version is read before the value, so it may be older than the value, but never newer.
+        version = ledger.version
         cache = self._cache
         if cache is None or cache[0] != version:
             storage = current_storage(self.base)
             value = evaluate(tensor(on_devices(self.base._aval), storage), self.window)
             shared = self.base._aval.backend.shared_memory
             cache = (version, None if shared else shard_arrays(value))
-            if type(storage) is Exported:  # a consumer's writes do not count as versions
+            if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), ledger.caches
             caches[key] = weakref.ref(self, lambda _: caches.pop(key, None))
@@ -104,10 +109,14 @@ class View:
         return cache[1]
 
     def to_host(self, index: Any) -> HostArray:
-        """The view, or what a basic index takes of it, in host memory: straight from those that have it."""
+        """Copies the view, or the part selected by a basic index, to host memory, directly from the owning devices.
+
+        Args:
+            index: a basic index of the view, or None for the whole view.
+        """
         window = self.window if index is None else self.window.at(index)
         x = tensor(self.base._aval, current_storage(self.base))
-        if window.size == x.size:  # all of it, in another order
+        if window.size == x.size:
             return read_only(window.of(backend_of(HOST), call("to_host", x)))
         if len(window.boxes) == 1:
             (box,) = window.boxes
@@ -117,7 +126,7 @@ class View:
 
 
 def _picked_to_host(x: ShardedTensor, window: ViewSpec) -> HostArray:
-    """The elements of a window that is no box of the tensor's shape, one by one, in host memory."""
+    """Gathers the elements of a view that is not a box of the tensor's shape one by one in host memory."""
     shared = x._aval.backend.shared_memory
     if is_recording() or not shared:
         places = np.unravel_index(window.positions.ravel(), x.shape)
@@ -130,8 +139,14 @@ def _picked_to_host(x: ShardedTensor, window: ViewSpec) -> HostArray:
 
 
 class ScalarElement(DeferredStorage):
-    """In place of the storage of a tensor that is one element of another, copied where it was; it goes to the other
-    devices when one of them asks for it.
+    """The storage of a scalar that is one element of another tensor, copied on the devices that own the element.
+
+    It is sent to the other devices when it is first read there.
+
+    Attributes:
+        value: the aval of the scalar.
+        place: the aval of the other tensor, and the index of the element in it.
+        parts: the copies, one for each owning device, or one where memory is shared.
     """
 
     __slots__ = ("_storage", "parts", "place", "value")
@@ -143,12 +158,12 @@ class ScalarElement(DeferredStorage):
         self._storage: Storage | None = None
 
     def grid(self) -> Grid:
-        """The devices that have it from the start."""
+        """Returns the grid of the devices that own the element."""
         base, index = self.place
         return _element_of(base, index).grid
 
     def stored(self) -> Storage:
-        """The element on every device of the base."""
+        """Returns the storage with the element on every device of the base, to which it is sent at the first call."""
         if self._storage is None:
             n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
             if is_recording() or not shared:
@@ -163,7 +178,11 @@ class ScalarElement(DeferredStorage):
         return self._storage
 
     def to_host(self, index: Any) -> HostArray:
-        """The element in host memory, from the first device that has it."""
+        """Copies the element to host memory from the first device that owns it.
+
+        Args:
+            index: a basic index of the scalar, whose length is the number of dimensions of the result; None for 0-d.
+        """
         n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
         device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
         record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
@@ -174,8 +193,10 @@ class ScalarElement(DeferredStorage):
 
 
 def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
-    """An elementwise operator of elements that lie on the same devices, and of numbers, computed there: so that
-    ``x[i] += 1`` moves nothing. None where an operand must come from elsewhere.
+    """Computes an elementwise operator of numbers and of scalar elements on the devices that own the elements.
+
+    ``x[i] += 1`` therefore transfers nothing. None if the elements are on different devices or an operand is neither an
+    element nor a number.
     """
     elements = [x._storage for x in operands if type(x) is ShardedTensor]
     if not all(type(e) is ScalarElement for e in elements) or not all(
@@ -202,18 +223,24 @@ def _element_of(base: Aval, index: Index) -> ShardedBox:
     return aligned(base.grid, box_of(index, base.shape))
 
 
-# -- making them -----------------------------------------------------------------------------------
+# -- making views ----------------------------------------------------------------------------------
 
 
 def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
-    """The view that an operator gives of a tensor, which is a value of its own where NumPy gives a scalar; None where
-    the operator copies.
+    """Returns the result of an operator as a view of ``x``; None where the operator copies or the result is empty.
+
+    Where NumPy returns a scalar, the result is an independent value instead of a view.
+
+    Args:
+        op: an operator whose result is a view in NumPy.
+        x: the tensor; it may be a view itself.
+        params: the values of the operator's parameters.
     """
     base, window = base_and_view(x)
     scalar = x._is_scalar
     assert op.window is not None
     window = op.window(window, *params)
-    if window is None or 0 in window.shape:  # of nothing there is nothing to see
+    if window is None or 0 in window.shape:
         return None
     if window.part and base._aval.dtype.kind != "c":
         if window.part == "imag":
@@ -222,13 +249,13 @@ def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     value = _aval_of(base._aval, window.chains, window.shape, window.part)
     if window.scalar or (scalar and not window.shape and op.name not in ("getitem", "reshape")):
         return _element(base, window, value)
-    if scalar:  # of what never changes there are copies alone
+    if scalar:  # A scalar is never written, so a copy is equivalent to a view.
         return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), window)._storage))
     return tensor(value, View(base, window))
 
 
 def base_and_view(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec]:
-    """The tensor that is written when x is, and what x sees of it."""
+    """Returns the base of ``x``, which is ``x`` itself if it is not a view, and the view spec of ``x`` on that base."""
     storage = x._storage
     if type(storage) is View:
         return storage.base, storage.window
@@ -250,11 +277,11 @@ def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: str | No
 
 
 def _element(base: ShardedTensor, window: ViewSpec, value: Aval) -> ShardedTensor:
-    """One element, copied on the devices that hold it."""
+    """Returns one element as a scalar tensor, copied on the devices that own it."""
     source = base._aval
     index = window.place
     storage = current_storage(base)
-    if type(storage) is Exported:  # its memory can be read, since the element is copied
+    if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
         source.backend.wait_for_caller(source.sharding.mesh.flat[0])
         storage = storage.lent
         base = tensor(source, storage)
@@ -264,7 +291,8 @@ def _element(base: ShardedTensor, window: ViewSpec, value: Aval) -> ShardedTenso
             value, ScalarElement(value, source, index, (array if source.backend.simulated else np.array(array),))
         )
     holders, backend = _element_of(source, index), source.backend
-    if source.parked and hasattr(storage, "to_host"):  # in host memory: that one element is brought, and not the tensor
+    if source.parked and hasattr(storage, "to_host"):
+        # The tensor is offloaded to host memory: only this element is copied to the devices.
         host, devices = _part(storage.to_host(index), window), holders.grid.devices
         record_transfer(
             "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
@@ -281,12 +309,13 @@ def _part(array: Any, window: ViewSpec) -> Any:
     return getattr(array, window.part) if window.part else array
 
 
-# -- reading them ----------------------------------------------------------------------------------
+# -- reading views ---------------------------------------------------------------------------------
 
 
 def row_major(base: ShardedTensor, window: ViewSpec) -> HostArray:
-    """The buffer of a base, where memory is shared: in row-major order if the window asks for its elements in another
-    shape, so that it is a view of them.
+    """Returns the buffer of a base where memory is shared, contiguous if the view spec contains a reshape.
+
+    A view of a reshaped array requires row-major order, so a buffer in another order is replaced by a contiguous copy.
     """
     array = whole_array(base, "view")
     if len(window.boxes) > 1 and not array.flags.c_contiguous:
@@ -300,7 +329,7 @@ def row_major(base: ShardedTensor, window: ViewSpec) -> HostArray:
 
 
 def evaluate(x: ShardedTensor, window: ViewSpec) -> ShardedTensor:
-    """What a window sees of a value, as a value."""
+    """Returns the elements of ``x`` that a view spec selects as an independent value, computed by pure operators."""
     for number, box in enumerate(window.boxes):
         if number:
             x = value_of("reshape", x, box.over, None)
@@ -318,7 +347,11 @@ def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
 
 
 def operand_shards(x: Any) -> tuple[Grid, tuple[Any, ...]]:
-    """The arrays in which the elements of an operand are, and how they cut it: straight from a view's base."""
+    """Returns the arrays that hold the elements of an operand, and the grid that describes how they divide it.
+
+    The arrays of a view are views of its base's shards wherever `locate` finds its elements there, so that the elements
+    are not brought into the view's own layout first.
+    """
     if not isinstance(x, ShardedTensor):
         array = np.asarray(x)
         return host_grid(array.shape), (array,)
@@ -333,17 +366,26 @@ def operand_shards(x: Any) -> tuple[Grid, tuple[Any, ...]]:
 
 @functools.lru_cache(1024)
 def locate(value: Aval, boxes: tuple[BoxIndex, ...]) -> ShardedBox | None:
-    """Where the elements of a window are: see `shardtensor.sharding.view_spec.located`."""
+    """Returns the boxes of a view spec within the shards of a value; see `shardtensor.sharding.view_spec.located`."""
     return located(value.grid, boxes)
 
 
 def local_views(here: ShardedBox, arrays: Sequence[Any], window: ViewSpec | None = None) -> list[Any]:
-    """What each device that holds a part of a window (of one box, without any) sees of its shard."""
+    """Returns, for each device that holds a part of a view, the view of its shard; see `local_view`."""
     return [local_view(here, n, arrays, window) for n in range(len(here.boxes))]
 
 
 def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], window: ViewSpec | None = None) -> Any:
-    """What the n-th of them sees: a view, if the shard is in row-major order or the window has one box."""
+    """Returns the part of a view that lies in the shard of the n-th device of ``here``.
+
+    It is a view of the shard if the shard is contiguous or the view spec has only one box index, otherwise a copy.
+
+    Args:
+        here: the boxes of the view within the shards.
+        n: the number of the device in ``here``.
+        arrays: all shards of the base.
+        window: the view spec; None if it has only one box index and no real or imaginary part is selected.
+    """
     array, box, device = arrays[here.positions[n]], here.boxes[n], here.grid.devices[n]
     backend = backend_of(device)
     with backend.on(device):
@@ -355,7 +397,10 @@ def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], window: ViewSpec
 
 
 def gather_unrecorded(x: Any, caller: str) -> Any:
-    """The whole of an operand in host memory, for those who count themselves what moves."""
+    """Returns the whole of an operand as a host array, for callers that record the transfers themselves.
+
+    Where memory is shared, views and scalar elements are read without a record; other operands as by `gather`.
+    """
     if isinstance(x, ShardedTensor) and x._aval.backend.shared_memory:
         if type(x._storage) is View:
             return x._storage.now()
@@ -365,7 +410,13 @@ def gather_unrecorded(x: Any, caller: str) -> Any:
 
 
 def snapshot(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:
-    """An operand as it is now: a handle of its own on the same value; ``value`` in the place of ``base``."""
+    """Returns a new handle on the current value of an operand, which later writes to the operand do not change.
+
+    Args:
+        x: the operand; anything but a tensor is returned unchanged.
+        base: a tensor that is being written, if any.
+        value: the old value of ``base``, which replaces it in the snapshot of ``base`` and of its views.
+    """
     if not isinstance(x, ShardedTensor):
         return x
     owner, window = base_and_view(x)

@@ -1,5 +1,7 @@
-"""What a write puts in the place of a window's elements: an edit. It knows its operands, how it is written into a view
-of one buffer, and, where memories are separate, what each device needs beside it before it can write its own part.
+"""Write ops, which describe a write: its operands and how the elements of a view are computed from them.
+
+A write op writes into a view of one buffer where memory is shared. Where memories are separate, it first transfers to
+each device the operands that the device needs to write its own shard.
 """
 
 from __future__ import annotations
@@ -31,24 +33,27 @@ from shardtensor.tensor.tensor import ShardedTensor
 
 
 class _Itself:
-    """In place of an operand: what is written, as it was before."""
+    """The type of `ITSELF`."""
 
 
 ITSELF = _Itself()
+"""A placeholder for an operand that is the written view itself: it is read as it was before the write."""
 
 Commit = Callable[[int, Any, Any, Any], None]
-"""``commit(n, xp, out, old)``: writes on the n-th device of a grid into ``out``; ``old`` is what was there before."""
+"""``commit(n, xp, out, old)`` writes on the n-th device of a grid into ``out``; ``old`` holds the previous elements."""
 
 
 class WriteOp(abc.ABC):
-    """What a write puts in the place of a window's elements.
+    """A write to the elements of a view.
 
     Attributes:
-        name: the operator's.
-        operands: what it reads.
-        overwrites: whether every element of the window is written.
-        turns: whether it walks a dimension of the window backwards.
-        computes: whether it is a ufunc, which raises floating-point errors when everything is written.
+        name: the name of the operator.
+        operands: the operands that are read.
+        overwrites: whether every element of the view is written.
+        turns: whether it indexes a dimension of the view with a negative step.
+        computes: whether it is a ufunc, which raises floating-point errors after all elements are written.
+        inside: for each operand whether it aliases the base that is written; empty if no operand is a tensor.
+        value: the value of the base during the write; None before `enter`.
     """
 
     overwrites = True
@@ -58,17 +63,19 @@ class WriteOp(abc.ABC):
     def __init__(self, name: str, operands: Sequence[Any]) -> None:
         self.name = name
         self.operands = operands
-        self.inside: Sequence[bool] = ()  # which of them see what is written
+        self.inside: Sequence[bool] = ()
         self.value: ShardedTensor | None = None
 
     def is_written(self, error: BaseException) -> bool:
-        """Whether what raised this error has written all the same: ufuncs raise (warnings, floating-point errors, what
-        the user's own handler raises) when they are done. What they refuse was asked before.
+        """Whether the elements were written although this error was raised.
+
+        A ufunc raises warnings, floating-point errors and errors of the user's handler after it has written. The
+        operands that it would reject were checked before.
         """
         return self.computes and not isinstance(error, MemoryError)
 
     def settle(self, base: ShardedTensor) -> None:
-        """Takes the operands as they are now, all but those that see ``base``: before its lock is taken."""
+        """Replaces the operands that do not alias ``base`` by snapshots, before the lock of ``base`` is acquired."""
         tensors = [isinstance(x, ShardedTensor) for x in self.operands]
         if any(tensors):
             self.inside = [here and base_and_view(x)[0] is base for x, here in zip(self.operands, tensors, strict=True)]
@@ -78,13 +85,13 @@ class WriteOp(abc.ABC):
             ]
 
     def enter(self, base: ShardedTensor, window: ViewSpec, value: ShardedTensor) -> None:
-        """Takes those that see ``base`` from its ``value``, which is taken out of it."""
+        """Replaces the operands that alias ``base`` by snapshots on ``value``, the value taken out of ``base``."""
         self.value = value
         pairs = zip(self.operands, self.inside, strict=True)
         self.operands = [snapshot(x, base, value) if mine else x for x, mine in pairs]
 
     def read(self, x: Any) -> Any:
-        """An operand in host memory; what may be written while it is read is copied."""
+        """Returns an operand as a host array, or the scalar that it is; an operand that aliases the base is copied."""
         if not _is_array(x):
             return x
         array = gather_unrecorded(x, self.name)
@@ -92,28 +99,43 @@ class WriteOp(abc.ABC):
 
     @abc.abstractmethod
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
-        """The same for a base of that shape, where the window's elements are at these flat positions in it."""
+        """Returns the equivalent write to a whole base by flat positions.
+
+        Args:
+            positions: for each element of the view its position in the flattened base.
+            shape: the shape of the base.
+        """
 
     @abc.abstractmethod
     def shared(self, out: Any, old: Any) -> None:
-        """Writes into a view of the one buffer."""
+        """Writes where memory is shared.
+
+        Args:
+            out: the view of the new buffer.
+            old: the view of the old buffer, which may be the same.
+        """
 
     @abc.abstractmethod
     def announce(self, grid: Grid) -> None:
-        """Counts what separate memories would send for it, where one is shared."""
+        """Records, where memory is shared, the transfers that separate memories would need."""
 
     @abc.abstractmethod
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
-        """Brings everything to the devices of a grid that cuts the window; what then writes it."""
+        """Transfers the operands to the devices and returns the function that writes on one device.
+
+        Args:
+            grid: the grid that divides the view over the devices.
+            value: the value of the base.
+        """
 
 
 def _owner(x: Any) -> ShardedTensor | None:
-    """The tensor whose value an operand sees."""
+    """Returns the base of an operand, or None if the operand is not a tensor."""
     return base_and_view(x)[0] if isinstance(x, ShardedTensor) else None
 
 
 def is_window(x: Any, base: ShardedTensor, window: ViewSpec) -> bool:
-    """Whether an operand is just the elements that are written."""
+    """Whether an operand consists of exactly the elements that are written, in the same order."""
     if not isinstance(x, ShardedTensor):
         return False
     owner, mine = base_and_view(x)
@@ -121,7 +143,10 @@ def is_window(x: Any, base: ShardedTensor, window: ViewSpec) -> bool:
 
 
 class _Delivery:
-    """How an operand gets to the devices of a grid: each gets its part, broadcast, if it has not got it."""
+    """The transfer of an operand, broadcast to the shape of a grid, to the devices of the grid.
+
+    Each device receives the elements of its part that it does not hold yet.
+    """
 
     def __init__(self, x: Any, grid: Grid) -> None:
         source, self.arrays = operand_shards(x)
@@ -130,17 +155,17 @@ class _Delivery:
         self.movement = TransferPlan((region,), (source,), grid)
 
     def announce(self, caller: str, copied: bool) -> None:
-        """Judges and counts the move."""
+        """Records the transfer, subject to the transfer guard."""
         movement, n = self.movement, self.itemsize
         record_transfer(caller, movement.size * n, False, lambda: movement.records(n, copied, caller, False))
 
     def run(self, dtype: Any) -> tuple[Any, ...]:
-        """The parts."""
+        """Runs the transfer and returns one array per device."""
         return self.movement.run((self.arrays,), dtype, as_they_lie=True)
 
 
 class Elementwise(WriteOp):
-    """A ufunc of operands that broadcast to the window, or (``ufunc`` None) the only operand itself."""
+    """A write of a ufunc of operands that broadcast to the view, or, if ``ufunc`` is None, of the only operand."""
 
     def __init__(self, name: str, ufunc: str | None, operands: Sequence[Any], dtype: Any) -> None:
         super().__init__(name, operands)
@@ -149,7 +174,7 @@ class Elementwise(WriteOp):
         self.computes = ufunc is not None
 
     def enter(self, base: ShardedTensor, window: ViewSpec, value: ShardedTensor) -> None:
-        """See `WriteOp`; for a ufunc the window stands for itself."""
+        """See `WriteOp`. An operand of a ufunc that is the written view is replaced by `ITSELF`."""
         if self.ufunc is not None:
             self.operands = [ITSELF if is_window(x, base, window) else x for x in self.operands]
             self.inside = [mine and x is not ITSELF for x, mine in zip(self.operands, self.inside, strict=True)]
@@ -167,7 +192,7 @@ class Elementwise(WriteOp):
             return
         arrays = [old if x is ITSELF else gather_unrecorded(x, self.name) if _is_array(x) else x for x in self.operands]
         if any(isinstance(a, np.ndarray) and _overlaps(a, out) for a in arrays):
-            getattr(np, self.ufunc)(*arrays, out=out)  # which sees to it
+            getattr(np, self.ufunc)(*arrays, out=out)  # NumPy copies operands that overlap with `out`.
         else:
             passes.into(out, getattr(np, self.ufunc), arrays, breaks=False)
 
@@ -188,7 +213,7 @@ class Elementwise(WriteOp):
             if is_recording():
                 delivery.announce(self.name, copied=True)
             parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
-            if _owner(x) is value:  # what is read must not change while it is read
+            if _owner(x) is value:  # An operand that aliases the base must not change while it is read.
                 parts = tuple([copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
             columns.append(list(parts))
 
@@ -206,7 +231,7 @@ class Elementwise(WriteOp):
 
 
 def _overlaps(array: Any, out: Any) -> bool:
-    """Whether an array shares memory with ``out``, but not element with element."""
+    """Whether an array may share memory with ``out`` without being the same view of it."""
     mine, its = array.__array_interface__["data"], out.__array_interface__["data"]
     same = mine == its and array.shape == out.shape and array.strides == out.strides
     return not same and np.may_share_memory(array, out)
@@ -217,7 +242,7 @@ def _is_array(x: Any) -> bool:
 
 
 def _reaching(xp: Any, arrays: list[Any], shape: Shape) -> list[Any]:
-    """Operands of a ufunc that give a result of that shape: not every library broadcasts to ``out=``."""
+    """Broadcasts an operand of a ufunc if none has the result's shape: not every library broadcasts to ``out=``."""
     shapes = [getattr(a, "shape", None) for a in arrays]
     if shape in shapes:
         return arrays
@@ -226,12 +251,12 @@ def _reaching(xp: Any, arrays: list[Any], shape: Shape) -> list[Any]:
 
 
 def _plain(x: Any) -> Any:
-    """A NumPy scalar as Python's, which every library takes. Of times there is none."""
+    """Converts a NumPy scalar to a Python scalar, which every library accepts; datetimes and timedeltas are kept."""
     return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biufc" else x
 
 
 class Masked(WriteOp):
-    """One scalar for every element where a mask of the window's first dimensions is true."""
+    """A write of one scalar to every element of a view where a mask of its first dimensions is true."""
 
     overwrites = False
 
@@ -274,8 +299,10 @@ class Masked(WriteOp):
 
 
 class Scattered(WriteOp):
-    """Elements that index arrays select: what a ufunc gives of operands that broadcast to them, or (``ufunc`` None) the
-    only operand. Of an element that is selected several times, the last value counts.
+    """A write to elements selected by index arrays.
+
+    A ufunc of the operands is written, or, if ``ufunc`` is None, the only operand. The operands broadcast to the
+    selected elements. An element that is selected several times gets the last value.
     """
 
     overwrites = False
@@ -298,7 +325,8 @@ class Scattered(WriteOp):
     def shared(self, out: Any, old: Any) -> None:
         """See `WriteOp`."""
         (x,) = self.operands
-        # NumPy walks index arrays and values as they lie in memory: in row-major order, so that the last one counts.
+        # NumPy iterates over index arrays and values in memory order, so both must be in row-major order for the last
+        # value to be written last.
         with indexing_errors():
             x = self.read(x)
             out[self.chosen.in_order] = np.asarray(x, order="C") if isinstance(x, np.ndarray) else x
@@ -341,12 +369,15 @@ class Scattered(WriteOp):
         return commit
 
     def _taken_of(self, grid: Grid) -> ShardedBox:
-        """What the basic part of the index takes of each device's part of the window: something of every one."""
+        """Returns the boxes that the basic part of the index selects in each device's part of the view.
+
+        There is one for every device, though it may be empty, since the basic part contains no integers.
+        """
         shape = tuple([int(o[-1]) for o in grid.offsets])
         return aligned(grid, box_of(self.chosen.basic, shape))
 
     def _places(self, grid: Grid) -> list[tuple[Any, list[Any]]]:
-        """For each device, which of the selected elements it holds, and where."""
+        """Returns for each device the numbers of the selected elements that it holds and their local coordinates."""
         return [self._place(grid, n) for n in range(len(grid.devices))]
 
     def _place(self, grid: Grid, n: int) -> tuple[Any, list[Any]]:
@@ -361,7 +392,7 @@ class Scattered(WriteOp):
         return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
 
     def _plan(self, x: Any, grid: Grid, places: Sequence[tuple[Any, list[Any]]]) -> tuple[GatherPlan, Sequence[Any]]:
-        """How an operand's elements get to the devices that write with them, and the arrays that they are in."""
+        """Returns the plan that sends an operand's elements to the devices that write them, and the source arrays."""
         chosen = self.chosen
         source, arrays = operand_shards(x)
         block = chosen.block or (1,)
@@ -376,7 +407,7 @@ class Scattered(WriteOp):
         blocks = range(chosen.at, chosen.at + len(block))
         wants = []
         for n, (device, (rows, _)) in enumerate(zip(grid.devices, places, strict=True)):
-            if all(box.shape[d] == 1 for d in blocks):  # one row for all
+            if all(box.shape[d] == 1 for d in blocks):  # One row is broadcast to all selected rows.
                 rows = rows[:1]
             at = np.unravel_index(rows, block)
             picked = [i if box.shape[d] > 1 else np.zeros_like(i) for d, i in zip(blocks, at, strict=True)]

@@ -1,10 +1,11 @@
-"""Writes: ``x[i] = v``, ``x += y`` and ``out=``. The handle is bound to a new value, which takes the old one's memory
-where nobody else holds it.
+"""Writes: ``x[i] = v``, ``x += y`` and ``out=``.
 
-A write takes the value out of its handle, so that no reader can get hold of it meanwhile, and sees then whether anybody
-has it already: if so, what is to be written is copied first. Everything that can fail comes before the first element
-changes: shapes, dtypes and indices are checked, what must move has arrived, and copies are made. Each device then
-writes its own part, from elements that lie beside it.
+A write binds the handle to a new value, which reuses the memory of the old one if its ownership is exclusive.
+
+It first takes the value out of the handle, so that no reader can obtain a reference to it during the write, and then
+checks whether other references exist; if so, the buffers or shards to be written are copied first. Everything that can
+fail is done before the first element changes: shapes, dtypes and indices are checked, transfers are complete, and
+copies are made. Each device then writes its own shard from elements in its own memory.
 """
 
 from __future__ import annotations
@@ -41,10 +42,20 @@ Apply = Callable[[Op, Operands, Params], Any]
 
 
 def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply: Apply) -> None:
-    """Writes the result of ``op`` into a tensor. ``apply`` computes those that are not computed in place.
+    """Writes the result of ``op`` into a tensor, with its shape and cast to its dtype.
+
+    Assignments and ufuncs are computed in place; the results of other operators are computed by ``apply`` and then
+    written.
+
+    Args:
+        out: the tensor; if it is a view, its base is written.
+        op: the operator; ``setitem`` for an assignment.
+        operands: the operands of ``op``.
+        params: the values of the other parameters of ``op``.
+        apply: the function that executes an operator that is not computed in place.
 
     Raises:
-        ShapeError, ArgumentTypeError, IndexingError: what NumPy would not write either; nothing is written then.
+        ShapeError, ArgumentTypeError, IndexingError: NumPy would not write the result either; ``out`` is unchanged.
     """
     if out._is_scalar:
         raise ArgumentTypeError(
@@ -54,7 +65,8 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     base, window = base_and_view(out)
     if op.name == "setitem":
         _assign_at(base, window, operands[1], params[0], out.dtype)
-    elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):  # which fails for some exponents
+    elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):
+        # Integer `pow` is excluded: it raises for negative exponents, when a part may already be written.
         _update(out, base, window, op, operands)
     else:
         result = apply(op, operands, params)
@@ -66,7 +78,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
 
 
 def _assign_at(base: ShardedTensor, window: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
-    """``view[index] = value``."""
+    """Writes ``view[index] = value``, where the view is the part ``window`` of ``base``."""
     at = canonical(index, window.shape)
     if at is None:
         if _is_scalar(value) and _is_mask(index, window.shape):
@@ -78,17 +90,18 @@ def _assign_at(base: ShardedTensor, window: ViewSpec, value: Any, index: Any, dt
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
         if math.prod(chosen.shape):
             _write(base, window, Scattered("setitem", None, chosen, [value], dtype))
-        elif chosen.rows:  # NumPy does not look at indices that select nothing
+        elif chosen.rows:  # NumPy does not check the bounds of index arrays that select nothing.
             chosen.check()
         return
     target = window.at(at)
     value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not has_ellipsis(index))
-    if target.size and not is_window(value, base, target):  # x[i] += v ends with x[i] = x[i]
+    # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which needs no write.
+    if target.size and not is_window(value, base, target):
         _write(base, target, Elementwise("setitem", None, (value,), dtype))
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
-    """Whether an index is a mask of the first dimensions, and nothing else."""
+    """Whether an index is a single mask of the first dimensions of ``shape``."""
     if not isinstance(index, (ShardedTensor, np.ndarray)) or index.dtype.kind != "b":
         return False
     return 0 < index.ndim <= len(shape) and index.shape == shape[: index.ndim]
@@ -101,11 +114,18 @@ def _is_scalar(value: Any) -> bool:
 def _checked_value(
     value: Any, dtype: np.dtype[Any], shape: Shape, *, one_element: bool = False, one_mask: bool = False
 ) -> Any:
-    """A value that can be written to elements of that shape: a tensor, a host array, or a scalar of ``dtype``.
+    """Converts a value to a tensor, a host array or a scalar of ``dtype`` that can be written to elements of ``shape``.
+
+    Args:
+        value: the value.
+        dtype: the dtype of the elements that are written.
+        shape: the shape of the elements that are written.
+        one_element: whether they are one element by an index that gives a scalar.
+        one_mask: whether they are selected by one mask of all dimensions.
 
     Raises:
-        ShapeError: it does not broadcast.
-        ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert it.
+        ShapeError: the value does not broadcast to ``shape``.
+        ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert the value to ``dtype``.
     """
     if type(value) is ShardedTensor:
         if value.dtype == dtype and value.shape == shape:
@@ -136,7 +156,7 @@ def _checked_value(
 
 
 def _update(out: ShardedTensor, base: ShardedTensor, window: ViewSpec, op: Op, operands: Operands) -> None:
-    """``out = op(*operands)``, element by element."""
+    """Writes the ufunc ``op`` of the operands into ``out``, the part ``window`` of ``base``."""
     operands = tuple([x if type(x) in SCALARS else as_operand(x, op.name) for x in operands])
     if any(x is None for x in operands):
         raise ArgumentTypeError("an operand is None; wanted a tensor, an array or a scalar")
@@ -147,7 +167,7 @@ def _update(out: ShardedTensor, base: ShardedTensor, window: ViewSpec, op: Op, o
         ]
     )
     _check_update(op, kinds, out._aval)
-    if any(type(x) is int for x in operands):  # NumPy's OverflowError, if it does not fit
+    if any(type(x) is int for x in operands):  # NumPy raises OverflowError if a Python int does not fit the dtype.
         getattr(np, op.name)(*[x if type(x) in SCALARS else np.empty(0, x.dtype) for x in operands])
     if out.size:
         _write(base, window, Elementwise(op.name, op.name, operands, out.dtype))
@@ -155,7 +175,12 @@ def _update(out: ShardedTensor, base: ShardedTensor, window: ViewSpec, op: Op, o
 
 @functools.lru_cache(1024)
 def _check_update(op: Op, kinds: tuple[Kind, ...], out: Aval) -> None:
-    """That operands of these kinds give what fits into ``out``."""
+    """Checks that a ufunc of operands of these kinds has a result that can be written into ``out``.
+
+    Raises:
+        ShapeError: the operands do not broadcast to the shape of ``out``.
+        ArgumentTypeError: the dtype of the result cannot be cast to that of ``out`` by NumPy's rule ``same_kind``.
+    """
     shapes = [k.shape for k in kinds if k is not None and not isinstance(k, type)]
     try:
         together = np.broadcast_shapes(out.shape, *shapes)
@@ -180,28 +205,32 @@ def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
 
 
 def _write(base: ShardedTensor, window: ViewSpec, edit: WriteOp) -> None:
-    """Binds ``base`` to a value in which the window shows what the edit puts there. All or nothing; and whoever reads
-    meanwhile sees the old value or the new one.
+    """Binds ``base`` to a new value in which the elements of ``window`` are those that the write op ``edit`` gives.
+
+    The write is atomic: it is done completely or not at all, and concurrent readers see the old value or the new one.
     """
     edit.settle(base)
     ledger = ledger_of(base)
     with ledger.lock:
         storage = current_storage(base)
-        parked = storage if base._aval.parked else None  # and no other reference to what may be alone
+        # Only offloaded storages are kept: another reference to the storage would make it look shared below.
+        parked = storage if base._aval.parked else None
         exported = type(storage) is Exported
-        if exported:  # its memory is written in place if the consumer has released it, and copied otherwise
+        if exported:  # The memory is written in place if the consumer has released it, and copied otherwise.
             storage = storage.lent
-        elif isinstance(storage, DeferredStorage):  # what waits somewhere; what was donated refuses
+        elif isinstance(storage, DeferredStorage):  # A donated storage raises an error here.
             storage = storage.stored()
         new: Any = None
         writing = PendingWrite(ledger)
         try:
             base._storage = writing
             ledger.forget()
-            free = references(storage) == 1  # nobody has got hold of it before
+            # If this variable holds the only reference, no reader obtained the storage before it was taken out.
+            free = references(storage) == 1
             taken = WriteTransaction(base, window, storage, free)
             new = (taken.shared if base._aval.backend.shared_memory else taken.apart)(edit)
-            error, taken.error = taken.error, None  # else the two would keep each other, and the memory, alive
+            # Otherwise the error's traceback and the transaction would form a cycle that keeps the memory alive.
+            error, taken.error = taken.error, None
             del taken
             if parked is not None:
                 new = offloaded(base._aval, new.arrays)
@@ -213,32 +242,38 @@ def _write(base: ShardedTensor, window: ViewSpec, edit: WriteOp) -> None:
             try:
                 raise error
             finally:
-                del error  # likewise
+                del error  # Breaks the cycle of the error and this frame, which would keep the memory alive.
 
 
 class WriteTransaction:
-    """A value that was taken out of its handle.
+    """One write to a value that was taken out of its handle.
 
     Attributes:
         base: the handle.
-        window: what is to be written of it.
-        storage: the value's.
-        free: whether nobody else refers to the storage.
-        error: what was raised after elements were written: a warning or floating-point error, as NumPy raises it.
+        value: the aval of the handle.
+        backend: the backend of the handle.
+        device: the device to which copies of a shared buffer are attributed in the log.
+        window: the view spec of the elements that are written.
+        storage: the storage of the old value.
+        free: whether there is no other reference to the storage.
+        error: the exception raised after elements were written: a warning or floating-point error, as NumPy raises it.
     """
 
     def __init__(self, base: ShardedTensor, window: ViewSpec, storage: Storage, free: bool) -> None:
         self.base = base
         self.value = base._aval
         self.backend: Backend = self.value.backend
-        self.device = self.value.sharding.mesh.flat[0]  # which copies of a shared buffer are put down to
+        self.device = self.value.sharding.mesh.flat[0]
         self.window = window
         self.storage = storage
         self.free = free
         self.error: BaseException | None = None
 
     def shared(self, edit: WriteOp) -> Storage:
-        """Writes into the one buffer, or into a copy of it."""
+        """Writes into the shared buffer, or into a copy of it, and returns the storage of the new value.
+
+        The buffer is written in place if its ownership is exclusive.
+        """
         storage, value, window = self.storage, self.value, self.window
         array = storage.array
         if array is None:
@@ -271,7 +306,10 @@ class WriteTransaction:
         return storage if fresh is array else Storage(fresh)
 
     def apart(self, edit: WriteOp) -> Storage:
-        """Writes into the shards that hold elements of the window, or into copies of them."""
+        """Writes into the shards that hold elements of the view, or into copies, and returns the new value's storage.
+
+        A shard is written in place if its ownership is exclusive.
+        """
         storage, backend = self.storage, self.backend
         arrays = storage.arrays
         assert arrays is not None
@@ -285,7 +323,7 @@ class WriteTransaction:
         touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
         commit = edit.stage(here.grid, taken)
         alone = {}
-        for _, k in touched:  # after what was sent of it: what is `is_exclusive` has been read by all
+        for _, k in touched:  # After the transfers: an exclusive shard then has no pending reads by other devices.
             array = arrays[k]
             with backend.on(devices[k]):
                 alone[k] = free and (straight or backend.is_contiguous(array)) and backend.is_exclusive(array, 2)
@@ -307,8 +345,10 @@ class WriteTransaction:
         return storage if all(alone.values()) else Storage(arrays=tuple(new))
 
     def _located(self, edit: WriteOp) -> tuple[ShardedBox, ViewSpec, WriteOp]:
-        """Where the window's elements are, and what is to be done there: one by one, where a shard's elements are no
-        box of the window's shape, or no view.
+        """Returns the boxes of the view within the shards, its view spec and the write op.
+
+        If the elements in a shard are not a box of the view's shape, or the backend cannot give a view of them, the
+        write op is replaced by one that writes the elements one by one at their positions in the whole base.
         """
         window, value = self.window, self.value
         here = locate(value, window.boxes)
@@ -320,8 +360,11 @@ class WriteTransaction:
         return everywhere, whole, edit.picked(window.positions, value.shape)
 
     def _commit(self, commit: Callable[[], None], edit: WriteOp, first: bool) -> None:
-        """Writes on one device. What is refused is refused by the first one. After that all write, whatever happens,
-        also when Ctrl-C comes: half a value is worse than an error that comes late.
+        """Writes on one device.
+
+        If the library rejects the write, it does so on the first device, before anything is written. After that all
+        devices write, even after an error or Ctrl-C, which is raised at the end: a late error is better than a value
+        that is written in part.
         """
         try:
             commit()
@@ -331,6 +374,6 @@ class WriteTransaction:
             self.error = self.error or error
 
     def _is_all(self, edit: WriteOp) -> bool:
-        """Whether no old element is left."""
+        """Whether the write replaces every element of the base."""
         boxes = self.window.boxes
         return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None
