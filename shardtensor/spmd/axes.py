@@ -1,4 +1,4 @@
-"""The named axes along which mapped functions run, and where a program stands along them."""
+"""Named axes of mapped functions, and the position of a program along them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 from shardtensor.spmd.program import MapRun, Program, current
 
 AxisName = str | tuple[str, ...]
-"""A name, or several: they stand for one axis, the first of them being the major one."""
+"""The name of an axis, or several names that form one axis, the first being the major one."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisPosition:
-    """A program's place among those that differ from it along some axes alone.
+    """The position of a program among the programs that differ from it only along given axes.
 
     Attributes:
-        key: what those programs have in common, and no others.
-        size: how many they are.
-        index: the place, row-major in the order in which the axes were named.
-        said: the names, for people.
-        axis: the same as the log writes them.
-        key_at: the key of the program at any place along all axes of the map.
+        key: identifies the set of these programs: equal for exactly its members.
+        size: the number of these programs.
+        index: the position, row-major in the order in which the axes were named.
+        said: the axis names, for error messages.
+        axis: the axis names as the transfer log writes them.
+        key_at: the key of the program at any position along all axes of the map.
     """
 
     key: Any
@@ -37,13 +37,15 @@ class AxisPosition:
 
 
 def axis_index(axis_name: AxisName) -> int:
-    """Where the program around this call stands along an axis; along several, row-major in the order given.
+    """Returns the index of the calling program along a named axis; along several axes, the row-major index in the order
+    given.
 
     Args:
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
 
     Raises:
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
+        ArgumentTypeError: ``axis_name`` is neither a name nor a tuple of names.
 
     >>> f = st.shard_map(lambda x: x + 10 * st.axis_index("i"), mesh=st.make_mesh((2,), ("i",)),
     ...                  in_specs=st.P("i"), out_specs=st.P("i"))
@@ -54,13 +56,14 @@ def axis_index(axis_name: AxisName) -> int:
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """How many programs there are along an axis; along several, the product.
+    """Returns the number of programs along a named axis; along several axes, the product of their sizes.
 
     Args:
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
 
     Raises:
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
+        ArgumentTypeError: ``axis_name`` is neither a name nor a tuple of names.
 
     >>> st.pmap(lambda x: x + st.axis_size("i"), np.zeros(4), axis_name="i").tolist()
     [4.0, 4.0, 4.0, 4.0]
@@ -71,18 +74,19 @@ def axis_size(axis_name: AxisName) -> int:
 def axis_position(
     caller: str, axis_name: Any, groups: Sequence[Sequence[int]] | None = None, *, in_mesh_order: bool = False
 ) -> AxisPosition:
-    """The place of the program around this call along axes, or in its group of indices along them.
+    """Returns the position of the calling program along axes, or within its group of indices along them.
 
     Args:
-        caller: the function that asks, for errors.
-        axis_name: the axes as they were named; the first one is the major one.
-        groups: lists of indices.
-        in_mesh_order: whether places are counted in mesh order, whatever the order of the names: maps around others
+        caller: the name of the calling function, for error messages.
+        axis_name: the axes as the user named them; the first one is the major one.
+        groups: lists of indices along the axes; the position is then the one in the list that contains the program.
+        in_mesh_order: whether positions are counted in mesh order instead of the order of the names: axes of outer maps
             come first, then the axes of one map in the order of its mesh.
 
     Raises:
-        ShardingError: no such axis.
-        ArgumentError: groups that do not have every index once.
+        ShardingError: no enclosing map has such an axis, or an axis is named twice.
+        ArgumentTypeError: ``axis_name`` is neither a name nor a tuple of names; ``groups`` are not lists of indices.
+        ArgumentError: the groups do not contain every index exactly once.
     """
     program = current()
     if program is None:
@@ -110,14 +114,14 @@ def _find(caller: str, program: Program, axis_name: Any) -> AxisPosition:
 
 
 class _Axes:
-    """Axes of a map and of those around it, as they were named: what all its programs know of them.
+    """Properties of named axes that are common to all programs of a map.
 
     Attributes:
-        at: where each stands among the map's axes.
-        others: where the rest stand.
-        size: the product of their sizes.
-        said: the names, for people.
-        axis: the same as the log writes them.
+        at: the positions of these axes among all axes of the map and of those around it.
+        others: the positions of the remaining axes.
+        size: the product of the sizes of these axes.
+        said: the axis names, for error messages.
+        axis: the axis names as the transfer log writes them.
     """
 
     __slots__ = ("_common", "_extents", "at", "axis", "others", "said", "size")
@@ -129,19 +133,19 @@ class _Axes:
         self.said = repr(names[0]) if len(names) == 1 else repr(names)
         self.axis = ", ".join(names)
         self._extents = group.extents
-        # Programs that meet have these in common. Maps inside of others may differ in size.
+        # The extents are part of the key, since inner maps of different calls may differ in size.
         order = tuple(sorted(self.at))
         self._common = (group.axes, order, tuple([group.extents[d] for d in order]))
 
     def index_at(self, place: tuple[int, ...]) -> int:
-        """The index along these axes, row-major in the order in which they were named."""
+        """Returns the index along these axes, row-major in the order in which they were named."""
         index = 0
         for d in self.at:
             index = index * self._extents[d] + place[d]
         return index
 
     def key_at(self, place: tuple[int, ...]) -> Any:
-        """What the program at a place has in common with those that differ from it along these axes only."""
+        """Returns the key shared by the program at a position and those that differ from it only along these axes."""
         return (*self._common, tuple([place[d] for d in self.others]))
 
 

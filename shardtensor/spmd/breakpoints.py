@@ -11,11 +11,11 @@ from shardtensor.host.fork import in_children
 
 
 class Prompts:
-    """Counts calls of ``breakpoint()`` while pieces of work go on: while somebody looks at one program in a debugger,
-    no others shall start beside it.
+    """Counts calls of ``breakpoint()`` while maps run: once a program has stopped in a debugger, the scheduler starts
+    no helper threads, so that no other programs run beside it.
 
-    The hook is wrapped by a cache that keeps nothing, since that is a counter without a frame of its own: debuggers
-    stop in the frame that called the hook.
+    `sys.breakpointhook` is wrapped by `functools.lru_cache` with ``maxsize=0``. That is a counter without a Python
+    frame of its own, which matters because debuggers stop in the frame that called the hook.
     """
 
     def __init__(self) -> None:
@@ -41,18 +41,18 @@ class Prompts:
                 self._put_back()
 
     def _put_back(self) -> None:
-        if sys.breakpointhook is self._counter:  # else the program has set another one
+        if sys.breakpointhook is self._counter:  # A hook that user code has set meanwhile must stay.
             sys.breakpointhook = self._hook
 
     @property
     def count(self) -> int:
-        """How many there were since the hook is wrapped."""
+        """The number of prompts since the current hook was first wrapped."""
         misses: int = self._counter.cache_info().misses
         return misses
 
     def abandon(self) -> None:
-        """Puts the hook back in the child of a fork, where the lock may be held by a thread that is not there. Pieces
-        of work that go on in the child may still ask for the count, and leave.
+        """Restores the hook in the child of a fork, where a thread that no longer exists may hold the lock. Maps that
+        continue in the child may still read the count and leave the ``with`` block.
         """
         self._lock = threading.Lock()
         if self._users:
@@ -63,13 +63,13 @@ _prompts = Prompts()
 
 
 def prompts() -> Prompts:
-    """The process's counter of debugger prompts."""
+    """Returns the process-wide counter of debugger prompts."""
     return _prompts
 
 
 @in_children
 def _forget() -> None:
-    """In the child of a fork: the parent's pieces of work are not here."""
+    """Replaces the counter in the child of a fork, which must not count for the parent's maps."""
     global _prompts
     abandoned, _prompts = _prompts, Prompts()
     abandoned.abandon()

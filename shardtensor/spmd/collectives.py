@@ -1,18 +1,21 @@
-"""Collectives for mapped functions, with JAX's names: what the programs along a named axis do together.
+"""Collectives for mapped functions, with JAX's names: communication of the programs along a named axis.
 
-All take a pytree of the backend's arrays (or of Python scalars), and give one of the same form. Every program along the
-axis must make the same call; the last one to come does the work for all. Results are read-only, like the shards that
-mapped functions get, where the library can enforce it: one result may serve all devices of a host. What passes between
-devices is counted by `st.transfers`, with the names of collective and axis.
+Each collective takes a pytree of the backend's arrays (or of Python scalars) and returns a pytree of the same form.
+Every program along the axis must make the same call; the last program to arrive computes the results of all. Results
+are read-only, like the shards that mapped functions receive, where the library can enforce it, because one result may
+be shared by all devices of a host. Transfers between devices are counted by `st.transfers`, with the names of the
+collective and of the axis.
 
-Reductions combine in mesh order; integers keep their dtype, bool counts, NaN is never lost.
+Reductions combine in mesh order; integers keep their dtype, sums and products of bool arrays are integers, NaN is never
+lost.
 
-Along several axes, indices are counted in the order in which the axes are named, the first one being the major one;
-only those of `ppermute` and `pshuffle` are counted in mesh order, as JAX does.
+Along several axes, indices are counted in the order in which the axes are named, the first one being the major one; the
+indices of `ppermute` and `pshuffle` are counted in mesh order instead, as in JAX.
 
-Programs take turns in a thread. What a library keeps by thread reaches the others during a collective, unless the
-backend is that library's (see `shardtensor.backend.Backend.capture_modes`): leave such a ``with`` block
-(``torch.no_grad()`` in programs on NumPy's arrays) before it.
+Several programs share a thread, which switches between them in collectives. Thread-local state of a library therefore
+leaks into other programs during a collective, unless the library is the backend's own (see
+`shardtensor.backend.Backend.capture_modes`). Leave a ``with`` block that sets such state (``torch.no_grad()`` in
+programs on NumPy's arrays) before calling a collective.
 """
 
 from __future__ import annotations
@@ -44,16 +47,18 @@ Groups = Sequence[Sequence[int]] | None
 
 
 def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
-    """The sum over an axis, on every device.
+    """Sums arrays over a named axis (an all-reduce); every device gets the sum.
 
     Args:
-        x: a pytree of arrays, of the same shapes and dtypes on all devices. The sum of bool arrays counts; of Python
-            scalars it is a Python scalar, so that ``psum(1, "i")`` is the size of the axis.
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
-        axis_index_groups: sums over each of these lists of indices by itself; every index must occur once.
+        x: a pytree of arrays, of the same shapes and dtypes on all devices. The result has the same shapes and dtypes,
+            except that the sum of bool arrays is an integer count. The sum of Python scalars is a Python scalar, so
+            that ``psum(1, "i")`` is the size of the axis.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
+        axis_index_groups: lists of indices along the axis, each of which is summed separately; every index must occur
+            once.
 
     Raises:
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
 
     >>> mesh = st.make_mesh((4,), ("i",))
@@ -65,13 +70,13 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
 
 
 def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
-    """The mean over an axis, on every device: `psum` divided by the number of devices; of integers a float.
+    """Averages arrays over a named axis: `psum` divided by the number of devices; every device gets the mean.
 
     Args:
-        x, axis_name, axis_index_groups: see `psum`.
+        x, axis_name, axis_index_groups: see `psum`. The mean of integer and bool arrays is float64.
 
     Raises:
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
 
     >>> st.pmap(lambda x: st.pmean(x, "i"), np.arange(4), axis_name="i").tolist()
@@ -81,7 +86,8 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
 
 
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
-    """The maximum over an axis, element by element, on every device; NaN where one is NaN.
+    """Takes the elementwise maximum over a named axis; every device gets it. The maximum is NaN where any element is
+    NaN.
 
     NumPy's `maximum` keeps NaN, too. JAX's `pmax` on a CPU drops it: there, pmax of 1, NaN and 3 is 3.
 
@@ -89,7 +95,7 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
         x, axis_name, axis_index_groups: see `psum`.
 
     Raises:
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
 
     >>> st.pmap(lambda x: st.pmax(x, "i"), np.arange(4), axis_name="i").tolist()
@@ -99,7 +105,8 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
 
 
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
-    """The minimum over an axis, element by element, on every device; NaN where one is NaN.
+    """Takes the elementwise minimum over a named axis; every device gets it. The minimum is NaN where any element is
+    NaN.
 
     NumPy's `minimum` keeps NaN, too. JAX's `pmin` on a CPU drops it: there, pmin of 1, NaN and 3 is 1.
 
@@ -107,7 +114,7 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
         x, axis_name, axis_index_groups: see `psum`.
 
     Raises:
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
 
     >>> st.pmap(lambda x: st.pmin(x, "i"), np.arange(4), axis_name="i").tolist()
@@ -117,13 +124,13 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
 
 
 def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
-    """The product over an axis, element by element, on every device.
+    """Multiplies arrays elementwise over a named axis; every device gets the product.
 
     Args:
         x, axis_name, axis_index_groups: see `psum`.
 
     Raises:
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
 
     >>> st.pmap(lambda x: st.pprod(x, "i"), np.arange(1, 5), axis_name="i").tolist()
@@ -146,7 +153,7 @@ def _reduction(caller: str, x: Any, axis_name: AxisName, groups: Groups, ufunc: 
 
 
 def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
-    """The same of Python scalars, as one."""
+    """Reduces Python scalars to one Python scalar."""
     if ufunc == "add":
         total = functools.reduce(lambda a, b: a + b, values, 0)
         return total / len(values) if caller == "pmean" else total
@@ -159,12 +166,12 @@ def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
 
 
 def _counting(exchange: Communicator, arrays: Columns) -> Columns:
-    """Arrays of bool as integers."""
+    """Converts bool arrays to integers and returns other arrays unchanged."""
     return _converted(exchange, arrays, "b", "int64")
 
 
 def _converted(exchange: Communicator, arrays: Columns, kinds: str, dtype: str) -> Columns:
-    """Arrays of dtypes of some kinds (NumPy's letters) in another dtype."""
+    """Converts arrays whose dtype is of one of ``kinds`` (NumPy's letters) to ``dtype``; returns others unchanged."""
     if exchange.backends[0].dtype_of(arrays[0]).kind not in kinds:
         return arrays
     converted = []
@@ -182,20 +189,21 @@ def psum_scatter(
     axis_index_groups: Groups = None,
     tiled: bool = False,
 ) -> Any:
-    """The sum over an axis, of which each device keeps its part along a dimension: half the work of `psum`.
+    """Sums arrays over a named axis and leaves each device its part of the sum along one dimension (a reduce-scatter):
+    half the work of `psum`.
 
     Args:
         x: see `psum`.
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
-        scatter_dimension: the dimension that is cut; negative counts from the end.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
+        scatter_dimension: the dimension that is split; negative counts from the end.
         axis_index_groups: see `psum`.
-        tiled: True cuts the dimension by the split rule, whatever its size (10 over 4 devices: 3, 3, 2, 2). False
-            wants its size to be that of the axis, and removes it.
+        tiled: True splits the dimension by the split rule, whatever its size (10 over 4 devices: 3, 3, 2, 2). False
+            requires its size to be that of the axis, and removes the dimension.
 
     Raises:
         AxisError: an array has no such dimension.
         ShapeError: not tiled, and the size is not that of the axis.
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call, with these shapes and dtypes.
 
     >>> st.pmap(lambda x: st.psum_scatter(x, "i", tiled=True), [np.arange(5)] * 2, axis_name="i")[1].tolist()
@@ -213,26 +221,27 @@ def psum_scatter(
     return rendezvous(caller, at, x, (("scatter_dimension", scatter_dimension), ("tiled", tiled)), body, alike=True)
 
 
-# -- moves -----------------------------------------------------------------------------------------
+# -- data movement ---------------------------------------------------------------------------------
 
 
 def all_gather(
     x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None, axis: int = 0, tiled: bool = False
 ) -> Any:
-    """The arrays of all devices along an axis, on every device.
+    """Joins the arrays of all devices along a named axis; every device gets the whole.
 
     Args:
         x: a pytree of arrays.
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
-        axis_index_groups: gathers in each of these lists of indices by itself; every index must occur once.
-        axis: the dimension of the result along which they follow one another; negative counts from its end.
-        tiled: True joins them end to end along that dimension, where their sizes may differ; False stacks them along
-            a new one.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
+        axis_index_groups: lists of indices along the axis, each of which is gathered separately; every index must occur
+            once.
+        axis: the dimension of the result along which the arrays are joined; negative counts from its end.
+        tiled: True concatenates the arrays along that dimension, where their sizes may differ; False stacks them along
+            a new dimension.
 
     Raises:
         AxisError: the result has no such dimension.
-        ShapeError: shapes that do not fit together.
-        ShardingError: no map around this call has such an axis.
+        ShapeError: the shapes differ along another dimension, or at all where not tiled.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 
     >>> f = st.shard_map(lambda x: st.all_gather(x, "i", tiled=True), mesh=st.make_mesh((4,), ("i",)),
@@ -260,22 +269,23 @@ def all_to_all(
     axis_index_groups: Groups = None,
     tiled: bool = False,
 ) -> Any:
-    """Cuts every array along one dimension and gives each device its part of all of them, joined along another: moves
-    a split from one dimension to another.
+    """Moves a split from one dimension to another: splits every array along ``split_axis``, and gives device i the i-th
+    parts of all arrays, joined along ``concat_axis``.
 
     Args:
         x: a pytree of arrays.
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
-        split_axis: the dimension that is cut; negative counts from the end.
-        concat_axis: the dimension of the result along which the parts follow one another.
-        axis_index_groups: exchanges in each of these lists of indices by itself; every index must occur once.
-        tiled: True cuts by the split rule and joins end to end, whatever the sizes. False wants the size along
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
+        split_axis: the dimension that is split; negative counts from the end.
+        concat_axis: the dimension of the result along which the parts are joined.
+        axis_index_groups: lists of indices along the axis, each of which exchanges separately; every index must occur
+            once.
+        tiled: True splits by the split rule and concatenates, whatever the sizes. False requires the size along
             ``split_axis`` to be that of the axis, removes that dimension, and stacks the parts along a new one.
 
     Raises:
         AxisError: an array, or the result, has no such dimension.
-        ShapeError: shapes that do not fit together.
-        ShardingError: no map around this call has such an axis.
+        ShapeError: the sizes do not fit the axis, or the shapes of the arrays do not fit together.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 
     >>> f = st.shard_map(lambda x: st.all_to_all(x, "i", 1, 0, tiled=True), mesh=st.make_mesh((2,), ("i",)),
@@ -287,16 +297,16 @@ def all_to_all(
 
 
 def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> Any:
-    """Exchanges a dimension with a named axis: `all_to_all` with ``axis`` for both dimensions, not tiled.
+    """Swaps a dimension with a named axis: `all_to_all` with ``axis`` for both dimensions, not tiled.
 
     Args:
         x, axis_name, axis_index_groups: see `all_to_all`.
-        axis: the dimension, of the size of the axis.
+        axis: the dimension, whose size must be that of the axis.
 
     Raises:
         AxisError: an array has no such dimension.
         ShapeError: its size is not that of the axis.
-        ShardingError: no map around this call has such an axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 
     >>> st.pmap(lambda x: st.pswapaxes(x, "i", 0), np.arange(4).reshape(2, 2), axis_name="i").tolist()
@@ -324,18 +334,18 @@ def _all_to_all(
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
-    """Sends arrays from device to device.
+    """Sends arrays between devices along a named axis, by pairs of source and destination.
 
     Args:
         x: a pytree of arrays; shapes may differ from device to device.
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
         perm: pairs (source index, destination index). A device that is no destination gets zeros, in the shape of its
-            own array. Indices along several axes are counted in mesh order, whatever the order of the names: that is
-            what JAX does (`axis_index` and the other collectives count in the order of the names).
+            own array. Indices along several axes are counted in mesh order, whatever the order of the names, as in JAX
+            (`axis_index` and the other collectives count in the order of the names).
 
     Raises:
-        ArgumentError: an index that is none of the axis, or that occurs twice as source or as destination.
-        ShardingError: no map around this call has such an axis.
+        ArgumentError: an index is out of range, or occurs twice as source or as destination.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 
     >>> shift = [(0, 1), (1, 2), (2, 3)]
@@ -360,7 +370,9 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 def _permutation(
     pairs: tuple[tuple[int, int], ...], size: int, said: str
 ) -> tuple[tuple[tuple[int, int], ...], list[int | None]]:
-    """The pairs of `ppermute`, and from whom each program gets what; the same objects for all programs."""
+    """Returns the checked pairs of `ppermute`, and the source index of each destination (None: no source); cached, so
+    that all programs share the same objects.
+    """
     for k, end in enumerate(("source", "destination")):
         seen: set[int] = set()
         for pair in pairs:
@@ -374,16 +386,16 @@ def _permutation(
 
 
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
-    """Sends arrays from device to device: device i gets that of device ``perm[i]``.
+    """Permutes arrays along a named axis: device i gets the array of device ``perm[i]``.
 
     Args:
         x: a pytree of arrays; shapes may differ from device to device.
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
         perm: a permutation of the indices along the axis; along several axes they are counted as in `ppermute`.
 
     Raises:
-        ArgumentError: perm is no permutation.
-        ShardingError: no map around this call has such an axis.
+        ArgumentError: ``perm`` is no permutation.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 
     >>> st.pmap(lambda x: st.pshuffle(x, "i", [1, 2, 0]), np.array([10, 11, 12]), axis_name="i").tolist()
@@ -403,16 +415,16 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
 
 
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
-    """The array of one device, on every device.
+    """Broadcasts the arrays of one device along a named axis; every device gets them.
 
     Args:
         x: a pytree of arrays.
-        axis_name: the name of an axis of a map around this call, or a tuple of them.
-        source: the index of that device along the axis.
+        axis_name: the name of an axis of an enclosing map, or a tuple of names.
+        source: the index of the source device along the axis.
 
     Raises:
-        ArgumentError: source is no index of the axis.
-        ShardingError: no map around this call has such an axis.
+        ArgumentError: ``source`` is no index of the axis.
+        ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 
     >>> st.pmap(lambda x: st.pbroadcast(x, "i", 2), np.arange(4), axis_name="i").tolist()
@@ -450,7 +462,7 @@ def _dimension(caller: str, what: str, axis: int, ndim: int) -> int:
 
 
 def _fits(caller: str, shape: Shape, dimension: int, at: AxisPosition, tiled: bool) -> None:
-    """That without ``tiled`` there is one element for each device."""
+    """Checks that without ``tiled`` the dimension has one element for each device; raises ShapeError otherwise."""
     if not tiled and shape[dimension] != at.size:
         raise ShapeError(
             f"{caller}: x of shape {shape} has {shape[dimension]} elements along dimension {dimension}, and axis "
@@ -459,7 +471,7 @@ def _fits(caller: str, shape: Shape, dimension: int, at: AxisPosition, tiled: bo
 
 
 def _agree(caller: str, devices: Sequence[Device], shapes: Sequence[Shape], free: int | None) -> None:
-    """That shapes are equal, but for one dimension."""
+    """Checks that the shapes are equal except along dimension ``free``; raises ShapeError otherwise."""
     first = tuple(shapes[0])
     for device, shape in zip(devices, shapes, strict=True):
         same = len(shape) == len(first) and all(

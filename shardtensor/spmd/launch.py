@@ -1,4 +1,4 @@
-"""Mapped functions: a function of the user's, run once for each place on what it is given there."""
+"""Launches mapped functions: prepares the arguments of each call, runs the calls as programs, adopts their results."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
 from shardtensor.tensor.value import aval
 
-# -- one call for each place -----------------------------------------------------------------------
+# -- mapped calls ----------------------------------------------------------------------------------
 
 
 class MappedArgument(NamedTuple):
-    """One argument of a mapped function.
+    """One argument of a mapped function, for all calls.
 
     Attributes:
-        items: what each call gets; or the one thing that all of them get (a `Unmapped`: as it is).
-        each: which of the two it is.
-        donated: whether the memory of tensors is handed over, for writing.
+        items: if ``each``, a sequence with the argument of each call; otherwise the argument that all calls share (an
+            `Unmapped` is passed unchanged).
+        each: whether every call gets an item of its own.
+        donated: whether the memory of tensors is donated to the function, for writing.
     """
 
     items: Any
@@ -47,7 +48,7 @@ class MappedArgument(NamedTuple):
 
 
 class Unmapped:
-    """Holds an argument that calls get as it is: no map looks into it."""
+    """Holds an argument that is passed to calls unchanged: no map looks for arrays in it."""
 
     __slots__ = ("value",)
 
@@ -56,7 +57,7 @@ class Unmapped:
 
 
 def code_key(fn: Any) -> Hashable:
-    """What a function does, without its data, which nobody shall keep alive."""
+    """Returns a key that identifies the code of a function without its data, which a cache must not keep alive."""
     if isinstance(fn, functools.partial):
         return tuple([code_key(part) for part in (fn.func, *fn.args) if callable(part)])
     return fn if isinstance(fn, np.ufunc) else getattr(fn, "__code__", None)
@@ -72,29 +73,35 @@ def run_mapped(
     sizes: Sequence[int] = (),
     owned: Sequence[Mesh] | None = None,
 ) -> list[Any]:
-    """Calls ``fn`` once for each place, at once, with one argument from each column.
+    """Calls ``fn`` once for each mesh in ``places``, concurrently, with one argument from each column.
 
-    On a place of one device, the arrays in its arguments are the backend's, and arrays that it returns become tensors
-    there. On a place of several, arguments and results are left as they are: maps inside of it come to single devices.
+    A call on one device receives the backend's arrays, and arrays that it returns become tensors on that device. A call
+    on several devices receives and returns tensors unchanged: maps inside of it run on single devices.
 
     Args:
         fn: the function.
         columns: its arguments.
-        places: where each call runs.
-        caller: the map, for errors and the log.
-        names: the axes along which the calls are numbered, row-major, so that they can meet.
-        sizes: their sizes.
-        owned: the devices that each call owns, which are the default mesh inside of it; without it, its place.
+        places: the devices of each call.
+        caller: the map, for error messages and the transfer log.
+        names: the axes along which the calls are numbered, row-major; collectives refer to them.
+        sizes: the sizes of those axes.
+        owned: the devices that each call owns, which are the default mesh inside of it; by default its item of
+            ``places``.
+
+    Returns:
+        The list of results, one for each call.
 
     Raises:
-        ShardingError: a name is bound by a map around this one.
-        Exception: what ``fn`` raises, with a note of the shard and the device.
+        ShardingError: a name is bound by an enclosing map.
+        Exception: an error that ``fn`` raises, with a note of the shard and the device.
     """
     _check_names(names, caller)
     wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
 
     def task(i: int, place: Mesh) -> Callable[[Program], Any]:
-        """One call. Nothing but the task holds its arguments afterwards, so that what is donated is alone."""
+        """Returns the task of one call. Afterwards only the task holds the arguments, so that donated arrays are
+        exclusive.
+        """
         arguments: list[Any] = []
         shards: list[Any] = []
         arrays: Sequence[Any]
@@ -123,7 +130,8 @@ def run_mapped(
     tasks = [task(i, place) for i, place in enumerate(places)]
     queues = _queues(backends, places)
     for backend, device in queues:
-        backend.wait_for_caller(device)  # what the function finds outside of it is the caller's
+        # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
+        backend.wait_for_caller(device)
     helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
     try:
         return run(tasks, _Labels(places), names=names, sizes=sizes, helper_delay=helper_delay, text=code_key(fn))
@@ -134,23 +142,25 @@ def run_mapped(
             backend.make_caller_wait(device)
     if number >= 0:
         note = f"{caller}: raised for shard {number} on {_said(places[number])}"
-        if note not in getattr(error, "__notes__", ()):  # a RecursionError passes through a hundred maps
+        if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
             error.add_note(note)
     try:
         raise error
     finally:
-        del error  # else it and this frame would keep each other, and the shards, alive
+        del error  # A cycle of the error and this frame would keep both, and the shards, alive.
 
 
 def _unheld(tree: Any) -> Any:
-    """A pytree with what is held in it as it is."""
+    """Returns the pytree with every `Unmapped` leaf replaced by its value."""
     if type(tree) is ShardedTensor:
         return tree
     return map_leaves(lambda leaf: leaf.value if type(leaf) is Unmapped else leaf, tree)
 
 
 def _queues(backends: Sequence[Backend], places: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
-    """The devices that work behind the caller's back."""
+    """Returns the devices whose work must be ordered with the caller's, each with its backend; none where no backend
+    overrides `Backend.wait_for_caller` or `Backend.make_caller_wait`.
+    """
     if all(
         type(backend).wait_for_caller is Backend.wait_for_caller
         and type(backend).make_caller_wait is Backend.make_caller_wait
@@ -168,7 +178,7 @@ def _check_names(names: Sequence[str], caller: str) -> None:
 
 
 class _Labels(Sequence[str]):
-    """What programs are called in errors: by their devices, and by their numbers where a device has several."""
+    """The names of programs in errors: their devices, preceded by their numbers where a device has several programs."""
 
     def __init__(self, places: Sequence[Mesh]) -> None:
         self._places = places
@@ -187,8 +197,8 @@ def _said(place: Mesh) -> str:
 
 
 class _DeviceContext:
-    """The device that is current while a program runs there, if it has but one, and the modes of its library, which are
-    the caller's at first; see `shardtensor.spmd.program.ExecutionContext`.
+    """Makes the device of a program current, if it has only one, and sets the modes of its library, which are the
+    caller's at first; see `shardtensor.spmd.program.ExecutionContext`.
     """
 
     __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
@@ -211,20 +221,20 @@ class _DeviceContext:
         return self._on.__exit__(kind, error, trace)
 
     def suspend(self) -> None:
-        """See `Footing`."""
+        """Saves the modes of the program, and restores the device and the modes that the thread had before."""
         self._modes = self._backend.capture_modes()
         self.__exit__(None, None, None)
 
     def resume(self) -> None:
-        """See `Footing`."""
+        """Makes the device current again, and restores the modes of the program."""
         self.__enter__()
 
 
 def _modes_of(backend: Backend) -> Callable[[], None] | None:
-    """What makes the library's modes again what they are, where it can."""
+    """Returns a function that restores the current modes of the library, or None where that is not possible."""
     try:
         return backend.capture_modes()
-    except BackendError:  # in a block that cannot be left and come back to; nobody leaves it here
+    except BackendError:  # The caller's block of modes cannot be suspended, and need not be: it stays entered.
         return None
 
 
@@ -236,7 +246,7 @@ def _call_over(
     modes: dict[str, Callable[[], None]],
     program: Program,
 ) -> Any:
-    """One call of a mapped function that has several devices."""
+    """Runs one call of a mapped function on several devices, or on simulated ones."""
     backend = backend_of(place.flat[0])
     execution_context = program.execution_context = _DeviceContext(backend, place, modes.get(backend.name))
     settle_on(owned)
@@ -246,9 +256,9 @@ def _call_over(
 
 
 def _onto(tree: Any, device: Device, caller: str, donate: bool) -> tuple[Any, list[Any]]:
-    """A pytree with its arrays on ``device``, and those of them that are tensors' memory."""
+    """Returns a pytree with its arrays on ``device``, and the list of those arrays that are memory of tensors."""
     shards: list[Any] = []
-    if type(tree) is ShardedTensor:  # the common case
+    if type(tree) is ShardedTensor:  # The common case takes no traversal.
         return _leaf_onto(tree, device, caller, donate, shards), shards
     return map_leaves(lambda leaf: _leaf_onto(leaf, device, caller, donate, shards), tree), shards
 
@@ -277,9 +287,9 @@ def _leaf_onto(leaf: Any, device: Device, caller: str, donate: bool, shards: lis
 
 
 def _released(x: ShardedTensor, device: Device, backend: Backend, caller: str) -> Any:
-    """The memory of a tensor that is given away, for writing."""
+    """Returns the memory of a donated tensor, for writing."""
     array = array_on(x, device, caller)
-    mark_donated(x, caller)  # now this call alone holds the array, unless another tensor shares its memory
+    mark_donated(x, caller)  # From here on only this call holds the array, unless another tensor shares its memory.
     with backend.on(device):
         mine, copied = backend.release(array)
     if copied:
@@ -297,44 +307,44 @@ def _call_on(
     caller: str,
     program: Program,
 ) -> Any:
-    """One call of a mapped function on one device: what it returns, with its arrays as tensors there."""
+    """Runs one call of a mapped function on one device, and returns its result with its arrays as tensors."""
     here = _on_place(place)
     backend = here.backend
     execution_context = program.execution_context = here.no_context or _DeviceContext(
         backend, place, modes.get(backend.name)
     )
     program.given = shards
-    settle_on(owned)  # the context is the program's own
+    settle_on(owned)  # It need not be restored, since the program has a context of its own.
     interpret_by(here)
     with execution_context:
         result = program.call(fn, arguments)
         arguments.clear()
-        if backend.is_array(result) and is_data(result):  # the common case
+        if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
             result, copied = backend.adopt(backend.asarray(result), _kept(backend, result, shards))
             return _on_one(result, copied, here, caller)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
         for i in range(len(found)):
-            # One reference alone, so that the backend can see whether somebody else has one.
+            # Only one reference is kept here, so that the backend can tell whether user code holds another.
             array, found[i] = found[i], None
             if not is_data(array):
                 found[i] = array
             elif backend.is_array(array):
                 array, copied = backend.adopt(backend.asarray(array), _kept(backend, array, shards))
                 found[i] = _on_one(array, copied, here, caller)
-            else:  # it is on the host
+            else:  # The remaining arrays are on the host.
                 found[i] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, caller)
     return map_leaves(found.__getitem__, tree)
 
 
 def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
-    """The arrays that nobody can write and of which ``array`` may be a view."""
+    """Returns the arrays that nothing writes to and of which ``array`` may be a view."""
     return (*shards, *received(array)) if backend.shared_memory else shards
 
 
 def _on_one(array: Any, copied: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
-    """A tensor on one device, of an array that nobody else holds."""
+    """Returns a tensor on one device, of an array that nothing else holds."""
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
     value = aval(tuple(array.shape), here.backend.dtype_of(array), here.sharding, True)

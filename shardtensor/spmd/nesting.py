@@ -1,4 +1,6 @@
-"""Nested maps: what each level cuts, how many devices the levels ask for together, and which devices each call gets."""
+"""Nested maps: the axes that each level maps, the number of devices that all levels together require, and the devices
+of each call.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,14 @@ class Call:
     """The arguments of one call of a mapped function.
 
     Attributes:
-        given: the arguments, those by keyword after the others.
-        positional: how many are given by position.
-        static: the numbers of those that the function gets as they are.
-        lists: the lists of shards among the others.
+        given: the arguments, keyword arguments after the positional ones.
+        positional: the number of positional arguments.
+        static: the numbers of the arguments that the function receives unchanged.
+        lists: the lists of shards among the other arguments.
 
     Raises:
-        ArgumentTypeError, ArgumentError: ``static_argnums`` are no numbers of arguments.
+        ArgumentTypeError: ``static_argnums`` is neither an integer nor a sequence of integers.
+        ArgumentError: ``static_argnums`` contains a number that no positional argument has.
     """
 
     def __init__(self, given: Sequence[Any], positional: int, static_argnums: int | Sequence[int]) -> None:
@@ -40,12 +43,14 @@ class Call:
         self.lists = [x for i, x in enumerate(given) if i not in self.static and type(x) is list]
 
     def item(self, number: int, static_argnums: int | Sequence[int]) -> Call:
-        """What a map directly inside of a map over lists gets in one of its calls."""
+        """Returns the arguments that call ``number`` of a map over lists passes to a map nested directly in it."""
         given = [x[number] if i not in self.static and type(x) is list else x for i, x in enumerate(self.given)]
         return Call(given, self.positional, static_argnums)
 
     def sliced(self, cuts: Sequence[Sequence[Cut]], static_argnums: int | Sequence[int]) -> Call:
-        """What a map directly inside of a map over arrays gets in its calls: arrays of the right shapes."""
+        """Returns the arguments that the calls of a map over arrays pass to a map nested directly in it: arrays of the
+        right shapes.
+        """
         given = [_sliced(x, found) if found else x for x, found in zip(self.given, cuts, strict=True)]
         return Call(given, self.positional, static_argnums)
 
@@ -70,12 +75,12 @@ def _static(given: int | Sequence[int], count: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one leaf of an argument is cut.
+    """The axes along which the levels of nested maps slice one leaf of an argument.
 
     Attributes:
-        array: the leaf; as an array, where it is cut.
-        axes: for each level of maps, the outermost first, the axis of the array that it cuts, or None.
-        path: the leaf's place among the arguments, for errors.
+        array: the leaf; converted to an array where it is mapped.
+        axes: for each level, the outermost first, the mapped axis of the array, or None.
+        path: the path of the leaf within the arguments, for error messages.
     """
 
     array: Any
@@ -83,18 +88,20 @@ class Cut:
     path: str
 
     def slice(self) -> Any:
-        """An array of the shape of the outermost level's slices; its elements say nothing."""
+        """Returns an array of zeros, of the shape and dtype of the outermost level's slices."""
         shape = [n for d, n in enumerate(self.array.shape) if d != self.axes[0]]
         return np.broadcast_to(np.zeros((), self.array.dtype), shape)
 
     def then(self, inner: Axes) -> Cut:
-        """The same with the axes of the slices that the levels inside cut."""
+        """Returns this cut extended by the axes that inner levels map, which they count in the slices of this one."""
         outer = self.axes[0]
         counted = [axis if axis is None or outer is None or axis < outer else axis + 1 for axis in inner]
         return replace(self, axes=(outer, *counted))
 
     def home(self) -> tuple[Device, ...]:
-        """The devices of a tensor, in the order in which the levels cut what these hold, where they hold that."""
+        """Returns the devices of the tensor, in the order in which the levels slice the shards, if the mapped axes use
+        every mesh axis of the tensor once; otherwise in mesh order.
+        """
         sharding = self.array.sharding
         mesh, chains = sharding.mesh, sharding.spec.chains_of(self.array.ndim)
         order = [mesh.axis_names.index(name) for axis in self.axes if axis is not None for name in chains[axis]]
@@ -103,8 +110,8 @@ class Cut:
         return tuple(mesh.devices.transpose(order).ravel().tolist())
 
     def spec(self, names: Sequence[str]) -> PartitionSpec:
-        """The layout over a grid with these axes: each splits what its level cuts; those that no level maps split the
-        first dimension that no level cuts.
+        """Returns the partition spec over a grid with these axis names: each level's grid axis splits the array axis
+        that the level maps; the remaining grid axes split the first unmapped dimension.
         """
         chains: list[Chain] = [()] * self.array.ndim
         for name, axis in zip(names, self.axes, strict=False):
@@ -118,12 +125,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """A map over arrays, and those that it maps directly.
+    """The levels of a map over arrays: the map and those that are nested directly in it.
 
     Attributes:
-        sizes: how many calls each level makes, the outermost first.
-        names: the levels' axis names; None for one without.
-        cuts: what they cut: for each argument its leaves; nothing for an argument that is static.
+        sizes: the number of calls of each level, the outermost first.
+        names: the axis name of each level; None for a level without one.
+        cuts: for each argument, the cuts of its leaves; empty for a static argument.
     """
 
     sizes: tuple[int, ...]
@@ -131,7 +138,7 @@ class Levels:
     cuts: list[list[Cut]]
 
     def around(self, size: int, name: str | None, cuts: Sequence[Sequence[Cut]]) -> Levels:
-        """The same below another level, which makes ``size`` calls."""
+        """Returns these levels nested in one more level, which makes ``size`` calls."""
         both = [
             [cut.then(inner.axes) for cut, inner in zip(mine, theirs, strict=True)] if mine and theirs else list(mine)
             for mine, theirs in zip(cuts, self.cuts, strict=True)
@@ -141,7 +148,7 @@ class Levels:
 
 @functools.lru_cache(256)
 def named(grid: Mesh, name: str | None) -> Mesh:
-    """The grid with the map's axis name for its first axis, so that results show it."""
+    """Returns the grid with its first axis renamed to the map's axis name, so that the shardings of results show it."""
     if name is None or name in grid.axis_names:
         return grid
     return Mesh(grid.devices, (name, *grid.axis_names[1:]))
@@ -149,7 +156,9 @@ def named(grid: Mesh, name: str | None) -> Mesh:
 
 @functools.lru_cache(256)
 def grid_of(devices: tuple[Device, ...], sizes: tuple[int, ...], names: tuple[str | None, ...]) -> Mesh:
-    """The devices as a grid. An axis without a name, or with one that an axis before it has, gets a name of its own."""
+    """Returns the devices as a grid of these sizes. An axis without a name, or with the name of an earlier axis, gets a
+    fresh name.
+    """
     if len(sizes) == 1:
         return named(mesh_of(devices), names[0])
     fresh = (name for name in map("d{}".format, itertools.count()) if name not in names)
@@ -160,8 +169,9 @@ def grid_of(devices: tuple[Device, ...], sizes: tuple[int, ...], names: tuple[st
 
 
 def groups(row: tuple[Device, ...], demands: Sequence[int]) -> list[Mesh]:
-    """Devices for calls that ask for so many each, dealt out in turn. Where there are too few, the calls of the
-    innermost maps are dealt out in blocks by the split rule, so that one device may serve two calls.
+    """Returns the devices of each call: consecutive ones, as many as the call demands. If there are too few devices,
+    the calls of the innermost maps are distributed over them in blocks by the split rule, so that one device may serve
+    two calls.
 
     >>> from shardtensor.spmd.nesting import groups
     >>> devices = tuple(st.devices())

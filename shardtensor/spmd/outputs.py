@@ -1,5 +1,5 @@
-"""What comes of mapped functions as tensors: results of all devices joined, and checked where they were promised to be
-equal.
+"""Outputs of mapped functions: joins the results of all calls into tensors, and checks that results declared as equal
+are equal.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ Specs = Callable[[Any], Sequence[PartitionSpec | None]]
 
 
 def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, caller: str, *, check: bool = True) -> Any:
-    """The results of all calls, pytrees of one form, leaf by leaf as one tensor.
+    """Joins the results of all calls, pytrees of one form, into one pytree of tensors.
 
     Args:
         results: one for each call, in mesh order of the mapped axes; of the same form (see `same_forms`).
-        specs: ``specs(result)``: for each leaf of a result, along which of its dimensions the calls' arrays follow one
-            another.
-        mesh: all devices; those that do not differ along the mapped axes served one call together.
+        specs: ``specs(result)`` returns for each leaf the partition spec that names the dimensions along which the
+            arrays of the calls are concatenated.
+        mesh: all devices; devices that differ only along unmapped axes belong to one call.
         mapped: the mapped axes.
-        caller: the map, for errors.
-        check: whether arrays of calls along an axis that a spec does not name must be equal.
+        caller: the map, for error messages.
+        check: whether to check that arrays are equal across the mapped axes that a spec does not name.
 
     Raises:
-        ShapeError: shapes that do not fit together, arrays that are to be equal and differ.
-        AxisError: a spec speaks of dimensions that the arrays do not have.
+        ShapeError: the shapes do not fit together, or arrays that must be equal differ.
+        AxisError: a spec has more dimensions than the arrays.
+        ArgumentError: the spec of a leaf is None, and the leaf is not.
         ArgumentTypeError: a leaf is no array.
     """
     whole = []
@@ -54,10 +55,10 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, call
 
 
 def same_forms(results: Sequence[Any], caller: str) -> None:
-    """That all calls returned pytrees of one form.
+    """Checks that all calls returned pytrees of one form.
 
     Raises:
-        ShapeError: they did not.
+        ShapeError: two calls returned pytrees of different forms.
     """
     form = form_of(results[0])
     for k, other in enumerate(results):
@@ -69,10 +70,10 @@ def same_forms(results: Sequence[Any], caller: str) -> None:
 
 
 def check_array(leaf: Any, what: str) -> None:
-    """That a leaf of a result can be part of a tensor, or is None.
+    """Checks that a leaf of a result is None or can become part of a tensor.
 
     Raises:
-        ArgumentTypeError: it cannot.
+        ArgumentTypeError: the leaf is neither None, nor a scalar, nor an array of numbers.
     """
     if leaf is None or isinstance(leaf, (ShardedTensor, bool, int, float, complex)) or owner_of(leaf) is not None:
         return
@@ -84,7 +85,7 @@ def check_array(leaf: Any, what: str) -> None:
 def joined_leaf(
     column: Sequence[Any], spec: PartitionSpec | None, mesh: Mesh, mapped: Chain, what: str, *, check: bool = True
 ) -> Any:
-    """One leaf of the results of all calls as one tensor; see `joined`. ``what`` names map and leaf, for errors."""
+    """Joins one leaf of all results into one tensor (see `joined`); ``what`` is the name of map and leaf in errors."""
     if all(leaf is None for leaf in column):
         return None
     if spec is None:
@@ -118,7 +119,7 @@ def joined_leaf(
 
 
 def _block(leaf: Any, place: Mesh, what: str) -> ShardedTensor:
-    """What one call returned as a tensor on its devices."""
+    """Returns the result of one call as a tensor on the devices of that call."""
     if isinstance(leaf, ShardedTensor):
         there = leaf.sharding.mesh
         if there == place:
@@ -137,7 +138,9 @@ def _block(leaf: Any, place: Mesh, what: str) -> ShardedTensor:
 
 
 def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mesh, mapped: Chain, what: str) -> None:
-    """That calls which differ only along axes that the spec does not name have returned the same."""
+    """Checks that calls that differ only along axes that the spec does not name returned equal arrays; raises
+    ShapeError otherwise.
+    """
     for first, other in _twins(spec, mesh, mapped):
         if not _same(blocks[first], blocks[other], what.partition(":")[0]):
             named = [axis for chain in spec.chains for axis in chain]
@@ -154,7 +157,7 @@ def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mes
 
 @functools.lru_cache(1024)
 def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, int]]:
-    """The calls whose results must be equal, each with the first of them."""
+    """Returns the pairs of calls whose results must be equal: each call, and the first call that it must agree with."""
     order = [axis for axis in mesh.axis_names if axis in mapped]
     named = [axis for chain in spec.chains for axis in chain]
     sizes = [mesh.shape[axis] for axis in order]
@@ -168,20 +171,20 @@ def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, in
 
 
 def _same(a: ShardedTensor, b: ShardedTensor, caller: str) -> bool:
-    """Whether two tensors have the same elements. NaN counts as equal to itself."""
+    """Whether two tensors have the same shape, dtype and elements. NaN counts as equal to NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.sharding.spec != b.sharding.spec:
         b = reshard_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)
     if a._aval.backend.simulated:
-        return True  # for all that is known; `_imagined_checks` are counted together
+        return True  # Abstract arrays have no elements; `_check_equal` records the transfers of all comparisons.
     places = zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
     pairs = zip(shard_arrays(a), shard_arrays(b), strict=True)
     return all(_alike(x, y, here, there, caller) for (x, y), (here, there) in zip(pairs, places, strict=True))
 
 
 def _imagined_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int, int]], caller: str) -> list[Transfer]:
-    """What `_alike` would send."""
+    """Returns the transfers that the comparisons by `_alike` would make."""
     records = []
     for first, other in twins:
         places = zip(blocks[first].sharding.mesh.flat, blocks[other].sharding.mesh.flat, strict=True)
@@ -191,13 +194,15 @@ def _imagined_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int,
 
 
 def _alike(x: Any, y: Any, here: Device, there: Device, caller: str) -> bool:
-    """The same of two arrays; the second one comes to the first."""
+    """Whether two arrays on the devices ``here`` and ``there`` have the same elements; ``y`` is sent to the device of
+    ``x``.
+    """
     backend = backend_of(here)
     if is_recording():
         copied = 0 if backend.shared_memory else int(y.nbytes)
         record_transfer(caller, 0, True, lambda: [Transfer(int(y.nbytes), copied, there, here, caller, True)])
     if x is y:
-        return True  # one array serves both
+        return True
     other = y if backend.shared_memory else send(y, there, here)
     with backend.on(here):
         xp, same = backend.xp, backend.xp.equal(x, other)

@@ -1,4 +1,4 @@
-"""`pmap`: a function on every device at once."""
+"""`pmap`: runs a function on every device concurrently."""
 
 from __future__ import annotations
 
@@ -44,40 +44,43 @@ def pmap(
     devices: Devices = None,
     donate: bool = False,
 ) -> Any:
-    """Runs ``fn`` on every device at once. Results stay on their devices, so that maps chain without gathering.
+    """Runs ``fn`` on every device concurrently. Results stay on their devices, so that maps chain without gathering.
 
-    ``pmap(fn)`` alone gives the mapped function. What the call is, its arguments say:
+    ``pmap(fn)`` without arguments returns the mapped function. The arguments of a call determine its semantics:
 
     ==================  =================================  =================================================
-    ..                  a Python list among the arguments  arrays alone, or pytrees of them
+    ..                  a Python list among the arguments  only arrays, or pytrees of arrays
     ==================  =================================  =================================================
-    it is               Nx's pmap: a list of shards        JAX's pmap: an array with an axis of devices
-    a list              call i gets item i                 (there is none)
-    anything else       goes whole to every call           is cut along its axis of ``in_axes``; None: goes whole
-    ``fn`` sees         each shard, its rank kept          each slice, without that axis
-    how many calls      as many as the lists have items    the size of that axis, one for each device
-    what comes back     a list of results                  one tensor, stacked along ``out_axes``
+    semantics           Nx's pmap: a list of shards        JAX's pmap: an array with an axis of devices
+    a list              call i gets item i                 (not applicable)
+    any other argument  is replicated to every call        is sliced along its axis of ``in_axes``, or is
+                                                           replicated where that is None
+    ``fn`` receives     each shard, its rank kept          each slice, without that axis
+    number of calls     the length of the lists            the size of that axis, one call for each device
+    result              a list of results                  one tensor, stacked along ``out_axes``
     ==================  =================================  =================================================
 
-    Lists: a tensor in an item runs where it lives; where lists differ, the first one's device counts, and the others
-    come to it. Items without a tensor are dealt out in blocks by the split rule (10 over 4 devices: 3, 3, 2, 2), so
-    that `stack` of the results moves nothing. Items and results may be pytrees; shapes and dtypes may differ from shard
-    to shard.
+    Lists: a call runs on the device of the tensor in its item; where lists differ, the first list with a tensor
+    determines the device, and the other items are transferred to it. Items without a tensor are distributed over the
+    devices in blocks by the split rule (10 over 4 devices: 3, 3, 2, 2), so that `stack` of the results transfers
+    nothing. Items and results may be pytrees; shapes and dtypes may differ from shard to shard.
 
-    Arrays: those that lie so already move nothing; others are brought. ``out_axes=None`` promises that results are
-    equal, which is checked, and gives them once.
+    Arrays: an array whose sharding already matches the slices is not transferred; others are resharded.
+    ``out_axes=None`` declares that the results of all calls are equal, which is checked, and returns them as one tensor
+    that is replicated over the calls.
 
     Nested: maps inside of a call use the devices that the call owns. A map of a map, ``pmap(pmap(fn))``, takes one
     device for each call of the innermost one, and gives each call of the outer one a row of these. Where ``devices`` is
     a grid, or an item is itself a tensor over several devices (or a list of tensors), each call owns those. In all of
-    these cases slices and items reach the inner map as they are; raw arrays come at the innermost level. Any other call
-    runs on one device. Without ``devices`` and without tensors in the lists, the devices that are left are shared out:
-    of n calls, call i owns the devices i, i + n, i + 2 n, …, which are the default mesh for the maps in it.
+    these cases slices and items are passed to the inner map unchanged; ``fn`` receives the backend's arrays at the
+    innermost level. Any other call runs on one device. Without ``devices`` and without tensors in the lists, the
+    remaining devices are shared out: of n calls, call i owns the devices i, i + n, i + 2 n, …, which are the default
+    mesh for the maps in it.
 
-    Inside, ``fn`` has the backend's own arrays, not to be written to, on the current device; `st` functions on them
-    run there, too, and collectives (`st.psum`, …) along ``axis_name``. It may be any Python function. In what order and
-    how many calls at once is not promised. Arrays that it returns become tensors on the device; other leaves stay what
-    they are.
+    ``fn`` may be any Python function. It receives the backend's own arrays, which it must not write to, with their
+    device current; `st` functions on them run on that device, too, and collectives (`st.psum`, …) run along
+    ``axis_name``. The order of the calls, and how many run at once, is unspecified. Arrays that ``fn`` returns become
+    tensors on the device; other leaves are returned unchanged.
 
     Several calls share a thread, which switches between them in collectives and inner maps. Context variables and
     `numpy.errstate` belong to a call, thread-local data and the owner of a `threading.RLock` to the thread. A call must
@@ -86,27 +89,33 @@ def pmap(
 
     Args:
         fn: the function.
-        *args: see above. (The mapped function takes keywords, too; they are cut along axis 0.)
-        axis_name: a name for the calls' axis, by which collectives know it.
-        in_axes: for arrays, the axis that is cut: an int for all, or one for each argument, ints and None in the form
-            of the arguments' pytrees, or of their beginnings; negative counts from the end.
-        out_axes: the same for results; None for one that is equal on all devices.
-        static_argnums: the numbers of arguments that ``fn`` gets as they are, whatever they are.
-        devices: where to run, in order: a list deals all items out over these, wherever their tensors live; arrays take
-            as many as they need without it, and all of them with it. A grid, such as a mesh of several axes, is mapped
-            along its first axis. Each call then owns its device, or its row, and no other.
-        donate: gives the memory of the tensors in lists to ``fn``, for writing; they cannot be used after.
+        *args: see above. (The mapped function takes keywords, too; arrays among them are sliced along axis 0.)
+        axis_name: a name for the axis of the calls, for collectives.
+        in_axes: for arrays, the axis that is sliced: an int for all arguments, or one entry for each argument, ints and
+            None in the form of the arguments' pytrees, or of prefixes of these; negative counts from the end.
+        out_axes: the same for results; None for a result that is equal on all devices.
+        static_argnums: the numbers of arguments that ``fn`` receives unchanged, whatever they are.
+        devices: the devices, in order. Items of lists are distributed over these, wherever their tensors are; arrays
+            must have one slice for each of them (by default, as many devices are used as there are slices). A grid,
+            such as a mesh of several axes, is mapped along its first axis. Each call then owns its device, or its row,
+            and no other.
+        donate: donates the memory of the tensors in lists to ``fn``, for writing; they cannot be used afterwards.
+
+    Returns:
+        A list of results for lists, a pytree of tensors for arrays; without arguments, the mapped function.
 
     Raises:
         ShapeError: lists of different lengths, axes of different sizes, or of another size than ``devices``.
-        ShardingError: more slices than devices (in a map: than the call around it owns); ``axis_name`` is bound by a
-            map around this one.
-        ArgumentError: axes that do not have the form of what they speak of; nothing is mapped.
+        ShardingError: more slices than devices (in a map: than the enclosing call owns); ``axis_name`` is bound by an
+            enclosing map.
+        ArgumentTypeError: ``fn`` is no function; an axis, an axis name or a leaf is of the wrong type.
+        ArgumentError: ``in_axes`` or ``out_axes`` do not match the form of the arguments or results; no argument is
+            mapped.
         AxisError: an array or a result has no such axis.
-        CollectiveError: devices that wait for one another in vain.
-        RecursionError: maps that call one another without end: the frames of all of them count.
-        Exception: what ``fn`` raises, with a note of the shard and the device; of several, the first shard's. Shards
-            that were not started then are not run.
+        CollectiveError: a deadlock: the message names each device and the call in which it waits.
+        RecursionError: maps that call each other without end: the frames of all of them count.
+        Exception: an error that ``fn`` raises, with a note of the shard and the device; of several, the first shard's.
+            Shards that were not started then are not run.
 
     >>> parts = st.shard(np.arange(6.0), devices=st.devices()[:3])
     >>> squares = st.pmap(lambda x: x * x, parts)
@@ -126,7 +135,7 @@ def pmap(
 
 
 class _Pmap:
-    """A mapped function."""
+    """A mapped function, as `pmap` returns it."""
 
     def __init__(
         self,
@@ -148,11 +157,11 @@ class _Pmap:
         self._donate = donate
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method, it is bound like a function."""
+        """Binds the mapped function as a method, like a function."""
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Maps it over arguments; see `pmap`."""
+        """Maps the function over arguments; see `pmap`."""
         if not args and not kwargs:
             raise ArgumentError(
                 "pmap: the mapped function was called without arguments; wanted lists or arrays to map over"
@@ -177,7 +186,7 @@ class _Pmap:
         return run_mapped(fn, columns, places, "pmap", names=self._names, sizes=(count,), owned=owned)
 
     def _places(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
-        """Where each item runs, and the devices that each call owns."""
+        """Returns the devices on which each call runs, and the devices that each call owns."""
         homes = [None if self._devices is not None else _home_of(items) for items in zip(*call.lists, strict=True)]
         rows = [] if homes and all(homes) else _rows(_grid_of(self._devices))
         if self._devices is None and not any(homes):
@@ -193,7 +202,7 @@ class _Pmap:
         return places, places
 
     def _demands(self, call: Call) -> list[int]:
-        """How many devices each call of a map over lists asks for: one for each call of the innermost map."""
+        """Returns the number of devices that each call over lists requires: one for each call of the innermost map."""
         count, inner = _length(call.lists), self._inner
         if inner is None:
             return [1] * count
@@ -201,16 +210,18 @@ class _Pmap:
             return [inner._demand(call.item(i, inner._static)) for i in range(count)]
 
     def _demand(self, call: Call) -> int:
-        """How many devices a call of this map asks for."""
+        """Returns the number of devices that a call of this map requires."""
         return sum(self._demands(call)) if call.lists else math.prod(self._levels(call).sizes)
 
     @property
     def _inner(self) -> _Pmap | None:
-        """The mapped function that this one maps directly, if that takes the devices of the call around it."""
+        """The mapped function that this one maps directly, if its devices are those of the enclosing call."""
         return self._fn if type(self._fn) is _Pmap and self._fn._devices is None else None
 
     def _check_axes_of_lists(self, given: Sequence[Any], static: frozenset[int]) -> None:
-        """That ``in_axes`` says of lists what they are: mapped, and all else whole."""
+        """Checks that ``in_axes`` is 0 for lists and None for other arguments, and that ``out_axes`` is the default;
+        raises ArgumentError otherwise.
+        """
         if self._out_axes != 0:
             raise ArgumentError(
                 f"pmap: out_axes is {self._out_axes!r}, and of a list of shards comes a list of results; join it with "
@@ -245,7 +256,7 @@ class _Pmap:
         return _stacked(results, self._out_axes, grid, owned)
 
     def _levels(self, call: Call) -> Levels:
-        """What this map cuts, and what the maps cut that it maps directly."""
+        """Returns the sizes and cuts of this map and of the maps nested directly in it."""
         cuts = self._cuts(call)
         sizes = {
             f"{cut.path} of shape {cut.array.shape} along axis {cut.axes[0]}": cut.array.shape[cut.axes[0]]
@@ -272,7 +283,7 @@ class _Pmap:
         return within.around(count, self._name, cuts)
 
     def _cuts(self, call: Call) -> list[list[Cut]]:
-        """How each leaf of each argument is cut."""
+        """Returns for each argument how its leaves are sliced."""
         cuts: list[list[Cut]] = []
         for i, (argument, entry) in enumerate(zip(call.given, self._axes_of(call), strict=True)):
             found = []
@@ -284,7 +295,7 @@ class _Pmap:
         return cuts
 
     def _axes_of(self, call: Call) -> list[Any]:
-        """For each argument the axis of each leaf; None for one that is static."""
+        """Returns for each argument the axes of its leaves; None for a static argument."""
         given, static, positional = call.given, call.static, call.positional
         said = self._in_axes
         if isinstance(said, list):
@@ -308,7 +319,7 @@ class _Pmap:
         return axes
 
     def _grid(self, levels: Levels) -> tuple[Mesh, Sequence[Mesh]]:
-        """The devices as a grid, along whose first axis the calls are, and the devices that each call owns."""
+        """Returns the grid of devices, along whose first axis the calls are, and the devices that each call owns."""
         count = levels.sizes[0]
         if self._devices is not None:
             grid = named(_grid_of(self._devices), self._name)
@@ -322,13 +333,14 @@ class _Pmap:
         placed = next((cut.home() for cut in there if cut.array.sharding.mesh.size == wanted), None)
         if placed is None and wanted > len(row):
             raise ShardingError(_too_many(levels.sizes, row))
-        grid = grid_of(placed or row[:wanted], levels.sizes, levels.names)  # computation follows data
+        # Computation follows data: the devices of a committed tensor take precedence over the default mesh.
+        grid = grid_of(placed or row[:wanted], levels.sizes, levels.names)
         shared = placed is None and len(levels.sizes) == 1
         return grid, shares(row, count) if shared else _rows(grid)
 
 
 def _too_many(sizes: Sequence[int], row: Sequence[Device]) -> str:
-    """What to do about more slices than devices."""
+    """Returns the error message for more slices than devices."""
     slices, devices = " x ".join(map(str, sizes)), f"{len(row)} device{'s' * (len(row) != 1)}"
     if current() is not None:
         devices = f"the {devices} that the call around this map owns ({listed([str(d) for d in row], 3)})"
@@ -342,7 +354,7 @@ def _too_many(sizes: Sequence[int], row: Sequence[Device]) -> str:
 
 
 def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh, owned: Sequence[Mesh]) -> Any:
-    """The results of calls along the grid's first axis as one tensor each."""
+    """Joins the results of the calls along the grid's first axis, leaf by leaf, into one tensor each."""
     same_forms(results, "pmap")
     along = grid.axis_names[0]
     axes = spread(out_axes, results[0], "pmap: out_axes", "the result")
@@ -362,8 +374,8 @@ def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh, owned: Sequence[
 
 
 def _grid_under(column: Sequence[Any], grid: Mesh, owned: Sequence[Mesh]) -> Mesh:
-    """The grid of devices on which results lie: the map's, or, where maps inside of the calls have spread them over
-    several of the devices that each call owns, all of these.
+    """Returns the grid of devices that hold the results: the map's grid, or, where maps inside of the calls have
+    distributed them over several of the devices that each call owns, all of these.
     """
     if grid.size > len(column) or not all(isinstance(leaf, ShardedTensor) for leaf in column):
         return grid
@@ -377,7 +389,7 @@ def _grid_under(column: Sequence[Any], grid: Mesh, owned: Sequence[Mesh]) -> Mes
 
 
 def _with_axis(leaf: Any, at: int) -> Any:
-    """A call's result with one more dimension, along which the results are stacked."""
+    """Returns the result of a call with a new dimension, along which the results are stacked."""
     index = (slice(None),) * at + (None,)
     if not isinstance(leaf, ShardedTensor):
         return None if leaf is None else np.asarray(leaf)[index]
@@ -405,7 +417,9 @@ def _with_keywords(fn: Callable[..., Any], positional: int, keys: tuple[str, ...
 
 @contextlib.contextmanager
 def _noted() -> Iterator[None]:
-    """Notes at errors that they are those of a map inside: its arguments are slices or items of the map around it."""
+    """Adds a note to errors of an inner map that its arguments are slices or items of the arguments of the map around
+    it.
+    """
     try:
         yield
     except ShardTensorError as error:
@@ -414,7 +428,7 @@ def _noted() -> Iterator[None]:
 
 
 def _length(lists: Sequence[list[Any]]) -> int:
-    """The length of lists of shards, which must be equal."""
+    """Returns the common length of lists of shards; raises ShapeError if they differ."""
     count = len(lists[0])
     for other in lists:
         if len(other) != count:
@@ -441,7 +455,7 @@ def _normal(axis: int, ndim: int, path: str) -> int:
 
 
 def _slices(argument: Any, cuts: Sequence[Cut], grid: Mesh, count: int) -> list[Any]:
-    """What each call gets of an argument."""
+    """Returns the slice of an argument for each call."""
     rows = []
     first = grid.axis_names[0]
     for leaf, cut in zip(leaves(argument), cuts, strict=True):
@@ -454,11 +468,13 @@ def _slices(argument: Any, cuts: Sequence[Cut], grid: Mesh, count: int) -> list[
     return [replaced(argument, parts) for parts in zip(*rows, strict=True)]
 
 
-# -- places ----------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 def _grid_of(devices: Any) -> Mesh:
-    """Devices as a mesh whose first axis is mapped; those of the default mesh in a row for None."""
+    """Returns devices as a mesh whose first axis is mapped; for None, a one-dimensional mesh of the default mesh's
+    devices.
+    """
     if isinstance(devices, Mesh):
         return devices
     grid = np.asarray(devices, dtype=object) if isinstance(devices, (list, tuple, np.ndarray)) else None
@@ -468,18 +484,18 @@ def _grid_of(devices: Any) -> Mesh:
 
 
 def _rows(grid: Mesh) -> list[Mesh]:
-    """The devices of each call."""
+    """Returns the devices of each call as a mesh: the rows of the grid."""
     return [place for _, place in places_along(grid, grid.axis_names[1:])]
 
 
 def _home_of(items: Sequence[Any]) -> Mesh | None:
-    """Where a call runs that gets these items of lists; None, if there is no tensor in them."""
+    """Returns the mesh of the call that gets these items of lists; None if they contain no tensor."""
     return next(filter(None, map(_home, items)), None)
 
 
 def _home(item: Any) -> Mesh | None:
-    """Where an item of a list lives; None, if there is no tensor in it. A list in it lives where all of its items do,
-    any other pytree where its first tensor does.
+    """Returns the mesh of an item of a list; None if it contains no tensor. A list has the devices of all of its items,
+    any other pytree those of its first tensor.
     """
     if type(item) is ShardedTensor:
         return item._aval.sharding.mesh

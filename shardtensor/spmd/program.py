@@ -1,8 +1,8 @@
-"""Programs and their meetings: what the calls of a mapped function are, and what passes between them.
+"""Programs and rendezvous: the calls of a mapped function, and the state in which they wait for each other.
 
-A program is one call of a mapped function. It runs in a context of its own (a greenlet), which can be left in the
-middle: where it needs something of others, it waits there, and its thread goes on with another program. See
-`shardtensor.spmd.scheduler` for who serves them.
+A program is one call of a mapped function. It runs in a greenlet of its own, which can be suspended anywhere: where the
+program needs data of other programs, it is suspended, and its thread switches to another program. See
+`shardtensor.spmd.scheduler` for the threads that run programs.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ Work = Callable[[list[Any]], Sequence[Any]]
 
 
 class ExecutionContext(Protocol):
-    """What a program stands on in its thread, such as a current device: put aside while other programs run there.
+    """The thread-local state that a program needs while it runs, such as the current device; suspended while other
+    programs run in the thread.
 
     Attributes:
-        devices: those that the program has.
+        devices: the devices of the program.
     """
 
     devices: tuple[Device, ...]
 
     def suspend(self) -> None:
-        """Leaves the thread as the program found it."""
+        """Saves the state of the program and restores the state that the thread had before."""
 
     def resume(self) -> None:
-        """Makes it again what it was when the program stepped off."""
+        """Restores the state that `suspend` saved."""
 
 
 class WorkerThread:
-    """A thread's part in a world.
+    """A thread that runs programs for a scheduler.
 
     Attributes:
-        current: what gives the context in which it is called.
-        hub: the context to which programs give the thread back.
-        idle: workers (greenlets) that have no program and can run those of another inner map.
-        job: the map whose programs the worker that is switched to next starts; None ends an idle worker.
-        ready: its programs that can go on.
-        inside: whether a program's own code is running, and not the machinery.
-        running: the program that has the thread.
-        root: the context in which the thread began.
+        current: returns the greenlet in which it is called.
+        main: the main greenlet, to which programs switch when they are suspended.
+        idle: worker greenlets without a program, which can run programs of another inner map.
+        job: the map whose programs the next worker starts; None ends an idle worker.
+        ready: suspended programs of this thread that can be resumed.
+        inside: whether user code of a program is running, as opposed to the library's.
+        running: the program that is running in the thread.
+        root: the outermost greenlet of the thread.
     """
 
     __slots__ = ("current", "idle", "inside", "job", "main", "ready", "root", "running")
@@ -72,55 +73,56 @@ class WorkerThread:
         self.root = _root(self.main)
 
     def is_here(self) -> bool:
-        """Whether this is its thread. It is known by its greenlets: a thread's number changes in the child of a fork,
-        and where gevent has replaced ``threading.get_ident``, it is the number of a greenlet.
+        """Whether the calling thread is this one. Threads are identified by their root greenlets, not by numbers: a
+        thread's number changes in the child of a fork, and where gevent has replaced ``threading.get_ident``, it is the
+        number of a greenlet.
         """
         return _root(self.current()) is self.root
 
 
 def _root(context: greenlet) -> greenlet:
-    """The greenlet in which the thread of this one began."""
+    """Returns the outermost greenlet of the thread to which this one belongs."""
     while context.parent is not None:
         context = context.parent
     return context
 
 
 class SchedulerProtocol(Protocol):
-    """What programs ask of their world; see `shardtensor.spmd.scheduler.Scheduler`. With the lock held, but for
-    `withdraw`.
+    """The methods of the scheduler that programs call; see `shardtensor.spmd.scheduler.Scheduler`. All except
+    `withdraw` are called with the lock held.
     """
 
     lock: threading.Lock
     meetings: dict[Hashable, Rendezvous]
 
     def open(self, group: MapRun) -> None:
-        """A map is there to be served."""
+        """Adds a map whose programs are to be started."""
 
     def resume(self, program: Program, result: Any) -> None:
-        """A program can go on."""
+        """Marks a suspended program as ready to continue with a result."""
 
     def release(self, program: Program, error: BaseException) -> None:
-        """A program goes on with an error."""
+        """Marks a suspended program as ready to continue with an error."""
 
     def fail(self, group: MapRun, why: str) -> None:
-        """Nobody in a map shall wait any more."""
+        """Releases every waiting program of a map with an error, and starts no more of its programs."""
 
     def withdraw(self, program: Program, why: str) -> None:
-        """A program does not wait any more."""
+        """Removes a program from the rendezvous in which it waits."""
 
     def abandon(self) -> bool:
-        """In the child of a fork: gives up if programs ran in several threads, and answers whether they did."""
+        """In the child of a fork: stops the maps if they ran in several threads, and returns whether they did."""
 
 
 def secondary(message: str) -> CollectiveError:
-    """The error of a program that did nothing wrong itself."""
+    """Returns an error for a program that did not fail itself, but depends on one that did."""
     error = CollectiveError(message)
     error.secondary = True
     return error
 
 
 class Failed(Exception):
-    """The number of the program that failed, and how."""
+    """Carries the number of the program that failed, and its error."""
 
     def __init__(self, number: int, error: BaseException) -> None:
         super().__init__(number, error)
@@ -132,29 +134,33 @@ _current: contextvars.ContextVar[Program | None] = contextvars.ContextVar("shard
 
 
 def current() -> Program | None:
-    """The program around this call, None outside of all."""
+    """Returns the program in whose context this is called; None outside of mapped functions."""
     return _current.get()
 
 
 def around() -> Program | None:
-    """The program that a map called here is inside of. A thread with a copy of the program's context has none."""
+    """Returns the program that encloses a map called here; None outside of mapped functions, and in a thread that has
+    only a copy of a program's context.
+    """
     program = _current.get()
     return program if program is not None and program.is_running() else None
 
 
 def enter(program: Program) -> None:
-    """From now on in this context, it is the one around."""
+    """Makes a program the current one for the rest of this context."""
     _current.set(program)
 
 
 @in_children
 def _leave_maps() -> None:
-    """In the child of a fork: a program whose map runs in several threads is outside of all maps, since the others are
-    not there. The child can run operators and maps of its own, and gets an error if it goes on with the parent's map.
+    """In the child of a fork: leaves all maps if the program's map runs in several threads, since the child has only
+    the forking one. The child can run operators and maps of its own, and gets an error if it continues the parent's
+    map.
     """
     global _current
     program = _current.get()
-    world = getattr(program.group, "world", None) if program is not None else None  # none after the map's end
+    # The scheduler deletes the attribute at the end of the map.
+    world = getattr(program.group, "world", None) if program is not None else None
     if world is not None and world.abandon():
         _current = contextvars.ContextVar(_current.name, default=None)
 
@@ -164,16 +170,16 @@ _ROOM = 20
 
 
 def check_room(left: int = _ROOM) -> None:
-    """Raises RecursionError if the interpreter would raise it while the scheduler changes its state: a map that is left
-    there never ends. The check makes as many calls as the scheduler does, since frames cannot be counted instead:
-    before Python 3.12, the limit includes calls of C functions.
+    """Raises RecursionError if the interpreter would raise it while the scheduler changes its state, since a map that
+    is interrupted there never ends. The check makes as many calls as the scheduler does instead of counting frames,
+    because the limit includes calls of C functions before Python 3.12.
     """
     if left:
         check_room(left - 1)
 
 
 def _depth(frame: FrameType | None) -> int:
-    """The number of frames from this one to the outermost one of its stack."""
+    """Returns the number of frames from this one to the outermost one of its stack."""
     count = 0
     while frame is not None:
         frame = frame.f_back
@@ -185,12 +191,12 @@ class MapRun:
     """The programs of one map.
 
     Attributes:
-        parent: the program that called it.
-        depth: the number of frames on the stack of its call and of the maps around it; 0 for an outermost map.
-        axes: the names by which a program's place is given, from the outermost map to this one.
-        extents: their sizes.
-        failed: why its programs must not wait for anybody any more.
-        known: what has been found out about axes, by the names as they were given.
+        parent: the program that called the map; None for an outermost map.
+        depth: the number of frames on the stack of the map's call and of the maps around it; 0 for an outermost map.
+        axes: the names of the axes of the maps around this one and of this one, outermost first.
+        extents: the sizes of these axes.
+        failed: the reason why the programs must not wait any more; None while there is none.
+        known: cached properties of axes, by the names as they were given.
     """
 
     __slots__ = (
@@ -225,7 +231,7 @@ class MapRun:
         self._next = 0
 
     def place(self, number: int) -> tuple[int, ...]:
-        """Where a program stands along the axes of this map and of those around it."""
+        """Returns the position of a program along the axes of this map and of those around it."""
         at = []
         for size in reversed(self.sizes):
             number, index = divmod(number, size)
@@ -234,38 +240,38 @@ class MapRun:
 
     @property
     def unstarted(self) -> int:
-        """How many programs wait for whoever comes."""
+        """The number of programs that have not been started."""
         return len(self.tasks) - self._next
 
     def take(self) -> int | None:
-        """The next program that is not started. The world's lock is held."""
+        """Returns the number of the next program to start, or None. The scheduler's lock is held."""
         if self._next == len(self.tasks):
             return None
         self._next += 1
         return self._next - 1
 
     def drop(self) -> None:
-        """Gives up what is not started. The world's lock is held."""
+        """Discards the programs that have not been started. The scheduler's lock is held."""
         self.left -= len(self.tasks) - self._next
         self._next = len(self.tasks)
 
     def outcome(self) -> list[Any]:
-        """The results.
+        """Returns the results of all programs.
 
         Raises:
-            Failed: there are errors.
+            Failed: a program failed.
         """
         if not self.errors and not self.failed:
             return self.results
-        if not self.errors:  # the programs have kept to themselves that they were told
+        if not self.errors:  # The programs have caught the errors with which they were released.
             raise Failed(0, secondary(str(self.failed)))
         _, number, error = min(self.errors, key=lambda e: e[:2])
-        self.errors.clear()  # the error's traceback ends here: the two would keep each other, and all arguments, alive
+        self.errors.clear()  # The error's traceback refers to this frame: a cycle would keep all arguments alive.
         raise Failed(number, error)
 
 
 class Rendezvous:
-    """Programs that wait until all of them have called the same."""
+    """The programs that have made one collective call, and their contributions; complete when none is missing."""
 
     __slots__ = ("call", "contributions", "key", "members", "missing")
 
@@ -278,12 +284,12 @@ class Rendezvous:
 
 
 class CollectiveCall:
-    """What a program calls in a meeting; calls that meet must be equal.
+    """Describes a collective call of a program; the calls of one rendezvous must be equal.
 
     Attributes:
-        said: for people, such as ``psum over 'x'``.
+        said: the call for error messages, such as ``psum over 'x'``.
         details: everything else in which calls may differ: pairs of a name and a value.
-        key_at: the key under which the program at a place meets others, for errors; it is not compared.
+        key_at: the rendezvous key of the program at a given position, for error messages; not compared.
     """
 
     __slots__ = ("details", "key_at", "said")
@@ -304,7 +310,7 @@ class CollectiveCall:
     __hash__ = None  # type: ignore[assignment]
 
     def beside(self, other: CollectiveCall) -> tuple[str, str]:
-        """How to say what the two differ in."""
+        """Describes both calls by the first property in which they differ."""
         if self.said != other.said:
             return self.said, other.said
         (name, mine), (_, theirs) = next((a, b) for a, b in zip(self.details, other.details, strict=True) if a != b)
@@ -315,13 +321,13 @@ class Program:
     """One call of a mapped function.
 
     Attributes:
-        footing: what it stands on in its thread.
-        given: arrays that it was given and nobody writes.
-        seats: what it has found out about groups of axes, kept for the next time.
-        server: its thread.
-        thread: the context in which it pauses.
-        pending: what it waits for.
-        result, error: with what it goes on.
+        execution_context: the thread-local state of the program, suspended together with it.
+        given: the arrays of its arguments that nothing writes to.
+        positions: cached axis positions, by axis names.
+        server: the thread in which it runs.
+        thread: the greenlet in which it is suspended.
+        pending: the rendezvous or the inner map for which it waits.
+        result, error: the result of that, or the error with which it is resumed.
     """
 
     execution_context: ExecutionContext | None = None
@@ -342,19 +348,21 @@ class Program:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Its position along ``group.axes``."""
+        """The position of the program along ``group.axes``."""
         return self.group.place(self.number)
 
     def is_running(self) -> bool:
-        """Whether this call is the program's own, and not one beside it: in another thread that has a copy of its
-        context, or after its end.
+        """Whether the caller is the program itself; False in another thread that has a copy of its context, and after
+        the program's end.
         """
         return self.server.running is self and self.server.is_here()
 
-    # -- what it does ------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
 
     def call(self, fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Calls the program's own code: only there, handlers of signals may run, and raise, at any moment."""
+        """Calls user code of the program. Only inside of it may signal handlers run, and raise, between any two
+        instructions.
+        """
         self.server.inside = True
         try:
             return fn(*arguments)
@@ -362,13 +370,22 @@ class Program:
             self.server.inside = False
 
     def meet(self, key: Hashable, call: CollectiveCall, size: int, seat: int, contribution: Any, work: Work) -> Any:
-        """What ``work`` makes for this program of the offers of all ``size`` programs that meet under ``key``.
+        """Contributes to a collective, waits until ``size`` programs have contributed under ``key``, and returns this
+        program's item of the results of ``work``.
 
-        The last one to come does the work for all.
+        ``work`` gets all contributions, and is called by the last program to arrive.
+
+        Args:
+            key: identifies the rendezvous.
+            call: the collective call, which must be equal for all programs.
+            size: the number of programs.
+            seat: the index of this program among them.
+            contribution: the item of this program in the argument of ``work``.
+            work: computes the results of all programs from their contributions.
 
         Raises:
-            CollectiveError: one of them called something else, or cannot come any more.
-            ShardTensorError: the work failed; every one of them gets the error.
+            CollectiveError: a program made another call, or cannot arrive any more.
+            ShardTensorError: ``work`` failed; every program gets the error.
         """
         check_room()
         if not self.is_running():
@@ -397,7 +414,7 @@ class Program:
             meeting.members[seat] = self
             meeting.contributions[seat] = contribution
             meeting.missing -= 1
-            last = not meeting.missing  # asked under the lock: the others come in other threads
+            last = not meeting.missing  # Other threads decrement it as soon as the lock is released.
             if last:
                 del world.meetings[key]
             else:
@@ -419,7 +436,7 @@ class Program:
         return results[seat]
 
     def await_group(self, group: MapRun) -> None:
-        """Waits until the programs of a map that this one called are done.
+        """Suspends the program until the programs of a map that it called are done.
 
         Raises:
             RecursionError: the frames of this call and of the maps around it exceed the recursion limit. The
@@ -445,7 +462,7 @@ class Program:
             self.server.inside = True
 
     def _pause(self) -> Any:
-        """Lets other programs have the thread until this one is resumed."""
+        """Suspends the program until the scheduler resumes it; returns the result or raises the error of its wait."""
         self.thread = self.server.current()
         try:
             if self.execution_context is not None:
@@ -465,7 +482,7 @@ class Program:
         try:
             raise error
         finally:
-            del error  # else it and this frame would keep each other alive
+            del error  # A cycle of the error and this frame would keep both alive.
 
 
 def _disagreement(program: Program, call: CollectiveCall, meeting: Rendezvous) -> str:
@@ -478,13 +495,15 @@ def _disagreement(program: Program, call: CollectiveCall, meeting: Rendezvous) -
 
 
 def _copy(error: BaseException, call: CollectiveCall, program: Program) -> BaseException:
-    """The same error for another program: an exception that is raised twice would mix up its tracebacks."""
+    """Returns a copy of the error for another program, since an exception that is raised twice would mix up its
+    tracebacks.
+    """
     if isinstance(error, ShardTensorError):
         return type(error)(str(error))
     return CollectiveError(f"{call.said}: it failed on {program}: {error!r}")
 
 
 def listed(labels: Sequence[str], limit: int = 6) -> str:
-    """Labels in a row, the first few of many."""
+    """Joins labels for error messages: the first ``limit`` of them, and the number of the others."""
     more = f" and {len(labels) - limit} more" if len(labels) > limit else ""
     return ", ".join(labels[:limit]) + more

@@ -1,4 +1,6 @@
-"""How collectives meet: what each program offers is checked and taken to the exchange, leaf by leaf."""
+"""Rendezvous of collectives: checks the contributions of the programs and passes them to the communicator, leaf by
+leaf.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from shardtensor.tensor.value import aval
 
 Columns = Sequence[Any]
 Body = Callable[[Communicator, Columns], Sequence[Any]]
-"""What a collective does with one array for each program."""
+"""Implements a collective on a communicator and one array for each program; returns one result for each program."""
 
 
 def rendezvous(
@@ -35,19 +37,27 @@ def rendezvous(
     alike: bool = False,
     scalars: bool = False,
 ) -> Any:
-    """Meets the other programs with ``x``, and runs the body on each leaf.
+    """Contributes ``x`` to a collective, waits for the other programs, and returns the result of this program.
 
     Args:
         caller: the collective.
-        at: where this program stands.
+        at: the axis position of the program.
         x: a pytree.
-        details: in what the calls of different programs must not differ, by name.
-        body: what the collective does with one array for each program.
-        alike: whether the arrays of a leaf must be equal in shape and dtype; else in dtype and number of dimensions.
-        scalars: whether the body takes Python scalars as they are.
+        details: further pairs of name and value that must be equal in the calls of all programs.
+        body: implements the collective for one leaf, on one array for each program.
+        alike: whether the arrays of a leaf must be equal in shape and dtype; otherwise in dtype and number of
+            dimensions.
+        scalars: whether the body accepts Python scalars unchanged.
+
+    Returns:
+        A pytree of the form of ``x``.
+
+    Raises:
+        ArgumentTypeError: a leaf is no array of numbers, or no tensor over all devices of the program.
+        CollectiveError: the programs do not all make this call, with equal ``details`` and leaves that match.
     """
     program = current()
-    assert program is not None  # who has a seat is in one
+    assert program is not None  # `axis_position` raises outside of programs.
     assert program.execution_context is not None
     devices = program.execution_context.devices
     form = form_of(x)
@@ -77,7 +87,7 @@ def _column(
     given: Sequence[Sequence[Any]],
     body: Body,
 ) -> Sequence[Any]:
-    """The results for one leaf. ``given`` are the arrays that each program was given."""
+    """Returns the results for one leaf. ``given`` holds, for each program, the arrays that it received as arguments."""
     if column[0] is None:
         return column
     if not isinstance(column[0], ShardedTensor):
@@ -95,7 +105,7 @@ def _column(
                 f"{caller}: x is a tensor over {len(groups[0])} devices, and its shape would change; map down to "
                 "single devices first"
             )
-        # A collective may change the dtype: sums of bool are integers, means of integers are floating-point numbers.
+        # The dtype is read from the result, since sums of bool arrays are integers and means of integers are floats.
         value = x._aval
         result = aval(value.shape, value.backend.dtype_of(arrays[0]), value.sharding, value.committed)
         made.append(tensor(result, offloaded(result, arrays)))
@@ -119,7 +129,9 @@ def _exchanged(body: Body, exchange: Communicator, column: Columns) -> Sequence[
 
 
 def _offered(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: bool) -> Any:
-    """What a program brings to a meeting: an array on its device, a tensor over its devices, a Python scalar."""
+    """Returns the contribution of a program for one leaf: None, a Python scalar where ``scalars``, an array on the
+    device of the program, or a tensor over all of its devices.
+    """
     if leaf is None or (scalars and type(leaf) in SCALARS):
         return leaf
     if len(devices) > 1:
@@ -151,7 +163,7 @@ def _named(x: Any) -> str:
 
 
 def _kind(leaf: Any, alike: bool) -> Any:
-    """In what the leaves of different programs must not differ."""
+    """Returns the properties in which the leaves of different programs must agree."""
     if leaf is None or type(leaf) in SCALARS:
         return None if leaf is None else "a Python scalar"
     if isinstance(leaf, ShardedTensor):
@@ -160,7 +172,7 @@ def _kind(leaf: Any, alike: bool) -> Any:
 
 
 class _Kind(tuple[Any, ...]):
-    """Shape (or number of dimensions) and dtype of an array."""
+    """Shape (or number of dimensions) and dtype of an array, printed readably in errors."""
 
     __slots__ = ()
 

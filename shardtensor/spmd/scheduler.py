@@ -1,11 +1,12 @@
-"""The world of programs: who serves them, on few threads, so that they meet and never wait in vain.
+"""The scheduler of programs: runs the programs of nested maps on few threads, and detects deadlocks.
 
-One thread can serve any number of programs that need one another, and switching costs a fraction of what waking
-threads does. Programs that wait for nobody run one after the other in one context.
+One thread can run any number of programs that depend on each other, and switching between greenlets costs a fraction of
+waking a thread. Programs that never wait run one after the other in one greenlet.
 
-The caller's thread begins. When that has taken a while, helper threads take programs that are not started yet; a
-program stays in the thread that started it. When every thread has nothing to do but wait, no program can ever go on:
-that moment is known at once, without a time limit, and becomes an error that says who waits for what.
+The caller's thread begins. After a delay, helper threads start programs that have not been started yet; a program stays
+in the thread that started it. When no thread has a program that can continue or be started, every program is waiting,
+which is a deadlock. It is detected at once, without a timeout, and raises an error that names each device and the call
+in which it waits.
 """
 
 from __future__ import annotations
@@ -32,28 +33,33 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
 _LOOK = 0.05
-"""Seconds after which a thread that waits looks whether somebody has pressed Ctrl-C meanwhile."""
+"""Seconds after which a waiting thread checks for signals, such as Ctrl-C."""
 
 
 def run(
     tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
     helper_delay: float = 200e-6, text: Hashable = None,
 ) -> list[Any]:  # fmt: skip
-    """The results of all tasks, in order; each runs as a program.
+    """Runs each task as a program, and returns the results of all tasks, in order.
 
-    Inside of another program, the new ones join it: they see its axes, too, and it waits for them.
+    Inside of another program, the new ones become programs of an inner map: they see the outer program's axes, too, and
+    it is suspended until they are done.
 
     Args:
-        tasks: what the programs do.
-        labels: what they are called in errors.
-        names: the named axes along which they are numbered, row-major; without, they are numbered along an axis that
-            nobody can name.
+        tasks: the tasks.
+        labels: the names of the programs in error messages.
+        names: the named axes along which the programs are numbered, row-major; without them, the programs are numbered
+            along one axis that has no public name.
         sizes: the sizes of those axes.
-        patience: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
-        text: what the programs have in common. Those that took long the last time have helpers from the start.
+        helper_delay: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
+        text: identifies the code of the programs. If a map of the same code took long the last time, helper threads
+            take part from the start.
+
+    Returns:
+        The list of results.
 
     Raises:
-        Failed: a program failed; of several, the first in order that was not merely told of another's failure.
+        Failed: a program failed; of several, the first in order whose error was not caused by the failure of another.
     """
     parent = around()
     group = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
@@ -74,12 +80,14 @@ def run(
         if not world.was_looked_at:
             _note(text, time.perf_counter() - world.started > _LONG * helper_delay)
         return group.outcome()
-    finally:  # a helper thread may hold the world a moment longer; and the two would keep each other, and all results
+    finally:
+        # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
+        # keep all results alive.
         del group.world, world.root
 
 
 _LONG = 4
-"""How many times the patience a map must take for the next one like it to have helpers from the start."""
+"""A map that takes this multiple of the helper delay has helper threads from the start the next time."""
 
 _long: dict[Hashable, None] = {}
 _TEXTS_KEPT = 1024
@@ -96,28 +104,28 @@ def _note(text: Hashable, is_long: bool) -> None:
 
 @functools.cache
 def _greenlets() -> Any:
-    """The library of contexts, loaded by the first map."""
+    """Returns the greenlet library, which the first map imports."""
     return importlib.import_module("greenlet")
 
 
 class Scheduler:
-    """All programs under one outermost map, and the threads that serve them."""
+    """Runs all programs under one outermost map, on the caller's thread and on helper threads."""
 
     def __init__(self, root: MapRun, helper_delay: float) -> None:
         self.lock = threading.Lock()
-        self._changed: threading.Condition | None = None  # nobody waits before there are helpers
+        self._changed: threading.Condition | None = None  # Created together with the helpers.
         self.root = root
         self.groups = [root]
         self.meetings: dict[Hashable, Rendezvous] = {}
-        self._busy = 0  # threads that do not wait
-        self._ready = 0  # programs that can go on, once their threads see it
+        self._busy = 0  # The number of threads that are not waiting.
+        self._ready = 0  # The number of suspended programs that can be resumed, of all threads.
         self._helper_delay = helper_delay
         self._helpers: _Helpers | None = None
-        self._is_over = False  # whether all threads stop, since the scheduler failed in one, or this is a fork's child
+        self._is_over = False  # Set if the scheduler failed in a thread, and in the child of a fork: all threads stop.
         root.world = self
 
     def run(self) -> None:
-        """Serves until the outermost map is done."""
+        """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
         server = WorkerThread(_greenlets().getcurrent)
         with _Interrupts(server) as self._interrupts, breakpoints.prompts() as self._prompts:
@@ -135,27 +143,27 @@ class Scheduler:
 
     @property
     def was_looked_at(self) -> bool:
-        """Whether somebody looked at a program in a debugger."""
+        """Whether a program stopped in a debugger."""
         return self._prompts.count > self._prompts_before
 
     # -- threads -----------------------------------------------------------------------------------
 
     def _serve(self, server: WorkerThread) -> None:
-        """What every thread does: goes on with a program of its own that can, else starts one, else waits."""
+        """The loop of every thread: resumes a ready program of its own, otherwise starts one, otherwise waits."""
         with self.lock:
             self._busy += 1
         try:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
             # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
             deque(map(_greenlets().greenlet.switch, self._steps(server)), maxlen=0)
-        except BaseException:  # of the scheduler itself: the other threads must not wait for this one
+        except BaseException:  # The scheduler itself failed; the other threads must not wait for this one.
             self._is_over = True
             raise
         with self.lock:
             self._busy -= 1
 
     def _steps(self, server: WorkerThread) -> Iterator[greenlet]:
-        """The workers to which the thread switches, in order, until all programs have ended."""
+        """Yields the workers to which the thread switches, in order, until all programs have ended."""
         while True:
             with self.lock:
                 worker = self._next(server)
@@ -165,8 +173,9 @@ class Scheduler:
             self._call_for_help()
 
     def _hear(self, server: WorkerThread) -> None:
-        """Runs the handlers of signals that were held back, in the thread that gets them. What one raises is the map's
-        error, and all programs end before it is raised. The lock is held, but not while a handler runs.
+        """Runs the handlers of deferred signals, in the thread that receives signals. An exception that a handler
+        raises becomes the map's error, raised after all programs have ended. The lock is held, except while a handler
+        runs.
         """
         if not self._interrupts.are_due(server):
             return
@@ -174,16 +183,16 @@ class Scheduler:
         error: BaseException | None = None
         try:
             self._interrupts.deliver_to_caller()
-        except BaseException as raised:  # carried to the caller, who raises it
+        except BaseException as raised:  # Raised again in the caller of the map.
             error = raised
         self.lock.acquire()
         if error is not None:
             self.root.errors.append((False, -1, error))
             self.fail(self.root, f"the caller was interrupted: {error!r}")
-            del error  # else it and this frame would keep each other alive
+            del error  # A cycle of the error and this frame would keep both alive.
 
     def _next(self, server: WorkerThread) -> greenlet | None:
-        """The worker to which the thread switches next; None when all programs have ended. The lock is held."""
+        """Returns the worker to which the thread switches next; None when all programs have ended. The lock is held."""
         while True:
             self._hear(server)
             if self._is_over:
@@ -194,7 +203,7 @@ class Scheduler:
             if not self.root.left:
                 self._notify()
                 return server.idle.pop() if server.idle else None
-            for group in reversed(self.groups):  # inner maps first: their callers wait for them
+            for group in reversed(self.groups):  # Inner maps go first, since their callers wait for them.
                 if group.unstarted:
                     return self._worker(group, server)
             self._busy -= 1
@@ -207,12 +216,12 @@ class Scheduler:
                 self._busy += 1
 
     def _worker(self, group: MapRun, server: WorkerThread) -> greenlet:
-        """A greenlet that starts programs of a map, in the context of the map's caller.
+        """Returns a greenlet that starts programs of a map, in the context of the map's caller.
 
         Workers end with the outermost map, although creating a greenlet costs more than a switch to one: the first
-        frame of a worker returns to a frame of the hub that created it. A stack trace taken by C code (torch takes one
-        for each error; profilers and debuggers do) follows this return address, and reads invalid addresses if the hub
-        has returned meanwhile.
+        frame of a worker returns to a frame of the main greenlet that created it. A stack trace taken by C code (torch
+        takes one for each error; profilers and debuggers do) follows this return address, and reads invalid addresses
+        if the main greenlet has returned meanwhile.
         """
         worker: greenlet = server.idle.pop() if server.idle else _greenlets().greenlet(partial(self._work, server))
         worker.gr_context = group.context.copy()
@@ -225,15 +234,15 @@ class Scheduler:
         while (group := server.job) is not None:
             server.job = None
             self.start(group, server)
-            worker.gr_context = None  # it holds the program, which holds the worker and all results of the map
-            if group is self.root:  # inner maps reuse one another's workers, and need no more
+            worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
+            if group is self.root:  # Only inner maps reuse workers.
                 return
             del group
             server.idle.append(worker)
             server.main.switch()
 
     def start(self, group: MapRun, server: WorkerThread) -> None:
-        """Runs programs of a map that are not started yet, one after the other, in the context around this call."""
+        """Starts the remaining programs of a map, one after the other, in the context around this call."""
         program: Program | None = None
         error: BaseException | None = None
         while True:
@@ -249,13 +258,13 @@ class Scheduler:
             enter(program)
             try:
                 group.results[number] = group.tasks[number](program)
-            except BaseException as raised:  # carried to the caller, who raises it
+            except BaseException as raised:  # Raised again in the caller of the map.
                 error = raised
             if self._helpers is None:
                 self._call_for_help()
 
     def _call_for_help(self) -> None:
-        """Wakes helper threads, once, if there is work for them and the caller has had enough."""
+        """Wakes helper threads, once, if the helper delay has passed and several programs are not started."""
         if self._helpers is not None or time.perf_counter() - self.started < self._helper_delay:
             return
         with self.lock:
@@ -267,10 +276,10 @@ class Scheduler:
         self._helpers.call(self._help, count - 1, self.root.context)
 
     def abandon(self) -> bool:
-        """In the child of a fork: gives up if programs ran in several threads, and answers whether they did. Of these,
-        and of those who had the locks, only the thread is there that forked.
+        """In the child of a fork: stops all maps if programs ran in several threads, and returns whether they did. Only
+        the forking thread exists in the child; other threads may have held the locks, which are replaced.
         """
-        if self._helpers is None or not self.groups:  # all maps are done
+        if self._helpers is None or not self.groups:  # Without groups, all maps are done.
             return False
         self.lock, self._changed = threading.Lock(), None
         self._helpers.abandon()
@@ -282,7 +291,7 @@ class Scheduler:
         self.root.errors = [(False, -1, CollectiveError(_FORKED))]
         return True
 
-    # -- programs (all but `withdraw`: the lock is held) ---------------------------------------------------------------
+    # -- programs (the lock is held in all methods but `withdraw`) -----------------------------------------------------
 
     def _end(self, program: Program, error: BaseException | None) -> None:
         group = program.group
@@ -297,7 +306,7 @@ class Scheduler:
             self._close(group)
 
     def _close(self, group: MapRun) -> None:
-        """A map is done: its caller can go on."""
+        """Ends a map, so that its caller can continue."""
         if group not in self.groups:
             return
         self.groups.remove(group)
@@ -307,17 +316,17 @@ class Scheduler:
             self._notify()
 
     def open(self, group: MapRun) -> None:
-        """A map of a program's is there to be served."""
+        """Adds an inner map whose programs are to be started."""
         self.groups.append(group)
         self._notify()
 
     def _notify(self) -> None:
-        """Threads that wait look again."""
+        """Wakes the waiting threads, so that they look for programs again."""
         if self._changed:
             self._changed.notify_all()
 
     def resume(self, program: Program, result: Any) -> None:
-        """A program can go on."""
+        """Marks a suspended program as ready to continue with a result."""
         program.pending = None
         program.result = result
         program.server.ready.append(program)
@@ -325,14 +334,14 @@ class Scheduler:
         self._notify()
 
     def release(self, program: Program, error: BaseException) -> None:
-        """A program goes on with an error."""
+        """Marks a suspended program as ready to continue with an error, which becomes secondary."""
         program.error = error
         if isinstance(error, CollectiveError):
             error.secondary = True
         self.resume(program, None)
 
     def withdraw(self, program: Program, why: str) -> None:
-        """A program does not wait any more; those with whom it was to meet are told."""
+        """Stops the wait of a program, and releases the other programs of its rendezvous with an error."""
         with self.lock:
             if program in program.server.ready:
                 program.server.ready.remove(program)
@@ -348,7 +357,9 @@ class Scheduler:
                     self.release(member, CollectiveError(f"{meeting.call.said}: {why}"))
 
     def fail(self, group: MapRun, why: str) -> None:
-        """Nobody in a map shall wait any more, nor those who wait for them."""
+        """Releases every waiting program of a map, of its inner maps, and of their rendezvous with an error, and starts
+        no more programs of these maps.
+        """
         if group.failed:
             return
         group.failed = why
@@ -363,7 +374,9 @@ class Scheduler:
             self._close(group)
 
     def _release_all(self) -> None:
-        """Every program waits: none can ever go on, so that all are told who waits for what."""
+        """Resolves a deadlock: releases every waiting program with an error that names each device and the call in
+        which it waits.
+        """
         meetings, self.meetings = self.meetings, {}
         assert meetings, "no program is ready, none waits for another, and not all are done"
         waiting: dict[str, list[str]] = {}
@@ -384,8 +397,9 @@ class Scheduler:
 
 
 def _returned(meeting: Rendezvous, groups: Sequence[MapRun]) -> list[str]:
-    """The programs that were to come to a meeting and have returned, or have called the maps in which others were to
-    come and have returned. The rest of those that are missing wait elsewhere, or in maps that have not been called.
+    """Returns the labels of the programs that are missing in a rendezvous because they have returned, or because they
+    have called the maps in which others were to arrive and have returned. The other missing programs wait in another
+    call, or belong to maps that have not been called.
     """
     key_at = meeting.call.key_at
     waiting = [member for member in meeting.members if member is not None]
@@ -412,8 +426,8 @@ _FORKED = (
 
 
 class _Helpers(team.Helpers):
-    """Helper threads of a map. BLAS has its share of the cores in each thread: else every call would start as many
-    threads as there are cores.
+    """The helper threads of a map. Each thread gets its share of the cores for BLAS; otherwise every BLAS call would
+    start as many threads as there are cores.
     """
 
     def __init__(self, count: int) -> None:
@@ -422,7 +436,7 @@ class _Helpers(team.Helpers):
         self._share.__enter__()
 
     def dismiss(self) -> None:
-        """See `shardtensor.host.threads.Helpers`."""
+        """Waits for the helper threads, and lifts the limit on BLAS threads."""
         try:
             super().dismiss()
         finally:
@@ -430,7 +444,7 @@ class _Helpers(team.Helpers):
 
 
 class _Interrupts(interrupts.Interrupts):
-    """Handlers of signals run in the own code of the caller's programs, or where the caller has none to go on with."""
+    """Runs signal handlers in user code of the caller's programs, or when the caller has no program to continue."""
 
     __slots__ = ("_server",)
 
@@ -438,17 +452,17 @@ class _Interrupts(interrupts.Interrupts):
         self._server = server
 
     def passes(self) -> bool:
-        """Whether a program's own code is running."""
+        """Whether user code of a program is running, where a handler may run."""
         return self._server.inside
 
     permits = passes
 
     def are_due(self, server: WorkerThread) -> bool:
-        """Whether there are any to run in this thread."""
+        """Whether deferred handlers are to be run, and this is the thread that runs them."""
         return server is self._server and self.are_missed()
 
     def deliver_to_caller(self) -> None:
-        """Runs them while no program's own code is running."""
+        """Runs the deferred handlers while no user code of a program is running."""
         self._server.inside = True
         try:
             self.deliver()

@@ -1,4 +1,4 @@
-"""`shard_map`: a function on each device's block of sharded arrays."""
+"""`shard_map`: runs a function on each device's block of sharded arrays."""
 
 from __future__ import annotations
 
@@ -32,38 +32,41 @@ def shard_map(
     axis_names: Sequence[str] | set[str] | frozenset[str] | None = None,
     check_vma: bool = True,
 ) -> Any:
-    """The function that runs ``f`` on every device of a mesh at once, on its blocks of the arguments.
+    """Returns a function that runs ``f`` on every device of a mesh concurrently, on the device's blocks of the
+    arguments.
 
-    JAX's, on this array type: blocks keep their rank, and collectives (`st.psum`, …) go along the mesh's axes. Sizes
-    need not divide: blocks follow the split rule, so that they may differ by one, or be empty. ``f`` may be any Python
-    function; it is called, not traced, and must not hold a lock while it calls a collective or a map (see `pmap` for
-    how calls share threads). Without ``f``, a decorator.
+    It is JAX's shard_map for this array type: blocks keep the rank of the arrays, and collectives (`st.psum`, …) run
+    along the axes of the mesh. Sizes need not be divisible: blocks follow the split rule, so that they may differ by
+    one, or be empty. ``f`` may be any Python function; it is called, not traced, and must not hold a lock while it
+    calls a collective or a map (see `pmap` for how calls share threads). Without ``f``, a decorator is returned.
 
     Args:
         f: the function.
-        mesh: the devices; without it, the default mesh.
-        in_specs: how each argument is laid out: a `P` for an array; a pytree of them, in the form of the arguments or
-            of their beginnings; None for an argument that is passed as it is. Arguments that do not lie so are moved.
-        out_specs: along which dimensions the blocks of the results follow one another, in the same forms. What a `P`
-            does not name, it promises to be equal along, and so is checked.
-        axis_names: the mesh axes that are mapped, all of them without it. ``f`` is then called once for each place
-            along these, with tensors over the devices of the others, split along them as before; a `shard_map` over
-            those inside of ``f`` comes to single devices.
-        check_vma: False takes that promise unchecked; where it is broken, what the tensor holds is undefined. (The
-            check compares on the devices, and waits for them.)
+        mesh: the devices; by default, the default mesh.
+        in_specs: the layout of each argument: a `P` for an array; a pytree of them, in the form of the arguments or of
+            a prefix of it; None for an argument that is passed unchanged. Arguments in another layout are resharded.
+        out_specs: the dimensions along which the blocks of the results are concatenated, in the same forms. A `P`
+            declares that a result is equal along the mapped axes that it does not name, which is checked.
+        axis_names: the mapped mesh axes; by default, all of them. ``f`` is called once for each position along these,
+            with tensors over the devices along the other axes, whose split along those axes is kept; a `shard_map` over
+            the other axes inside of ``f`` runs on single devices.
+        check_vma: False skips the check that results are equal where ``out_specs`` declares it; if they differ, the
+            elements of the tensor are undefined. (The check compares on the devices, and waits for them.)
 
     Returns:
-        A function of as many arguments as ``in_specs`` speaks of. Its results are tensors on the mesh, laid out as
-        ``out_specs`` says; nothing moves where the blocks' sizes follow the split rule, else rows are rebalanced.
+        A function of as many arguments as ``in_specs`` describes. Its results are tensors on the mesh in the layout of
+        ``out_specs``; nothing is transferred where the sizes of the blocks follow the split rule, otherwise rows are
+        rebalanced.
 
     Raises:
-        ShardingError: a spec names an axis that the mesh does not have, or that is not mapped; an axis is mapped by a
-            map around this one.
-        ArgumentError: specs that do not have the form of what they speak of.
-        ShapeError: blocks that do not fit together; an output that is promised to be equal, and differs.
-        CollectiveError: devices that wait for one another in vain.
-        RecursionError: maps that call one another without end: the frames of all of them count.
-        Exception: what ``f`` raises, with a note of the shard and the device.
+        ShardingError: a spec names an axis that the mesh does not have, or that is not mapped; an axis is mapped by an
+            enclosing map.
+        ArgumentError: specs do not match the form of the arguments or results.
+        ArgumentTypeError: ``f``, ``mesh``, a spec, or an argument is of the wrong type.
+        ShapeError: blocks do not fit together; a result that is declared to be equal differs.
+        CollectiveError: a deadlock: the message names each device and the call in which it waits.
+        RecursionError: maps that call each other without end: the frames of all of them count.
+        Exception: an error that ``f`` raises, with a note of the shard and the device.
 
     >>> mesh = st.make_mesh((4,), ("x",))
     >>> @st.shard_map(mesh=mesh, in_specs=(st.P("x"), st.P()), out_specs=(st.P("x"), st.P()))
@@ -127,12 +130,12 @@ def _run(
 
 
 def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> MappedArgument:
-    """What each call gets of an argument."""
+    """Returns an argument for all calls: its blocks, or the argument itself where no leaf is an array to be split."""
     rows: list[list[ShardedTensor] | None] = []
     count = 0
     found = leaves(argument)
     for leaf, spec, path in zip(found, specs, paths(argument, what), strict=True):
-        if spec is None or (type(leaf) in SCALARS and not spec.chains):  # Python scalars stay what they are
+        if spec is None or (type(leaf) in SCALARS and not spec.chains):  # Python scalars stay weakly typed.
             rows.append(None)
             continue
         blocks = _blocks(leaf, spec, mesh, over, path)
@@ -154,13 +157,14 @@ def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) 
         raise ShapeError(f"shard_map: {path} has shape {array.shape}, and {spec} speaks of {len(spec)} dimensions")
     chains = list(spec.chains_of(array.ndim))
     if isinstance(array, ShardedTensor) and len(over) < len(mesh.axis_names) and array.sharding.mesh == mesh:
-        for d, chain in enumerate(array.sharding.spec.chains_of(array.ndim)):  # along the others, split as before
+        # The split along unmapped axes is kept.
+        for d, chain in enumerate(array.sharding.spec.chains_of(array.ndim)):
             chains[d] = (*chains[d], *[axis for axis in chain if axis not in over])
     return split_over(ensure_sharding(array, NamedSharding(mesh, P(*chains)), "shard_map"), over)
 
 
 def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
-    """For each argument what is said of it."""
+    """Returns the specs of each argument."""
     if in_specs is None or isinstance(in_specs, PartitionSpec):
         return [in_specs] * len(args)
     if not isinstance(in_specs, (tuple, list)):
@@ -173,7 +177,7 @@ def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
 
 
 def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
-    """The part of the mesh on which the program around this call stands, and the axes that are mapped."""
+    """Returns the part of the mesh that belongs to the calling program, and the axes to map."""
     program = around()
     if program is not None:
         bound = [name for name in mesh.axis_names if name in program.group.axes]
@@ -190,7 +194,7 @@ def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
 
 
 def _part(mesh: Mesh, bound: Chain, own: Sequence[Any]) -> Mesh:
-    """The devices of a mesh that a program has, as a mesh of the axes that are not mapped yet."""
+    """Returns the devices of a mesh that a program has, as a mesh of the axes that are not mapped yet."""
     rest = tuple([name for name in mesh.axis_names if name not in bound])
     if not rest:
         raise ShardingError(f"shard_map: every axis of {mesh!r} is mapped by a map around this one")

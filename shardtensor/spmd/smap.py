@@ -1,4 +1,4 @@
-"""`smap`: arrays are split, a function of the user's is mapped over the parts, and the results are one tensor."""
+"""`smap`: splits arrays, maps a function over the parts, and joins the results into one tensor."""
 
 from __future__ import annotations
 
@@ -35,39 +35,44 @@ def smap(
     axis_name: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Splits the arguments, runs ``fn`` on every part, and puts the results together: one sharded tensor.
+    """Splits the arguments, runs ``fn`` on the parts concurrently, and joins the results into one sharded tensor.
 
     ===============================  ===================================================================================
     `jax.smap`                       here
     ===============================  ===================================================================================
-    needs a mesh that is set, and    takes all devices, or ``devices=``, and splits by itself, uneven sizes too
-    sizes that it divides
-    one mesh axis at a time          an axis for each argument, or a tuple of them for a grid of devices
+    requires a current mesh, and     uses all devices, or ``devices=``, and splits by itself; sizes may be uneven
+    sizes divisible by it
+    maps one mesh axis               maps an axis of each argument, or a tuple of axes over a grid of devices
     traces ``fn``; axes ≥ 0          calls ``fn``, any Python function; negative axes count from the end
     ===============================  ===================================================================================
 
     Args:
-        fn: the function; it gets the backend's arrays (see `pmap`), and ``kwargs``.
+        fn: the function; it receives the backend's arrays (see `pmap`), and ``kwargs``.
         *args: tensors, host arrays, or (with axis None) anything.
-        axes: one entry for each argument: the axis that is split (``axes=[2, 0]``: the first one's axis 2, the second
-            one's axis 0), None for an argument that goes whole to every device, or a tuple for a grid of devices,
-            whose entry k is the array axis that grid axis k splits (None: not split by it). For a single array a flat
-            list of several axes means the grid.
-        out_axes: where the results are put together, in the same forms; without it, where the first split argument
-            was split. Results of no dimensions are stacked. Where a tuple says None, the results along that grid axis
-            must be equal.
-        devices: which ones; without it, the default mesh's. They form the grid as evenly as can be, larger factor
-            first. A dimension with fewer elements than parts takes fewer devices, so that ``fn`` sees no empty part
-            of what is not empty. Without ``devices``, each call owns a share of all of them, for the maps in it (see
+        axes: one entry for each argument: the axis that is split (``axes=[2, 0]``: axis 2 of the first argument, axis 0
+            of the second), None for an argument that is replicated, or a tuple for a grid of devices, whose entry k is
+            the array axis that grid axis k splits (None: none). For a single array, a flat list of several axes
+            describes the grid.
+        out_axes: the axes along which the results are joined, in the same forms; by default, the axes along which the
+            first split argument was split. 0-d results are stacked. Where a tuple contains None, the results along that
+            grid axis must be equal.
+        devices: the devices; by default, the default mesh's. They form a grid as even as possible, larger factor first.
+            A dimension with fewer elements than parts takes fewer devices, so that ``fn`` receives an empty part only
+            of an empty array. Without ``devices``, each call owns a share of all of them, for the maps in it (see
             `pmap`).
-        axis_name: a name for each grid axis (a string, where there is one), by which collectives know it.
+        axis_name: a name for each grid axis (a string, if there is one axis), for collectives.
+        **kwargs: keyword arguments of ``fn``, passed unchanged.
+
+    Returns:
+        A tensor, or a pytree of tensors in the form of the results, sharded over the grid along ``out_axes``.
 
     Raises:
-        ArgumentError: not one entry for each argument, no argument split, or tuples of different lengths.
+        ArgumentError: the entries do not match the arguments, no argument is split, or tuples have different lengths.
+        ArgumentTypeError: ``fn`` is no function; ``axes`` is of the wrong type; a result is no array.
         AxisError: an argument has no such axis.
         ShapeError: arguments that are split over one grid axis differ in size; a result has no such axis, or does not
             fit the others.
-        Exception: what ``fn`` raises, with a note of the shard and the device.
+        Exception: an error that ``fn`` raises, with a note of the shard and the device.
 
     >>> x, y = np.ones((2, 3, 8)), np.arange(8.0)
     >>> st.smap(lambda x, y: x * y, x, y, axes=[2, 0]).shape
@@ -104,7 +109,7 @@ def _call(fn: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> Any:
 
 
 def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
-    """The names of the grid's axes; none, where none are given."""
+    """Returns the names of the grid's axes; an empty tuple where none are given."""
     if axis_name is None:
         return ()
     names = (
@@ -118,8 +123,8 @@ def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
 def _measured(
     args: Sequence[Any], entries: Sequence[Entry], rank: int
 ) -> tuple[list[Any], list[Entry], list[int | None]]:
-    """The arguments, those that are split as arrays; their entries, counted from the first axis; and the size of what
-    each grid axis splits.
+    """Returns the arguments, of which those that are split are converted to arrays; their entries, with axes counted
+    from the start; and for each grid axis the size of the dimensions that it splits.
     """
     sizes: list[int | None] = [None] * rank
     arrays, counted = [], []
@@ -148,12 +153,12 @@ def _measured(
 
 
 def _spec(entry: Entry, ndim: int, mesh: Mesh) -> PartitionSpec:
-    """Which grid axes split each dimension."""
+    """Returns the partition spec in which the grid axes split the dimensions that the entry names."""
     return P(*[tuple([n for n, a in zip(mesh.axis_names, entry, strict=True) if a == d]) for d in range(ndim)])
 
 
 def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
-    """One entry for each argument, and the rank of the grid."""
+    """Returns one entry for each argument, and the rank of the grid."""
     if not args:
         raise ArgumentError("smap: there is no argument to split; give at least one array")
     if axes is None or isinstance(axes, int):
@@ -198,7 +203,7 @@ def _axis(axis: int, ndim: int, what: str) -> tuple[int, ...]:
 
 
 def _grid_mesh(row: Mesh, sizes: Sequence[int | None], names: Sequence[str]) -> Mesh:
-    """The devices as a grid for dimensions of these sizes."""
+    """Returns the devices as a grid for dimensions of these sizes."""
     counts = [min(n, max(size or 1, 1)) for n, size in zip(even_factors(row.size, len(sizes)), sizes, strict=True)]
     grid = np.empty(math.prod(counts), object)
     grid[:] = row.flat[: len(grid)]
@@ -206,7 +211,7 @@ def _grid_mesh(row: Mesh, sizes: Sequence[int | None], names: Sequence[str]) -> 
 
 
 def even_factors(number: int, count: int) -> tuple[int, ...]:
-    """``number`` as a product of ``count`` factors, as near to one another as can be, the larger ones first.
+    """Returns ``number`` as a product of ``count`` factors as even as possible, the larger ones first.
 
     >>> from shardtensor.spmd.smap import even_factors
     >>> even_factors(8, 2), even_factors(12, 2), even_factors(7, 2), even_factors(8, 3)
@@ -222,11 +227,13 @@ def even_factors(number: int, count: int) -> tuple[int, ...]:
 
 
 def _specs(tree: Any, out: Entry, default: bool, mesh: Mesh) -> list[PartitionSpec]:
-    """Along which dimensions of each leaf of a result the calls' arrays follow one another."""
+    """Returns for each leaf of a result the partition spec that names the dimensions along which parts are
+    concatenated.
+    """
     specs = []
     for leaf in leaves(tree):
         entry = out
-        if not np.ndim(leaf) and default:  # results of no dimensions are stacked
+        if not np.ndim(leaf) and default:
             order = sorted({a for a in out if a is not None})
             entry = tuple([None if a is None else order.index(a) for a in out])
         ndim = np.ndim(leaf) or (len(set(out) - {None}) if default else 0)
@@ -242,7 +249,9 @@ def _specs(tree: Any, out: Entry, default: bool, mesh: Mesh) -> list[PartitionSp
 
 
 def _raised(tree: Any, out: Entry, default: bool) -> Any:
-    """A result whose arrays without dimensions have some, along which they can be stacked."""
+    """Returns a result whose 0-d arrays have new dimensions along which they can be stacked, if ``out_axes`` is the
+    default.
+    """
     count = len({a for a in out if a is not None})
     return map_leaves(lambda x: _with_dimensions(x, count) if default else x, tree)
 
