@@ -1,6 +1,4 @@
-"""Sharded tensors over pluggable devices: NumPy-like arrays on many devices, in two worlds and one type. See the
-README.
-"""
+"""Sharded tensors: NumPy-like arrays distributed over many devices of pluggable backends. See the README."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m shardtensor``: the command line without the script on the path."""
+"""``python -m shardtensor`` runs the command line, also where the ``shardtensor`` script is not on the path."""
 
 from __future__ import annotations
 

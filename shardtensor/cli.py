@@ -1,4 +1,4 @@
-"""The command line: ``shardtensor demo`` shows the library at work, ``shardtensor info`` what it has."""
+"""The command line: ``shardtensor demo`` runs the demo, ``shardtensor info`` lists the backends and their devices."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: the arguments; without it, those that the process was started with.
+        argv: the command-line arguments (default: those of the process).
 
     Returns:
-        The exit status: 0; 1 where a check of the demo fails, or where devices cannot be used, which one line
-        on the standard error explains; 2 without a command.
+        The exit status: 0 on success; 1 if a check of the demo fails or devices cannot be used, in which case one line
+        on standard error explains why; 2 if no command is given.
 
     Raises:
-        SystemExit: from argparse: of status 2 for what it does not understand, 0 for help and version.
+        SystemExit: raised by argparse, with status 2 for invalid arguments and 0 for ``--help`` and ``--version``.
     """
     parser = _parser()
     options = vars(parser.parse_args(argv))
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo",
         help="learn handwritten digits on all devices, and check it against NumPy",
-        argument_default=argparse.SUPPRESS,  # what is not given is the demo's own default
+        argument_default=argparse.SUPPRESS,  # omitted options take the defaults of demo.main
     )
     demo.add_argument("--devices", type=int, metavar="N", help="how many (default: all; logical ones: 8)")
     demo.add_argument("--backend", metavar="NAME", help="whose devices (default: the default backend's)")
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _any_text_printable() -> Iterator[None]:
-    """Lets characters that the standard output cannot encode (on Windows, to a file) come out as ``?``."""
+    """Replaces characters that standard output cannot encode (on Windows, if redirected to a file) by ``?``."""
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper):
         yield
@@ -86,11 +86,11 @@ def _demo(**options: Any) -> int:
 def _info() -> int:
     from rich.console import Console
 
-    requested_devices()  # a wrong number is one error, and not one for each backend
+    requested_devices()  # an invalid number is reported once, not for each backend
     problem: Exception | None = None
     try:
         default = default_backend().name
-    except (ArgumentError, BackendError) as error:  # shown after the table, which may say more
+    except (ArgumentError, BackendError) as error:  # shown after the table, which may explain it
         default, problem = "", error
     Console().print(_backend_table(default))
     if problem:
@@ -99,7 +99,7 @@ def _info() -> int:
 
 
 def _backend_table(default: str) -> Table:
-    """Every installed backend, and what it has or why it cannot be used."""
+    """Returns a table of the installed backends: their devices and memory, or why they cannot be used."""
     from rich.table import Table
     from rich.text import Text
 
@@ -114,7 +114,7 @@ def _backend_table(default: str) -> Table:
 
 
 def _describe(backend: Backend) -> list[str]:
-    """How many devices it has, their kind, and their memory. What several have in common is said once."""
+    """Returns the number, the kinds and the memory of a backend's devices; equal entries are listed once."""
     devices = backend.devices()
     kinds = dict.fromkeys(device.kind for device in devices)
     memory = dict.fromkeys(backend.memory_info(device) for device in devices)
@@ -123,7 +123,7 @@ def _describe(backend: Backend) -> list[str]:
 
 
 def _size(count: int) -> str:
-    """A number of bytes for people.
+    """Formats a number of bytes in GiB.
 
     >>> from shardtensor.cli import _size
     >>> _size(80 << 30), _size(512 << 20)

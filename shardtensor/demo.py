@@ -1,6 +1,6 @@
-"""``shardtensor demo``: handwritten digits on many devices, learned, projected, faded, checked by NumPy.
+"""``shardtensor demo``: trains a network on handwritten digits on many devices and compares each result with NumPy.
 
-It is a user's program: it knows nothing of the library but its public names.
+The demo is written as user code: it uses only the public names of the library.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ RATE, MOMENTUM = 0.2, 0.9
 SEED = 0
 
 Array: TypeAlias = Any
-"""A host array, a shard or a tensor: the functions below are written once for all of them."""
+"""A host array, a shard or a tensor: the functions below accept all of them."""
 Weights: TypeAlias = tuple[Array, ...]
-"""Matrix and bias into the hidden layer, matrix and bias out of it."""
+"""The weight matrix and bias of the hidden layer, then those of the output layer."""
 Gradients: TypeAlias = Callable[[Weights], Sequence[Array]]
-"""Loss and gradients, summed over all training rows, by whatever road."""
+"""A function that returns the loss and its gradients for given weights, summed over all training rows."""
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found.
+    """The outcome of the demo.
 
     Attributes:
-        accuracy: the share of held-out digits that the trained network reads right.
-        checks: by the name of each result, whether it is what plain NumPy says.
+        accuracy: the fraction of held-out digits that the trained network classifies correctly.
+        checks: for the name of each result, whether it agrees with plain NumPy.
     """
 
     accuracy: float
@@ -55,12 +55,12 @@ class DemoResult:
 
     @property
     def failed(self) -> list[str]:
-        """The names of the checks that did not pass."""
+        """The names of the checks that failed."""
         return [name for name, passed in self.checks.items() if not passed]
 
     @property
     def passed(self) -> bool:
-        """Whether every check did."""
+        """Whether all checks passed."""
         return not self.failed
 
     def __str__(self) -> str:
@@ -77,19 +77,22 @@ def main(
     steps: int = DEFAULT_STEPS,
     console: Console | None = None,
 ) -> DemoResult:
-    """Runs the whole demo, printing as it goes.
+    """Runs the whole demo and prints its progress.
 
     Args:
-        devices: how many devices to use; without it, all that there are. Where logical devices are not
-            started yet and ``SHARDTENSOR_NUM_DEVICES`` is not set, that many (without it, 8) are started.
-        backend: whose devices; without it, the default backend's.
-        steps: how many steps the training takes.
-        console: where to print; without it, the standard output.
+        devices: the number of devices to use (default: all). If the backend is not loaded yet and
+            ``SHARDTENSOR_NUM_DEVICES`` is not set, this also determines the number of logical devices (default: 8).
+        backend: the name of the backend (default: the default backend).
+        steps: the number of training steps.
+        console: the console to print to (default: standard output).
+
+    Returns:
+        The accuracy on held-out digits, and the checks.
 
     Raises:
-        ArgumentError: no backend of that name is installed, it has fewer devices than asked for, or a number
+        ArgumentError: no backend of that name is installed, it has fewer devices than requested, or a number
             is below 1.
-        BackendError: it cannot be used here; the message says why.
+        BackendError: the backend cannot be used on this machine; the message explains why.
     """
     for name, number in (("devices", devices), ("steps", steps)):
         if number is not None and number < 1:
@@ -120,7 +123,7 @@ def _run(mesh: st.Mesh, steps: int, console: Console) -> DemoResult:
 
 
 def _mesh(count: int | None, backend: str | None) -> st.Mesh:
-    """The first ``count`` devices of a backend in a row; all of them for None."""
+    """Returns a one-dimensional mesh of the first ``count`` devices of a backend (None: all)."""
     with _set_unless_given(DEVICES, str(count or DEFAULT_DEVICES)):
         devices = st.devices(backend)
     if count is not None and count > len(devices):
@@ -133,7 +136,7 @@ def _mesh(count: int | None, backend: str | None) -> st.Mesh:
 
 @contextlib.contextmanager
 def _set_unless_given(name: str, value: str) -> Iterator[None]:
-    """Sets an environment variable inside the ``with`` block, unless it is set already."""
+    """Sets an environment variable inside the ``with`` block, unless it is already set."""
     if name in os.environ:
         yield
         return
@@ -148,28 +151,35 @@ def _set_unless_given(name: str, value: str) -> Iterator[None]:
 
 
 class Digits(NamedTuple):
-    """Handwritten digits: their pixels, and the digits that they show, as numbers and one-hot."""
+    """Handwritten digits.
+
+    Attributes:
+        rows: the pixels, one row per image: shape (n, 64), values from 0 to 1.
+        labels: the digits shown: shape (n,).
+    """
 
     rows: npt.NDArray[np.float64]
     labels: npt.NDArray[np.int64]
 
     def take(self, order: npt.NDArray[np.int64]) -> Digits:
-        """Those of them, in that order."""
+        """Returns the digits at the indices ``order``."""
         return Digits(self.rows[order], self.labels[order])
 
     @property
     def targets(self) -> npt.NDArray[np.float64]:
-        """The probabilities that the network should give: 1 for the digit shown, 0 for the others."""
+        """The labels one-hot: the probabilities that the network should output, shape (n, 10)."""
         return np.eye(CLASSES)[self.labels]
 
     @property
     def images(self) -> npt.NDArray[np.float64]:
-        """The pixels in their places: shape (n, 8, 8)."""
+        """The pixels as images: shape (n, 8, 8)."""
         return self.rows.reshape(-1, 8, 8)
 
 
 def load_digits() -> Digits:
-    """The 1797 digits of 8 × 8 pixels, ink between 0 and 1, that the package ships (see ``data/README.md``).
+    """Loads the 1797 digits of 8 × 8 pixels, with values from 0 to 1, that the package contains.
+
+    ``data/README.md`` gives their source.
 
     >>> from shardtensor.demo import load_digits
     >>> load_digits().images.shape
@@ -181,7 +191,7 @@ def load_digits() -> Digits:
 
 
 def split_digits() -> tuple[Digits, Digits]:
-    """Digits to learn from and digits to be examined in, shuffled: both shall know every writer."""
+    """Returns the training digits and the held-out digits, shuffled so that both contain every writer."""
     digits = load_digits()
     order = np.random.default_rng(SEED).permutation(len(digits.labels))
     examined, learned = order[:HELD_OUT], order[HELD_OUT:]
@@ -189,7 +199,7 @@ def split_digits() -> tuple[Digits, Digits]:
 
 
 def show_devices(mesh: st.Mesh, train: Digits, console: Console) -> dict[str, bool]:
-    """Where everything happens, and that a tensor has the elements that it was made of."""
+    """Prints the mesh and the sharding of the rows, and checks that a tensor has the elements of its host array."""
     console.rule("Devices")
     console.print(f"{mesh.size} devices of kind {mesh.flat[0].kind}: {mesh!r}")
     rows = st.asarray(train.rows)
@@ -203,16 +213,16 @@ def show_devices(mesh: st.Mesh, train: Digits, console: Console) -> dict[str, bo
 
 
 def scores(xp: Any, rows: Array, weights: Weights) -> tuple[Array, Array]:
-    """What the hidden units say to each row, and the score of each class."""
+    """Returns the hidden activations of each row and the score (logit) of each class."""
     into_hidden, hidden_bias, into_classes, class_bias = weights
     hidden = xp.tanh(rows @ into_hidden + hidden_bias)
     return hidden, hidden @ into_classes + class_bias
 
 
 def gradients(xp: Any, rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
-    """The cross entropy, and its derivative by each of the weights, both summed over the rows.
+    """Returns the cross entropy and its derivative with respect to each of the weights, summed over the rows.
 
-    Sums, not means: of parts of any size they add up to those of the whole.
+    These are sums and not means, so that the results of parts of any size add up to those of all rows.
 
     ``xp`` is the namespace of the arrays: NumPy for host arrays, `shardtensor` inside a mapped function.
     """
@@ -226,13 +236,13 @@ def gradients(xp: Any, rows: Array, targets: Array, weights: Weights) -> tuple[A
 
 
 def sharded_gradients(rows: list[Array], targets: list[Array], weights: Weights) -> list[Array]:
-    """`gradients` on every device of what lies there, stacked and added up across the devices."""
+    """Computes `gradients` of the shards on each device, and sums the results over the devices."""
     parts = st.pmap(functools.partial(gradients, st), rows, targets, weights)
     return [st.sum(st.stack(shards), axis=0) for shards in zip(*parts, strict=True)]
 
 
 def initial_weights() -> Weights:
-    """The weights before training."""
+    """Returns the weights before training."""
     random = np.random.default_rng(SEED)
     return (
         random.normal(0, PIXELS**-0.5, (PIXELS, HIDDEN)),
@@ -243,7 +253,7 @@ def initial_weights() -> Weights:
 
 
 def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
-    """The weights after descending the mean loss of ``count`` rows with momentum, and the losses met."""
+    """Minimizes the mean loss of ``count`` rows by gradient descent with momentum; returns the weights and losses."""
     weights, losses = initial_weights(), []
     speeds: Sequence[Array] = [0.0] * len(weights)
     for _ in steps:
@@ -255,7 +265,7 @@ def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[
 
 
 def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights, dict[str, bool]]:
-    """Trains the network on all devices, and again in plain NumPy."""
+    """Trains the network on all devices and with plain NumPy, and compares the results."""
     console.rule("Training: pmap, stack, sum")
     rows, targets = st.shard(train.rows), st.shard(train.targets)
     weights, losses = descend(
@@ -274,7 +284,7 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
 
 
 def show_accuracy(test: Digits, weights: Weights, console: Console) -> tuple[float, dict[str, bool]]:
-    """Reads the held-out digits, in the array world: no list, no map, computation follows data."""
+    """Classifies the held-out digits with functions of whole arrays: no lists and no maps, computation follows data."""
     _, score = scores(st, st.asarray(test.rows), weights)
     accuracy = float(st.mean(st.argmax(score, axis=1) == test.labels))
     console.print(f"accuracy on {HELD_OUT} digits that it never saw: {accuracy:.1%}")
@@ -282,25 +292,25 @@ def show_accuracy(test: Digits, weights: Weights, console: Console) -> tuple[flo
     return accuracy, {"held-out scores": close(score, plain_score)}
 
 
-# -- the other tours -------------------------------------------------------------------------------
+# -- other features --------------------------------------------------------------------------------
 
 
 def principal_components(xp: Any, rows: Array, count: int) -> tuple[Array, npt.NDArray[np.float64]]:
-    """The rows along their first principal components, and the share of the variance that each explains.
+    """Returns the projection of the rows on their first principal components, and their shares of the variance.
 
-    The covariance is a product over the rows: where they are sharded, every device multiplies its own, and
-    the 64 × 64 results are added up. Its eigenvectors are found on the host.
+    The covariance is a matrix product that contracts the rows. If these are sharded, every device multiplies its own
+    rows, and the 64 × 64 partial sums are combined. The eigenvectors are computed on the host.
     """
     centred = rows - xp.mean(rows, axis=0)
     covariance = np.asarray(centred.T @ centred) / (len(rows) - 1)
     variances, vectors = np.linalg.eigh(covariance)
     largest = vectors[:, ::-1][:, :count]
-    signs = np.sign(largest[np.argmax(np.abs(largest), axis=0), np.arange(count)])  # eigh leaves them open
+    signs = np.sign(largest[np.argmax(np.abs(largest), axis=0), np.arange(count)])  # eigh does not determine them
     return centred @ (largest * signs), variances[::-1][:count] / variances.sum()
 
 
 def show_principal_components(train: Digits, console: Console, count: int = 5) -> dict[str, bool]:
-    """Projects the sharded rows on their principal components."""
+    """Projects the sharded rows on their principal components, and compares with plain NumPy."""
     console.rule("Principal components of the sharded array")
     projected, explained = principal_components(st, st.asarray(train.rows), count)
     plain, plain_explained = principal_components(np, train.rows, count)
@@ -314,7 +324,7 @@ def show_principal_components(train: Digits, console: Console, count: int = 5) -
 
 
 def show_smap(train: Digits, console: Console) -> dict[str, bool]:
-    """Splits images by columns, together with one factor for each column."""
+    """Multiplies images, split by columns, by one factor per column with `smap`."""
     console.rule("smap with axes=[2, 0]")
     images, factors = train.images, np.linspace(0, 1, 8)
     faded = st.smap(lambda columns, factors: columns * factors, images, factors, axes=[2, 0])
@@ -323,7 +333,7 @@ def show_smap(train: Digits, console: Console) -> dict[str, bool]:
 
 
 def show_transfers(train: Digits, weights: Weights, console: Console) -> dict[str, bool]:
-    """What moves between devices in one step of the training, and what does not in a map of a map."""
+    """Prints the transfers of one training step, and checks that a map of a map transfers nothing."""
     console.rule("What moved")
     rows, targets = st.shard(train.rows), st.shard(train.targets)
     console.print("one training step (bytes: between separate memories; copied: here):")
@@ -340,5 +350,5 @@ def show_transfers(train: Digits, weights: Weights, console: Console) -> dict[st
 
 
 def close(found: Any, wanted: Any) -> bool:
-    """Whether two results are equal but for the rounding of sums in another order."""
+    """Whether two results are equal up to rounding errors of sums in a different order."""
     return np.allclose(np.asarray(found), np.asarray(wanted), rtol=1e-6, atol=1e-9)

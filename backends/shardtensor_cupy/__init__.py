@@ -1,4 +1,4 @@
-"""CUDA GPUs by CuPy: one array and one stream for each logical device, of which several may share a GPU."""
+"""The ``cupy`` backend: CUDA GPUs driven by CuPy. Each logical device has a stream; several may share one GPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _DTYPES = frozenset("?bBhHiIlLqQefdFD")  # NumPy's letters
 
 
 class CuPyBackend(Backend):
-    """Every GPU as a device, or ``SHARDTENSOR_NUM_DEVICES`` logical ones dealt over the GPUs in blocks.
+    """One device per GPU, or ``SHARDTENSOR_NUM_DEVICES`` logical devices assigned to the GPUs in contiguous blocks.
 
-    Calls return before the GPU has run them; each device runs them in order on its own stream. ``SHARDTENSOR_CUPY_P2P``
-    (``auto``, ``off``) says whether GPUs may read one another where they can.
+    Execution is asynchronous: calls return before the GPU has finished, and each device executes them in order on its
+    own stream. The environment variable ``SHARDTENSOR_CUPY_P2P`` controls direct copies between GPUs: with ``auto``
+    (the default) they are used between peers, with ``off`` never.
     """
 
     name = "cupy"
@@ -53,12 +54,12 @@ class CuPyBackend(Backend):
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def devices(self) -> Sequence[Device]:
-        """All logical devices."""
+        """All logical devices, in order of their ids."""
         return self._devices
 
     @property
     def xp(self) -> Any:
-        """CuPy's functions, with NumPy's semantics."""
+        """The array-API namespace: CuPy's functions with NumPy's semantics."""
         return self._xp
 
     def is_array(self, x: object) -> bool:
@@ -68,16 +69,16 @@ class CuPyBackend(Backend):
     # -- devices -----------------------------------------------------------------------------------
 
     def on(self, device: Device) -> AbstractContextManager[object]:
-        """Makes the device's GPU and stream current."""
+        """Returns a context manager in which the device's GPU and stream are current."""
         self._copier.flights.prune()
         return Current(self._logical_devices[device])
 
     def capture_modes(self) -> None:
-        """There are none.
+        """Returns None: CuPy has no modes to restore.
 
         Raises:
-            BackendError: a stream of the program's own is current. CuPy keeps a stack of streams for each thread, which
-                programs that take turns would pull from under one another.
+            BackendError: the mapped function has made another stream current. CuPy keeps one stack of streams per
+                thread, so programs that are interleaved in a thread would pop each other's streams.
         """
         device = current_device()
         if device is not None and not self._logical_devices[device].is_current():
@@ -87,7 +88,7 @@ class CuPyBackend(Backend):
             )
 
     def adjacent_devices(self, count: int) -> Sequence[Device]:
-        """Devices such that neighbours share a GPU or are peers, as far as that goes."""
+        """Returns ``count`` devices, ordered greedily so that neighbours share a GPU or are peers where possible."""
         left = list(self._devices)
         row = [left.pop(0)]
         while left and len(row) < count:
@@ -98,21 +99,21 @@ class CuPyBackend(Backend):
         return row[:count]
 
     def memory_info(self, device: Device) -> tuple[int, int]:
-        """Bytes (free, total) of its GPU; what CuPy's pool keeps for others counts as free."""
+        """Returns the bytes (free, total) of the device's GPU; unused blocks in CuPy's memory pool count as free."""
         return self._logical_devices[device].memory()
 
     # -- order -------------------------------------------------------------------------------------
 
     def record(self, device: Device) -> Any:
-        """An event on the device's stream."""
+        """Records and returns an event on the device's stream."""
         return self._logical_devices[device].record()
 
     def wait(self, device: Device, token: Any) -> None:
-        """The device's stream waits for the event."""
+        """Makes the device's stream wait for the event ``token``."""
         self._logical_devices[device].stream.wait_event(token)
 
     def synchronize(self, device: Device) -> None:
-        """Waits for the device's streams; what has failed on them says so now."""
+        """Blocks until the device's streams are idle; raises a `BackendError` if queued work has failed."""
         logical = self._logical_devices[device]
         try:
             logical.stream.synchronize()
@@ -121,14 +122,14 @@ class CuPyBackend(Backend):
             logical.fail(error)
 
     def wait_for_caller(self, device: Device) -> None:
-        """The device's stream waits for the caller's current one."""
+        """Makes the device's stream wait for the caller's current stream."""
         logical = self._logical_devices[device]
         theirs = logical.callers_stream()
         if theirs is not None:
             logical.stream.wait_event(logical.record(theirs))
 
     def make_caller_wait(self, device: Device) -> None:
-        """The caller's current stream waits for the device's."""
+        """Makes the caller's current stream wait for the device's stream."""
         logical = self._logical_devices[device]
         theirs = logical.callers_stream()
         if theirs is not None:
@@ -137,30 +138,37 @@ class CuPyBackend(Backend):
     # -- arrays ------------------------------------------------------------------------------------
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        """A copy on another device's stream: straight where GPUs are peers, else through page-locked host memory."""
+        """Copies an array to another device, directly between peers and otherwise through page-locked host memory."""
         return self._copier.across(array, self._logical_devices[source], self._logical_devices[destination])
 
     def from_host(self, array: HostArray, device: Device) -> Any:
-        """A copy on the device. The host array is read before this returns."""
+        """Copies a host array to the device. The host array has been read when this returns."""
         host = np.ascontiguousarray(array).reshape(np.shape(array))
         pinned = self._cupy.cuda.pinned_memory.is_memory_pinned(host.ctypes.data) if host.size else False
         return self._cupy.array(host, blocking=bool(pinned))  # other memory goes by a buffer of CuPy's
 
     def to_host(self, array: Any, device: Device) -> HostArray:
-        """A host array, once the device has computed it."""
+        """Copies an array to the host in row-major order, after the work queued on the device's stream."""
         host: HostArray = array.get(stream=self._logical_devices[device].stream, order="C")
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
-        """Bools, integers, floats and complex numbers of up to double precision; no times."""
+        """Whether ``dtype`` is bool, integer, floating-point or complex, of up to double precision."""
         return dtype.char in _DTYPES
 
     def contiguous(self, array: Any) -> Any:
-        """The array itself, or a copy in row-major order."""
+        """Returns the array itself if it is in row-major order, else a copy that is."""
         return array if array.flags.c_contiguous else array.copy(order="C")
 
     def device_of(self, array: Any) -> Device:
-        """The device on the array's GPU on which the mapped function around this call runs, else the first."""
+        """Returns the device that holds an array.
+
+        On a GPU with several logical devices that is the current device of the mapped function if it is on that GPU,
+        otherwise the first.
+
+        Raises:
+            BackendError: no device is on the array's GPU.
+        """
         gpu, here = array.data.device_id, current_device()
         if here is not None and here in self._logical_devices and self._logical_devices[here].gpu.id == gpu:
             return here
@@ -172,12 +180,15 @@ class CuPyBackend(Backend):
         )
 
     def export(self, array: Any) -> Any:
-        """Another view of it: CuPy has no read-only arrays."""
+        """Returns a view of the array. It is writable: CuPy has no read-only arrays."""
         return array.view()
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """``result`` itself where nobody else holds its memory or where it is a shard's, which nobody writes; else a
-        copy.
+        """Returns ``result`` itself if it is exclusive or shares its memory with one of ``shards`` (which are not
+        written), otherwise a copy; and whether it was copied.
+
+        Raises:
+            BackendError: ``result`` is on another GPU than the mapped function.
         """
         here = self._cupy.cuda.runtime.getDevice()
         if result.data.device_id != here:
@@ -187,7 +198,7 @@ class CuPyBackend(Backend):
             )
         device = current_device()
         if device is not None and (left := self._logical_devices[device].left()) is not None:
-            # Its memory is that stream's, which does not ask ours when it gives it to the next.
+            # CuPy's pool returns the block to the other stream, which would reuse it without waiting for ours.
             return self._copier.over(result, left, self._logical_devices[device]), True
         memory = result.data.mem
         if any(memory is shard.data.mem for shard in shards):
@@ -196,15 +207,18 @@ class CuPyBackend(Backend):
         return (result, False) if self._alone(result, 1 + FRAME) else (result.copy(order="K"), True)
 
     def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether nobody else holds its memory. Other streams that still read it are waited for."""
+        """Whether the ``holders`` references are the only ones to the array's memory.
+
+        Makes the device's stream wait for other streams that still read the memory.
+        """
         if not array.flags.forc:
             return False
         self._copier.flights.settle(array.data.mem)
         return self._alone(array, holders + FRAME)
 
     def _alone(self, array: Any, holders: int) -> bool:
-        """Whether references to an array are the ``holders`` and no more, and none but its own to its memory; of an
-        array that it is a view of, there must be none but the view's.
+        """Whether an array has at most ``holders`` references and its memory is referenced only by the array and, for
+        a view, by its base, which must be referenced only by the view.
         """
         base, pointer = array.base, array.data
         if references(array) > holders + FRAME or (base is not None and references(base) > 2):
@@ -218,19 +232,19 @@ class CuPyBackend(Backend):
     # -- other memories and libraries --------------------------------------------------------------
 
     def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
-        """A page-locked copy, made on a stream of its own."""
+        """Returns a copy in page-locked host memory, made on the device's copy stream, and a completion token."""
         return self._copier.off(array, self._logical_devices[device])
 
     def pin(self, host: HostArray) -> Any:
-        """A page-locked copy."""
+        """Returns a copy of a host array in page-locked memory."""
         return self._copier.pinned(host)
 
     def onload(self, host: Any, device: Device, after: Any) -> tuple[Any, Any]:
-        """The way back, on the same stream."""
+        """Copies offloaded data back to the device on its copy stream; returns the array and a completion event."""
         return self._copier.on(host, self._logical_devices[device], after)
 
     def settle(self, token: Any) -> None:
-        """Waits for the event; what has failed before it says so now."""
+        """Blocks until an `offload` is complete; raises a `BackendError` if it has failed."""
         event, logical = token
         try:
             event.synchronize()
@@ -238,13 +252,13 @@ class CuPyBackend(Backend):
             logical.fail(error)
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
-        """CUDA memory of the device's GPU."""
+        """Returns the DLPack device: type 2 (CUDA) and the number of the GPU."""
         return (2, self._logical_devices[device].gpu.id)
 
     def from_dlpack(self, x: Any, device: Device) -> Any:
-        """An array of the same memory; the producer's work comes before the device's."""
+        """Returns an array that shares the memory of ``x``; the device's stream is ordered after the producer's."""
         return self._cupy.from_dlpack(x)
 
     def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> list[Any] | None:
-        """By NCCL, where every device has a GPU of its own."""
+        """Combines integer arrays by NCCL if every device has a GPU of its own; returns None if NCCL is unusable."""
         return all_reduce(self._cupy, arrays, [self._logical_devices[d] for d in devices], operator)

@@ -1,4 +1,4 @@
-"""Copies between GPUs and from and to host memory, and what must stay alive while they are under way."""
+"""Copies between GPUs and to and from host memory, and the references that keep their memory alive in flight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("shardtensor")
 
 
 class _Flight:
-    """An array that a stream reads (or fills) which is not the one that owns it, and host memory that it needs."""
+    """A copy in flight: its event, the device array with the stream that owns it, and the host memory, if any."""
 
     __slots__ = ("array", "event", "host", "memory", "owner")
 
@@ -32,9 +32,11 @@ class _Flight:
 
 
 class InFlight:
-    """What is under way. CuPy gives a block of memory to the next one who asks as soon as nobody refers to it, however
-    many streams still read it: so a reference stays here until they have. Before its owner writes to it, the owner's
-    stream is told to wait for them.
+    """The copies in flight.
+
+    CuPy's memory pool reuses a block as soon as no Python object refers to it, even if other streams still read it.
+    Therefore a reference is kept here until the event of each copy has completed. Before the owner of the memory
+    writes to it, `settle` makes its stream wait for the readers.
     """
 
     def __init__(self) -> None:
@@ -43,14 +45,14 @@ class InFlight:
         self._lock = threading.RLock()  # letting go of an array may run anything, another call of ours included
 
     def add(self, event: Any, array: Any, owner: Any, host: Any = None) -> None:
-        """Keeps a device array (and a host array) until the event; ``owner`` is the stream that it belongs to."""
+        """Keeps a device array, owned by the stream ``owner``, and a host array alive until the event is complete."""
         flight = _Flight(event, array, host, owner)
         with self._lock:
             self._queue.append(flight)
             self._by_memory.setdefault(id(flight.memory), []).append(flight)
 
     def prune(self) -> None:
-        """Lets go of what has arrived."""
+        """Releases completed copies, in the order in which they were added, up to the first incomplete one."""
         if not self._queue:  # asked at every call
             return
         with self._lock:
@@ -58,15 +60,16 @@ class InFlight:
                 self._forget(self._queue.popleft())
 
     def wait(self) -> None:
-        """Waits until all has arrived, and lets go of it."""
+        """Blocks until all copies are complete, and releases them."""
         with self._lock:
             for flight in tuple(self._queue):
                 flight.event.synchronize()
         self.prune()
 
     def settle(self, memory: Any) -> None:
-        """Makes the owner of a block of memory wait for all who use it, and lets go of it; not of host memory, whose
-        next user waits for nobody.
+        """Makes the owner's stream of a block of device memory wait for all copies that use it, and releases the block.
+
+        Host memory is kept until the copies are complete, because its next user is not ordered after any stream.
         """
         if id(memory) not in self._by_memory:
             return
@@ -91,8 +94,10 @@ def _is_empty(flight: _Flight) -> bool:
 
 
 class Peers:
-    """Which GPUs may read which: CUDA says so, and a copy has arrived as it was sent. Some machines (an IOMMU, cards
-    without NVLink) say yes and deliver something else.
+    """The pairs of GPUs that can copy directly: CUDA reports peer access, and a test copy has arrived intact.
+
+    The test is needed because some machines (with an IOMMU, or GPUs without NVLink) report peer access but corrupt the
+    data.
     """
 
     def __init__(self, cupy: Any) -> None:
@@ -104,12 +109,12 @@ class Peers:
             raise BackendError(f"SHARDTENSOR_CUPY_P2P is {self._mode!r}; it must be auto or off")
 
     def near(self, a: int, b: int) -> bool:
-        """Whether they are said to be peers."""
+        """Whether the GPUs are the same or CUDA reports peer access in both directions."""
         can = self._cupy.cuda.runtime.deviceCanAccessPeer
         return a == b or bool(can(a, b) and can(b, a))
 
     def reach(self, source: int, destination: int) -> bool:
-        """Whether copies from one GPU to the other may go straight."""
+        """Whether arrays can be copied directly from one GPU to the other."""
         if source == destination:
             return True
         if self._mode == "off":
@@ -127,7 +132,7 @@ class Peers:
         return known
 
     def _arrives(self, source: int, destination: int) -> bool:
-        """Copies 4 MiB that are different everywhere, and compares."""
+        """Whether a test copy arrives intact: 4 MiB of distinct 32-bit values."""
         cupy = self._cupy
         sent = np.arange(2**20, dtype=np.uint32) * np.uint32(2654435761)
         with cupy.cuda.Device(source) as device:
@@ -147,7 +152,7 @@ class Peers:
 
 
 class Copier:
-    """Copies arrays between lanes, and between a lane and page-locked host memory."""
+    """Copies arrays between logical devices, and between a logical device and page-locked host memory."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
@@ -156,7 +161,10 @@ class Copier:
         self.peers = Peers(cupy)
 
     def across(self, array: Any, source: LogicalDevice, destination: LogicalDevice) -> Any:
-        """A copy of an array in row-major order on another lane, which is current and ordered after the source."""
+        """Copies a row-major array to another logical device, which is current and ordered after the source.
+
+        The copy runs directly between GPUs that are peers, otherwise through page-locked host memory.
+        """
         out = self._cupy.empty(array.shape, array.dtype)
         if not array.nbytes:
             return out
@@ -173,7 +181,7 @@ class Copier:
         return out
 
     def over(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:
-        """A copy, made on the lane's stream, of an array that another stream of its GPU has made."""
+        """Copies, on the logical device's stream, an array that another stream of the same GPU has computed."""
         logical.stream.wait_event(logical.record(stream))
         with logical.stream:
             copy = array.copy()
@@ -181,7 +189,7 @@ class Copier:
         return copy
 
     def off(self, array: Any, logical: LogicalDevice) -> tuple[HostArray, Any]:
-        """A page-locked copy of an array in row-major order, and its lane's event after which it is complete."""
+        """Copies a row-major array to page-locked host memory; returns it and a token for `CuPyBackend.settle`."""
         if not array.nbytes:
             return np.empty(array.shape, array.dtype), None
         host: HostArray = self._pinned(array.shape, array.dtype)
@@ -192,13 +200,22 @@ class Copier:
         return host, (event, logical)
 
     def pinned(self, host: HostArray) -> HostArray:
-        """A page-locked copy of a host array."""
+        """Returns a page-locked copy of a host array."""
         copy: HostArray = self._pinned(host.shape, host.dtype) if host.nbytes else np.empty(host.shape, host.dtype)
         copy[...] = host
         return copy
 
     def on(self, host: HostArray, logical: LogicalDevice, after: Any) -> tuple[Any, Any]:
-        """The way back, after what `off` gave: an array of the lane, which is current, and the event when it is."""
+        """Copies page-locked host memory to a logical device, which is current.
+
+        Args:
+            host: the page-locked array.
+            logical: the destination.
+            after: the token that `off` returned for ``host``, or None.
+
+        Returns:
+            The device array, and the event after which it is complete (None if it has no elements).
+        """
         out = self._cupy.empty(host.shape, host.dtype)
         if not host.nbytes:
             return out, None

@@ -1,4 +1,4 @@
-"""Finding CuPy and its GPUs: what is missing, and what to do about it."""
+"""Detection of CuPy and its GPUs, with errors that explain what is missing and how to install it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _WHEELS = "`pip install cupy-cuda12x` or `cupy-cuda13x`, by the CUDA version tha
 
 
 def usable_cupy() -> tuple[Any, int]:
-    """The module cupy, and how many GPUs it can use.
+    """Returns the module cupy and the number of GPUs it can use.
 
     Raises:
-        BackendError: CuPy is not installed, it does not import, there is no driver for it, or no GPU.
+        BackendError: CuPy is not installed or cannot be imported, the CUDA driver is missing or too old, or there is no
+            GPU.
     """
     if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
         raise BackendError(f"CuPy is not installed; {_WHEELS}")

@@ -1,4 +1,4 @@
-"""Lanes: what a logical device is made of, and the ``with`` block in which it is current."""
+"""A logical device (a GPU with two streams), and the context manager that makes it current."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shardtensor.errors import BackendError, DeviceMemoryError
 
 
 class LogicalDevice:
-    """A logical device: a GPU and two streams on it, both blocking ones, so that code on the null stream stays right.
+    """A GPU and two streams on it. Both are blocking streams, so that they are ordered with code on the null stream.
 
     Attributes:
-        device: whose lane it is.
-        gpu: the GPU; several lanes may share one.
-        among_others: whether there are other GPUs, so that one must be chosen.
-        stream: where everything runs that computes, and copies from other lanes.
-        copies: where copies to and from host memory run beside it.
+        device: the `Device` that it implements.
+        gpu: the GPU; several logical devices may share one.
+        among_others: whether the machine has other GPUs, so that ``gpu`` must be made current explicitly.
+        stream: the stream of all computations and of copies from other logical devices.
+        copies: the stream of copies to and from host memory, which overlap with ``stream``.
     """
 
     __slots__ = ("_cupy", "_current_stream", "_relieve", "among_others", "copies", "device", "gpu", "stream")
@@ -34,32 +34,40 @@ class LogicalDevice:
             self.copies = cupy.cuda.Stream()
 
     def record(self, stream: Any = None) -> Any:
-        """An event for everything queued so far."""
+        """Records an event on ``stream`` (default: the device's stream) and returns it."""
         with self.gpu:  # events belong to the device that is current when they are made
             return (stream or self.stream).record(self._cupy.cuda.Event(disable_timing=True))
 
     def callers_stream(self) -> Any:
-        """The caller's current stream on this GPU; None where CUDA orders it by itself: the null stream, and ours."""
+        """Returns the caller's current stream on this GPU, or None if no explicit ordering is needed.
+
+        CUDA itself orders the null stream with the device's stream, and the device's stream with itself.
+        """
         stream = self._current_stream(self.gpu.id)
         return None if stream.ptr in (_NULL, _LEGACY, self.stream.ptr) else stream
 
     def is_current(self) -> bool:
-        """Whether the stream is the one that is current."""
+        """Whether the device's stream is current."""
         return self._current_stream() is self.stream
 
     def left(self) -> Any:
-        """The stream that is current where ours should be, because code of the user's has left it so; else None."""
+        """Returns the stream that user code has left current instead of the device's, or None."""
         stream = self._current_stream()
         return None if stream is self.stream or stream.ptr in (_NULL, _LEGACY) else stream
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that can still be allocated, those in CuPy's pool included, and bytes of the GPU."""
+        """Returns the bytes that can still be allocated (unused blocks of CuPy's pool included) and the GPU's total."""
         with self.gpu:
             free, total = self._cupy.cuda.runtime.memGetInfo()
             return free + self._cupy.get_default_memory_pool().free_bytes(), total
 
     def explain(self, error: BaseException) -> None:
-        """Raises what CuPy says of the device, with its name; returns for all other errors."""
+        """Re-raises an error of CuPy with the name of the device; returns if ``error`` is any other error.
+
+        Raises:
+            DeviceMemoryError: the GPU is out of memory. The memory held for copies in flight has been released.
+            BackendError: any other CUDA error.
+        """
         if isinstance(error, self._cupy.cuda.memory.OutOfMemoryError):
             self._relieve()
             free, total = self.memory()
@@ -72,7 +80,7 @@ class LogicalDevice:
             self.fail(error)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Raises a CUDA error with the device's name. Kernels run later than they are called: so do their errors."""
+        """Raises a `BackendError` that names the device. The error may come from an earlier, asynchronous call."""
         raise BackendError(
             f"work on {self.device} ({self.device.kind}) failed, in this call or in one before it: {error}"
         ) from error
@@ -86,10 +94,10 @@ def _mib(count: int) -> str:
 
 
 class Current:
-    """A ``with`` block in which a lane's GPU and stream are current; what was so before is so again after it.
+    """A context manager in which a logical device's GPU and stream are current; it restores the previous ones.
 
-    The stream is pushed, so that the user's own ``with stream`` inside of it comes back to ours, and what ``use()`` had
-    set before it is set again: CuPy keeps the two apart.
+    The stream is pushed on CuPy's stack, so that leaving a nested ``with stream`` block returns to it. The stream that
+    was current before is also restored by ``use()``, because CuPy tracks the two kinds of current stream separately.
     """
 
     __slots__ = ("_logical", "_saved")

@@ -1,6 +1,6 @@
-"""The array-API namespace of CuPy's arrays: CuPy's ufuncs, with NumPy's semantics where CuPy has others.
+"""The array-API namespace of CuPy's arrays: CuPy's ufuncs, corrected where their semantics differ from NumPy's.
 
-What is defined nowhere here and is no ufunc comes from `array_api_compat.cupy`.
+Functions that are neither ufuncs nor defined here come from `array_api_compat.cupy`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_
 
 
 class Namespace:
-    """The array-API namespace of the arrays of the current GPU.
+    """The array-API namespace; its functions run on the current GPU.
 
-    A ufunc is CuPy's own: array-api-compat's wrappers of some of them take no ``out=``, or cast differently.
+    Ufuncs are CuPy's own, because some of array-api-compat's wrappers take no ``out=`` or cast differently.
     """
 
     def __init__(self, cupy: Any) -> None:
@@ -41,14 +41,16 @@ class Namespace:
     # -- truth -------------------------------------------------------------------------------------
 
     def _truth(self, x: Any) -> Any:
-        """Whether each element is true: an array of bools, or a bool of a number."""
+        """Returns the truth value of each element: a bool array for an array, a bool for a number."""
         if not isinstance(x, self._cupy.ndarray):
             return bool(x)
         return x if x.dtype == np.bool_ else self._cupy.not_equal(x, 0)
 
     def _logical(self, name: str, x1: Any, x2: Any, out: Any) -> Any:
-        """A logical function of two operands. CuPy's take no complex numbers, and `logical_and` of a signed and an
-        unsigned integer takes negative ones for false, so that only operands of one real dtype are given as they are.
+        """Applies a logical function to two operands.
+
+        Only operands of one real dtype are passed unchanged: CuPy's logical functions take no complex numbers, and its
+        `logical_and` of a signed and an unsigned integer treats negative numbers as false.
         """
         alike = isinstance(x1, self._cupy.ndarray) and isinstance(x2, self._cupy.ndarray) and x1.dtype == x2.dtype
         if not alike or x1.dtype.kind == "c":
@@ -76,16 +78,16 @@ class Namespace:
     # -- other functions ---------------------------------------------------------------------------
 
     def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
-        """See NumPy: the condition may be a number, and integers that do not fit wrap around."""
+        """See NumPy. The condition may be a number; integers out of range wrap around."""
         if not isinstance(condition, self._cupy.ndarray):
             condition = self._cupy.asarray(bool(condition))
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
-        # Python integers are converted by NumPy, because CuPy refuses those that do not fit.
+        # NumPy converts Python integers, because CuPy raises OverflowError for those out of range.
         x1, x2 = [np.asarray(x).astype(dtype)[()] if type(x) is int else x for x in (x1, x2)]
         return self._cupy.where(condition, x1, x2)
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
-        """See NumPy: the bounds take part in the promotion, and a bound that is NaN gives NaN."""
+        """See NumPy. The bounds take part in type promotion, and a NaN bound gives NaN."""
         if x.dtype.kind in "iu":  # an integer beyond the dtype is no bound, and could not be converted to it
             known = np.iinfo(x.dtype)
             min = None if type(min) is int and min <= known.min else min
@@ -105,7 +107,7 @@ class Namespace:
         return out
 
     def vecdot(self, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-        """See NumPy: of bools, whether any pair of elements is true in both."""
+        """See NumPy. For bools the result is whether any pair of elements is true in both operands."""
         if x1.dtype == x2.dtype == np.bool_:  # array-api-compat adds them up as int8, where 256 pairs are 0
             if x1.shape[axis] != x2.shape[axis]:
                 raise ArgumentError(
@@ -117,9 +119,11 @@ class Namespace:
 
 
 def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
-    """A ufunc of operands among which are Python integers of any size. CuPy refuses those that do not fit into 64 bits,
-    or into the loop that it has chosen; NumPy compares them with anything, and makes floats of them where it computes
-    in floats. Beside bools, NumPy takes them for int64, where CuPy lets them wrap around.
+    """Calls a ufunc with operands that may include Python integers of any size.
+
+    CuPy raises OverflowError for integers that do not fit into 64 bits or into the dtype of the selected loop. NumPy
+    compares them with any operand, and converts them to floats if the loop computes in floats. Beside bools, NumPy takes
+    them for int64, where CuPy lets them wrap around.
     """
     large = [x for x in args if type(x) is int and not -(2**63) <= x < 2**63]
     if large and (compares or "ll->l" in ufunc.types) and all(type(x) is int or _is_bool(x) for x in args):
@@ -139,5 +143,8 @@ def _is_bool(x: Any) -> bool:
 
 
 def _as_float(x: int, endless: bool) -> float:
-    """A Python integer as a float; infinity, which compares with integers as one of more than 64 bits does."""
+    """Returns a Python integer as a float, or as an infinity of its sign if ``endless``.
+
+    An infinity compares with 64-bit integers as an integer of more than 64 bits does.
+    """
     return math.copysign(math.inf, x) if endless else float(x)

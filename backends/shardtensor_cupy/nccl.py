@@ -1,4 +1,4 @@
-"""All-reduce by NCCL, where it is there and every shard has a GPU of its own."""
+"""All-reduce by NCCL, if NCCL is available and every shard is on a GPU of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from shardtensor_cupy.logical_device import LogicalDevice
 
-# Of integers alone: NCCL adds in an order of its own, and sums of floats are promised to the bit.
+# Only integers: NCCL's order of summation is unspecified, and sums of floats are guaranteed to be reproducible.
 _TYPES = {"b": "INT8", "B": "UINT8", "i": "INT32", "I": "UINT32", "l": "INT64", "L": "UINT64"}
 _lock = threading.Lock()  # a communicator is one thread's at a time, and all GPUs must get the calls in one order
 _OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
@@ -19,7 +19,7 @@ _OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MI
 
 @functools.cache
 def _library() -> Any:
-    """The module cupy.cuda.nccl; None where it is not there."""
+    """Returns the module cupy.cuda.nccl, or None if it is unavailable."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says so if its library is missing
         try:
@@ -35,7 +35,18 @@ def _communicators(gpus: tuple[int, ...]) -> Any:
 
 
 def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[LogicalDevice], operator: str) -> list[Any] | None:
-    """The combined array on every lane; None where NCCL cannot."""
+    """Combines integer arrays of equal shapes and dtypes by NCCL.
+
+    Args:
+        cupy: the module cupy.
+        arrays: one array per logical device.
+        lanes: the logical devices.
+        operator: ``"add"``, ``"multiply"``, ``"maximum"`` or ``"minimum"``.
+
+    Returns:
+        The combined array on each logical device. None if NCCL is not available or does not apply: the dtype is not
+        supported, there are no elements, fewer than two GPUs, or several logical devices on one GPU.
+    """
     gpus = tuple([logical.gpu.id for logical in lanes])
     first = arrays[0]
     if len(gpus) < 2 or len(set(gpus)) < len(gpus) or first.dtype.char not in _TYPES or not first.nbytes:
@@ -44,7 +55,7 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[LogicalDevice],
     if nccl is None:
         return None
     sources, out = [], []
-    # Everything is allocated before the group begins: a call to CUDA within it may wait for another rank's.
+    # All arrays are allocated before the NCCL group starts, because a CUDA call inside it may block on another rank.
     for logical, array in zip(lanes, arrays, strict=True):
         with logical.gpu, logical.stream:
             sources.append(cupy.ascontiguousarray(array))  # NCCL is given an address and a count, and no strides

@@ -1,4 +1,4 @@
-"""The host as N logical devices. All share one memory: a tensor is one NumPy buffer, and its shards are views."""
+"""The ``numpy`` backend: N logical devices on the host that share its memory. Shards are views of one NumPy buffer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ __all__ = ["NumPyBackend"]
 
 
 class NumPyBackend(Backend):
-    """Logical devices on the host, ``SHARDTENSOR_NUM_DEVICES`` of them (default: one for each core this process may
-    use).
+    """``SHARDTENSOR_NUM_DEVICES`` logical devices on the host (default: one for each core this process may use).
 
     >>> st.devices("numpy")[0].kind
     'cpu'
@@ -38,12 +37,12 @@ class NumPyBackend(Backend):
         self._devices = tuple(Device(self.name, i) for i in range(logical_device_count()))
 
     def devices(self) -> Sequence[Device]:
-        """All logical devices."""
+        """All logical devices, in order of their ids."""
         return self._devices
 
     @property
     def xp(self) -> Any:
-        """NumPy itself."""
+        """The module numpy."""
         return np
 
     def is_array(self, x: object) -> bool:
@@ -51,31 +50,31 @@ class NumPyBackend(Backend):
         return isinstance(x, (np.ndarray, np.generic))
 
     def asarray(self, x: Any) -> Any:
-        """``x`` as an array."""
+        """Returns ``x`` as an array; array scalars become 0-d arrays."""
         return np.asarray(x)
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        """A copy: logical devices keep nothing from each other, but what is asked to move is not shared."""
+        """Returns a copy: the devices share one memory, but the result of an explicit transfer must be independent."""
         return copied(array)
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
-        """Of the host, as far as this process can get it; None where nobody says."""
+        """Returns the bytes (free, total) of host memory available to this process, or None if unknown."""
         return host_memory()
 
     def from_host(self, array: HostArray, device: Device) -> Any:
-        """A copy of a host array."""
+        """Returns a copy of a host array."""
         return copied(array)
 
     def to_host(self, array: Any, device: Device) -> HostArray:
-        """The array itself, read-only."""
+        """Returns a read-only view of the array."""
         return self.export(array)  # type: ignore[no-any-return]
 
     def export(self, array: Any) -> Any:
-        """A read-only view."""
+        """Returns a read-only view of the array."""
         return read_only(array)
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
+        """Returns ``result`` itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""
         if not result.flags.writeable and any(owner_of(result) is owner_of(s) for s in shards):
             return result, False
         if is_alone(result, 1 + FRAME):
@@ -83,7 +82,11 @@ class NumPyBackend(Backend):
         return np.array(result, order="K", subok=False), True
 
     def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether nobody else holds its memory, and its elements fill it without gaps, so that no two share a place."""
+        """Whether the ``holders`` references are the only ones to the array's memory, and the array is contiguous.
+
+        Requiring row-major or column-major order excludes arrays whose elements alias each other. An exclusive array is
+        made writable.
+        """
         if not array.flags.forc or not is_alone(array, holders + FRAME):
             return False
         if array.base is not None:
@@ -92,5 +95,5 @@ class NumPyBackend(Backend):
         return True
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
-        """``array`` itself, writable, where it is alone in its memory, else a copy in row-major order."""
+        """Returns ``array`` itself, made writable, if it is exclusive, else a row-major copy; and whether it copied."""
         return (array, False) if self.is_exclusive(array, holders + FRAME) else (copied(array), True)

@@ -1,4 +1,4 @@
-"""PyTorch tensors, on logical devices: several may share the host, or each of the GPUs that PyTorch can use."""
+"""The ``torch`` backend: PyTorch tensors on logical devices, of which several may share the host or a GPU."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ __all__ = ["TorchBackend"]
 
 
 class TorchBackend(Backend):
-    """Logical devices, ``SHARDTENSOR_NUM_DEVICES`` of them: dealt out in blocks over the GPUs where there are some
-    (without the variable, one for each), each with a stream of its own; else on the host.
+    """``SHARDTENSOR_NUM_DEVICES`` logical devices, on the GPUs if PyTorch can use any, otherwise on the host.
 
-    Tensors have bool, uint8, int8 to int64, float16 to float64, complex64 and complex128. They are kept detached: what
-    a mapped function differentiates begins and ends in it.
+    On GPUs, each device has its own stream, the devices are assigned to the GPUs in contiguous blocks, and the default
+    is one device per GPU.
+
+    Supported dtypes are bool, uint8, int8 to int64, float16 to float64, complex64 and complex128. Tensors are stored
+    detached, so automatic differentiation is confined to the inside of a mapped function.
     """
 
     name = "torch"
@@ -47,7 +49,7 @@ class TorchBackend(Backend):
             if name is None:
                 raise BackendError(f"torch does not start: {error}") from error
             raise BackendError(f"{name} is not installed; pip install 'shardtensor[torch]'") from None
-        except Exception as error:  # of whatever kind: a broken library is said to be, with its reason
+        except Exception as error:  # A broken installation can raise any exception.
             raise BackendError(f"torch does not start: {error!r}") from error
         cuda = self._torch.cuda
         gpus = cuda.device_count() if cuda.is_available() else 0
@@ -58,33 +60,33 @@ class TorchBackend(Backend):
         self._devices = tuple(Device(self.name, i, kind=kinds[gpu]) for i, gpu in enumerate(self._gpus or [0] * count))
         self._streams = [cuda.Stream(device=gpu) for gpu in self._gpus]
         if gpus:
-            self.helper_delay = 10e-3  # a mapped call queues, and has many kernels to start
+            self.helper_delay = 10e-3  # Calls are asynchronous but launch many kernels.
             self.pinned_host = True
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
         self._alone = self._holders(self._torch.empty(1))
 
     def devices(self) -> Sequence[Device]:
-        """All logical devices."""
+        """All logical devices, in order of their ids."""
         return self._devices
 
     @property
     def xp(self) -> Any:
-        """PyTorch's functions, with NumPy's semantics."""
+        """The array-API namespace: PyTorch's functions with NumPy's semantics."""
         return self._xp
 
     # -- devices and their order -------------------------------------------------------------------
 
     def on(self, device: Device) -> _On:
-        """Makes the device's GPU and stream current."""
+        """Returns a context manager in which the device's GPU and stream are current."""
         return _On(self._torch, device, self._streams[device.id] if self._streams else None)
 
     def capture_modes(self) -> Callable[[], None]:
-        """Whether gradients are recorded.
+        """Returns a function that restores the current gradient mode.
 
         Raises:
-            BackendError: in a stream of the program's own, within `torch.func` or `torch.inference_mode`: none of them
-                can be left in the middle and come back to.
+            BackendError: another stream, a `torch.func` transformation or `torch.inference_mode` is active. None of
+                them can be suspended and resumed.
         """
         torch, device = self._torch, current_device()
         if device is not None and self._streams:
@@ -104,31 +106,31 @@ class TorchBackend(Backend):
         return functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
-        """Of the GPU; None on the host."""
+        """Returns the bytes (free, total) of the device's GPU, or None on the host."""
         return tuple(self._torch.cuda.mem_get_info(self._gpus[device.id])) if self._gpus else None
 
     def record(self, device: Device) -> Any:
-        """An event on the device's stream."""
+        """Records and returns an event on the device's stream; None on the host, where execution is synchronous."""
         return self._streams[device.id].record_event() if self._streams else None
 
     def wait(self, device: Device, token: Any) -> None:
-        """The device's stream waits for the event."""
+        """Makes the device's stream wait for the event ``token``."""
         if token is not None:
             self._streams[device.id].wait_event(token)
 
     def synchronize(self, device: Device) -> None:
-        """Returns when the device's stream is empty."""
+        """Blocks until the device's stream is idle."""
         if self._streams:
-            with self.on(device):  # which names the device, if something has failed
+            with self.on(device):  # Errors are re-raised with the name of the device.
                 self._streams[device.id].synchronize()
 
     def wait_for_caller(self, device: Device) -> None:
-        """The device's stream waits for the caller's current one."""
+        """Makes the device's stream wait for the caller's current stream."""
         if self._streams:
             self._streams[device.id].wait_stream(self._torch.cuda.current_stream(self._gpus[device.id]))
 
     def make_caller_wait(self, device: Device) -> None:
-        """The caller's current stream waits for the device's."""
+        """Makes the caller's current stream wait for the device's stream."""
         if self._streams:
             self._torch.cuda.current_stream(self._gpus[device.id]).wait_stream(self._streams[device.id])
 
@@ -140,7 +142,7 @@ class TorchBackend(Backend):
         return isinstance(x, torch.Tensor) and x.device.type == self._kind and x.layout is torch.strided
 
     def asarray(self, x: Any) -> Any:
-        """The tensor itself, detached, its values in its memory."""
+        """Returns the tensor as a detached plain tensor without pending conjugation or negation."""
         if type(x) is not self._torch.Tensor or x.requires_grad:
             x = x.detach().as_subclass(self._torch.Tensor)
         return self._dtypes.resolved(x)
@@ -150,22 +152,22 @@ class TorchBackend(Backend):
         return self._dtypes.dtype_of(array)  # type: ignore[no-any-return]
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
-        """Whether PyTorch computes with it."""
+        """Whether the backend supports ``dtype``, a NumPy dtype."""
         return dtype in self._dtypes.TORCH
 
     def view(self, array: Any, index: Any) -> Any:
-        """A view; a copy, where a step is negative."""
+        """Returns the elements at a basic index: a view, or a copy if a slice has a negative step."""
         entries = index if isinstance(index, tuple) else (index,)
         if not any(isinstance(e, slice) and e.step is not None and e.step < 0 for e in entries):
             return array[index]
         return self._turned(array, entries)
 
     def _turned(self, array: Any, entries: tuple[Any, ...]) -> Any:
-        """Slices with negative steps take the same elements in the other order, which are then flipped."""
+        """Indexes with negative steps, which PyTorch does not support: slices forward, then flips the result."""
         rest = sum(e is not None and e is not Ellipsis for e in entries)
         forward: list[Any] = []
         turned: list[int] = []
-        at = dimension = 0  # in the array, and in the result
+        at = dimension = 0  # dimension of the array, dimension of the result
         for e in entries:
             if e is Ellipsis:
                 skipped = array.ndim - rest
@@ -185,18 +187,21 @@ class TorchBackend(Backend):
         return self._torch.flip(taken, turned) if turned else taken
 
     def contiguous(self, array: Any) -> Any:
-        """The tensor in row-major order, its values in its memory."""
+        """Returns the tensor in row-major order without pending conjugation or negation; a copy if necessary."""
         return self._dtypes.resolved(array).contiguous()
 
     def is_contiguous(self, array: Any) -> bool:
-        """Whether it is in row-major order."""
+        """Whether the tensor is in row-major order."""
         return bool(array.is_contiguous())
 
     def device_of(self, array: Any) -> Device:
-        """The logical device of the tensor's memory on which the mapped function around this call runs, else the first.
+        """Returns the device that holds a tensor.
+
+        Where several logical devices share the tensor's GPU (or the host), that is the current device of the mapped
+        function if it is one of them, otherwise the first.
 
         Raises:
-            BackendError: none of them is on its GPU.
+            BackendError: no logical device is on the tensor's GPU.
         """
         here = current_device()
         if here is not None and here in self._devices and (not self._gpus or self._gpus[here.id] == array.device.index):
@@ -211,38 +216,46 @@ class TorchBackend(Backend):
         return self._devices[self._gpus.index(array.device.index)]
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        """A copy, made on the destination's stream. What the source does next comes after it: it may write there."""
+        """Copies a tensor to another device, on the destination's stream.
+
+        The source's stream then waits for the copy, because it may overwrite the tensor next.
+        """
         torch = self._torch
         array = self._dtypes.resolved(array)
         if not self._gpus:
             return array.clone(memory_format=torch.contiguous_format)
         copy = torch.empty(tuple(array.shape), dtype=array.dtype, device=f"cuda:{self._gpus[destination.id]}")
         copy.copy_(array, non_blocking=True)
-        array.record_stream(self._streams[destination.id])  # memory that another stream has allocated, too
+        array.record_stream(self._streams[destination.id])  # A program's own stream may have allocated the memory.
         self.wait(source, self.record(destination))
         return copy
 
     def from_host(self, array: HostArray, device: Device) -> Any:
-        """A copy of a host array."""
+        """Returns a copy of a host array on the current device."""
         return self._xp.asarray(array)
 
     def to_host(self, array: Any, device: Device) -> HostArray:
-        """On the host the memory itself, read-only; else a copy."""
-        # By DLPack: after `numpy()` PyTorch takes the memory for NumPy's, even when no array is left.
+        """Returns a read-only host array: a view of the same memory on the host, a copy from a GPU."""
+        # DLPack is used because after `numpy()` PyTorch considers the memory shared with NumPy even when no NumPy array
+        # is left.
         return read_only(np.from_dlpack(self._dtypes.resolved(array.detach()).cpu()))
 
     def export(self, array: Any) -> Any:
-        """Another tensor of the same memory, which it keeps while the caller's stream uses it. PyTorch has none that
-        cannot be written.
+        """Returns a detached tensor that shares the memory, which stays allocated while the caller's stream uses it.
+
+        The tensor is writable: PyTorch has no read-only tensors.
         """
         if self._gpus:
             array.record_stream(self._torch.cuda.current_stream(array.device))
         return array.detach()
 
-    # -- whose memory it is ------------------------------------------------------------------------
+    # -- ownership ---------------------------------------------------------------------------------
 
     def _holders(self, array: Any) -> tuple[int, int, int] | None:
-        """How many hold a tensor's memory, its Python object, and the tensor; None where PyTorch does not say."""
+        """Returns the reference counts of a tensor's storage, of its storage's Python object and of the tensor itself.
+
+        None if this version of PyTorch does not expose them.
+        """
         uses = getattr(array, "_use_count", None)
         if self._uses is None or uses is None:
             return None
@@ -250,14 +263,18 @@ class TorchBackend(Backend):
         return self._uses(memory._cdata), references(memory), uses()
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """``result`` itself where nobody else holds its memory or where it is a view of a shard, else a copy."""
+        """Returns ``result`` itself if it is exclusive or a view of a shard, else a copy; and whether it copied."""
         place = result.untyped_storage()._cdata
         if any(s.untyped_storage()._cdata == place for s in shards) or self.is_exclusive(result, 1 + FRAME):
             return result, False
         return self._xp.asarray(result, copy=True), True
 
     def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether nobody else holds its memory: no variable, no view, no saved gradient, no other library."""
+        """Whether the ``holders`` references are the only ones to the tensor's memory.
+
+        Other variables, views, tensors saved for a gradient and other libraries (NumPy, DLPack, shared memory) count.
+        False if PyTorch does not expose its reference counts.
+        """
         if references(array) > holders + FRAME or self._alone is None or self._holders(array) != self._alone:
             return False
         memory = array.untyped_storage()
@@ -267,27 +284,30 @@ class TorchBackend(Backend):
     # -- other libraries ---------------------------------------------------------------------------
 
     def to_dlpack(self, array: Any) -> Any:
-        """The tensor, its values in its memory."""
+        """Returns the detached tensor without pending conjugation or negation."""
         return self._dtypes.resolved(array.detach())
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
-        """The GPU, or the host."""
+        """Returns the DLPack device: type 2 (CUDA) and the number of the GPU, or (1, 0) for the host."""
         return (2, self._gpus[device.id]) if self._gpus else (1, 0)
 
     def from_dlpack(self, x: Any, device: Device) -> Any:
-        """A tensor that shares the memory of ``x``."""
+        """Returns a tensor that shares the memory of ``x``."""
         return self._torch.from_dlpack(x)
 
 
 def _is_dense(array: Any) -> bool:
-    """Whether no two elements share a place: in some order of the dimensions they lie one after the other."""
+    """Whether the tensor is contiguous in some order of its dimensions, so that no elements alias."""
     order = sorted(range(array.ndim), key=array.stride, reverse=True)
     return bool(array.is_contiguous() or array.permute(order).is_contiguous())
 
 
 class _On:
-    """A device's GPU and stream, made current for the length of a ``with`` block. What PyTorch says there of memory
-    becomes a `DeviceMemoryError`.
+    """A context manager in which a device's GPU and stream are current.
+
+    Raises:
+        DeviceMemoryError: PyTorch ran out of memory in the block.
+        BackendError: a CUDA error was raised in the block.
     """
 
     __slots__ = ("_device", "_stream", "_torch")
@@ -308,6 +328,6 @@ class _On:
             return
         if isinstance(error, self._torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise DeviceMemoryError(f"{self._device} ({self._device.kind}): {error}") from error
-        # Versions of PyTorch without a class of their own for it have the text alone.
+        # PyTorch versions without `torch.AcceleratorError` raise a RuntimeError that only its message identifies.
         if isinstance(error, getattr(self._torch, "AcceleratorError", ())) or str(error).startswith("CUDA error"):
             raise BackendError(f"{self._device} ({self._device.kind}): {error}") from error

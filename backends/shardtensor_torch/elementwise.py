@@ -1,8 +1,8 @@
-"""Tensors with NumPy's dtypes, and NumPy's elementwise functions of them.
+"""NumPy's dtypes and elementwise functions for PyTorch tensors.
 
-NumPy itself says in which dtypes a ufunc computes (`numpy.ufunc.resolve_dtypes`); PyTorch then gets operands of just
-these, so that nothing is left of its own promotion. Where its function answers otherwise than NumPy's, the tables
-`KERNELS` and `COMPLEX` have another.
+`numpy.ufunc.resolve_dtypes` determines the dtypes in which a ufunc computes. The operands are cast to these dtypes
+before PyTorch is called, so that PyTorch's type promotion never applies. Where PyTorch's result differs from NumPy's,
+the tables `KERNELS` and `COMPLEX` contain a replacement.
 
 Importing this module imports torch.
 """
@@ -21,23 +21,23 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 
-torch: Any = importlib.import_module("torch")  # optional, so that type checkers must do without
+torch: Any = importlib.import_module("torch")  # torch is optional, so type checkers must not depend on it
 
 NUMPY: dict[Any, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 } | {torch.complex64: np.dtype("complex64"), torch.complex128: np.dtype("complex128")}
-"""The dtypes that tensors of the library have here: those with which PyTorch computes."""
+"""The supported torch dtypes and the NumPy dtypes that they correspond to."""
 
 TORCH: dict[np.dtype[Any], Any] = {known: dtype for dtype, known in NUMPY.items()}
 PLAIN = (bool, int, float, complex)
 
 
 def to_torch(dtype: Any) -> Any:
-    """The torch dtype of what NumPy takes for a dtype, or of itself.
+    """Returns the torch dtype for anything that `numpy.dtype` accepts; a torch dtype is returned unchanged.
 
     Raises:
-        ArgumentTypeError: PyTorch does not compute with it.
+        ArgumentTypeError: PyTorch does not support computation in that dtype.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -48,10 +48,10 @@ def to_torch(dtype: Any) -> Any:
 
 
 def dtype_of(x: Any) -> np.dtype[Any]:
-    """The NumPy dtype of a tensor.
+    """Returns the NumPy dtype of a tensor.
 
     Raises:
-        ArgumentTypeError: NumPy has none such (bfloat16, ...), or PyTorch does not compute with it.
+        ArgumentTypeError: the tensor's dtype has no NumPy counterpart (bfloat16, ...) or is not supported.
     """
     try:
         return NUMPY[x.dtype]
@@ -60,12 +60,12 @@ def dtype_of(x: Any) -> np.dtype[Any]:
 
 
 def resolved(x: Any) -> Any:
-    """A tensor whose memory holds its values: conjugation and negation are not left to the reader."""
+    """Returns the tensor with pending conjugation and negation carried out, so that its memory holds its values."""
     return x.resolve_conj().resolve_neg()
 
 
 def cast(x: Any, dtype: Any) -> Any:
-    """A tensor in another torch dtype, as NumPy casts."""
+    """Casts a tensor to a torch dtype with NumPy's semantics; returns the tensor itself if it already has the dtype."""
     if x.dtype is dtype:
         return x
     if x.dtype.is_complex and dtype is torch.bool:
@@ -73,17 +73,21 @@ def cast(x: Any, dtype: Any) -> Any:
     if x.dtype.is_complex and not dtype.is_complex:
         message = "casting complex values to real discards the imaginary part"
         warnings.warn(message, np.exceptions.ComplexWarning, stacklevel=2)
-        return x.real.to(dtype, copy=True)  # else it might be a view
+        return x.real.to(dtype, copy=True)  # Without copy=True the result could be a view.
     return x.to(dtype)
 
 
 def store(out: Any, x: Any) -> Any:
-    """Writes a tensor, broadcast and cast, into ``out``."""
+    """Writes ``x``, cast and broadcast, to the tensor ``out`` and returns ``out``."""
     return out.copy_(cast(x, out.dtype))
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Axes as numbers from 0; all of them for None."""
+    """Returns the normalized (non-negative) axes as a tuple; all axes for None.
+
+    Raises:
+        AxisError: an axis is out of range or repeated.
+    """
     if axis is None:
         return tuple(range(ndim))
     axes = [int(a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
@@ -92,21 +96,21 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple([a % ndim for a in axes])
 
 
-# -- elementwise functions where PyTorch's answers are not NumPy's -----------------------------------------------------
+# -- elementwise functions whose results differ between PyTorch and NumPy ----------------------------------------------
 
 
 def is_int(x: Any) -> bool:
-    """Whether a tensor is one of integers or bools."""
+    """Whether a tensor has an integer or bool dtype."""
     return not (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def _unchanged(function: Any) -> Callable[..., Any]:
-    """A function that leaves integers as they are."""
+    """Wraps a function so that it returns a copy of integer and bool tensors."""
     return lambda x: x.clone() if is_int(x) else function(x)
 
 
 def _divisor(b: Any) -> Any:
-    """A divisor by which a processor can divide: 1 in the place of 0, and of -1, where the quotient may overflow."""
+    """Replaces the divisors 0, and -1 (for which the quotient can overflow), by 1, so that no division traps."""
     troubles = (b == 0) | (b == -1) if b.dtype.is_signed else b == 0
     return torch.where(troubles, torch.ones((), dtype=b.dtype, device=b.device), b)
 
@@ -136,7 +140,7 @@ def _pow(a: Any, b: Any) -> Any:
 def _reciprocal(x: Any) -> Any:
     if not is_int(x):
         return torch.reciprocal(x)
-    least = torch.iinfo(x.dtype).min if x.dtype in (torch.int32, torch.int64) else 0  # as processors convert infinity
+    least = torch.iinfo(x.dtype).min if x.dtype in (torch.int32, torch.int64) else 0  # as infinity is converted
     itself = (x == 1) | (x == -1) if x.dtype.is_signed else x == 1
     return torch.where(x == 0, least, torch.where(itself, x, torch.zeros_like(x)))
 
@@ -150,7 +154,7 @@ def _sign(x: Any) -> Any:
 
 
 def _complex_sign(x: Any) -> Any:
-    # Where one part is infinite, the other counts as nothing beside it.
+    # If one part is infinite, a finite other part is replaced by zero, because it is negligible in the quotient.
     parts = torch.view_as_real(resolved(x))
     endless = torch.isinf(parts).any(-1, keepdim=True)
     parts = torch.where(endless, torch.where(torch.isinf(parts), torch.sign(parts), parts * 0), parts)
@@ -163,14 +167,14 @@ def _nextafter(a: Any, b: Any) -> Any:
         return torch.nextafter(a, b)
     a, b = torch.broadcast_tensors(a, b)
     bits = a.contiguous().view(torch.int16)
-    away = torch.where((b > a) == (a > 0), bits + 1, bits - 1)  # magnitudes are in the order of their bits
+    away = torch.where((b > a) == (a > 0), bits + 1, bits - 1)  # magnitudes are ordered as their bit patterns
     least = torch.copysign(torch.full_like(a, 2.0**-24), b)
     moved = torch.where(a == 0, least, away.view(torch.float16))
     return torch.where(a == b, a, torch.where(torch.isnan(a) | torch.isnan(b), a + b, moved))
 
 
 def _before(strict: bool) -> Callable[[Any, Any], Any]:
-    """NumPy's order of complex numbers: by real part, then by imaginary part."""
+    """Returns a comparison in NumPy's order of complex numbers: by real part, then by imaginary part."""
     less = torch.lt if strict else torch.le
 
     def before(a: Any, b: Any) -> Any:
@@ -181,7 +185,10 @@ def _before(strict: bool) -> Callable[[Any, Any], Any]:
 
 
 def _by_parts(function: Any) -> Callable[[Any, Any], Any]:
-    """A sum of complex numbers part by part: PyTorch's multiplies one operand by 1, which makes NaN of infinities."""
+    """Applies a function to the real and imaginary parts separately.
+
+    PyTorch's complex addition multiplies one operand by 1, which turns infinities into NaN.
+    """
     return lambda a, b: torch.view_as_complex(function(*[torch.view_as_real(resolved(x)) for x in (a, b)]))
 
 
@@ -215,7 +222,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "sign": _sign,
     "nextafter": _nextafter,
 }
-"""What computes a ufunc of NumPy's on tensors of one of its loops; for others, PyTorch's function of that name does."""
+"""The kernels of NumPy's ufuncs by name. Ufuncs that are not listed use PyTorch's function of the same name."""
 
 COMPLEX: dict[str, Callable[..., Any]] = {
     "add": _by_parts(torch.add),
@@ -228,37 +235,49 @@ COMPLEX: dict[str, Callable[..., Any]] = {
     "maximum": lambda a, b: torch.where(torch.isnan(a) | _less_equal(b, a), a, b),
     "minimum": lambda a, b: torch.where(torch.isnan(a) | _less_equal(a, b), a, b),
 }
-"""The same of complex numbers, where they need another."""
+"""The kernels for complex operands, where they differ."""
 
 NO_OUT = ("isfinite", "isinf", "isnan", "positive")
-"""Functions of PyTorch's own that cannot write into a tensor. All others can."""
+"""The builtin functions of PyTorch that take no ``out=``."""
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 
 @functools.lru_cache(4096)
 def loop(name: str, kinds: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-    """The torch dtypes in which NumPy would compute, and that of the result, for operands of torch dtypes or of types
-    of Python's.
+    """Selects the loop of a NumPy ufunc.
+
+    Args:
+        name: the name of the ufunc.
+        kinds: for each operand its torch dtype, or its type if it is a Python scalar.
+
+    Returns:
+        The torch dtypes to which the operands are cast, and the torch dtype of the result.
 
     Raises:
-        TypeError: NumPy's ufunc does not take them, or PyTorch does not have them.
+        TypeError: NumPy's ufunc does not support these dtypes, or PyTorch lacks one of them.
     """
-    if all(k in PLAIN for k in kinds):  # they stand for arrays
+    if all(k in PLAIN for k in kinds):  # without an array operand, Python scalars are promoted as 0-d arrays
         given = [np.asarray(k(1)).dtype for k in kinds]
     else:
         given = [NUMPY.get(k, np.dtype(bool) if k is bool else k) for k in kinds]
     *inputs, result = getattr(np, name).resolve_dtypes((*given, None))
-    if name in ("divide", "true_divide"):  # of integers NumPy makes floats on the way
+    if name in ("divide", "true_divide"):  # NumPy converts integers to floats inside the loop
         inputs = [result, result]
     return tuple([to_torch(d) for d in inputs]), to_torch(result)
 
 
 def elementwise(name: str, kernel: Callable[..., Any], scalar: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """NumPy's ufunc of that name on tensors; ``scalar(value, dtype)`` makes a tensor of a Python number."""
+    """Returns NumPy's ufunc of that name for tensors.
+
+    Args:
+        name: the name of the ufunc.
+        kernel: the function that computes it on tensors of the loop's dtypes.
+        scalar: ``scalar(value, dtype)`` returns a 0-d tensor of a Python number.
+    """
     complex_kernel = COMPLEX.get(name, kernel)
     takes_out = isinstance(kernel, BuiltinFunctionType) and name not in NO_OUT
-    single = False  # half precision as in NumPy, which computes it in single: found out when PyTorch has no other
+    single = False  # compute float16 in float32, as NumPy does; set once PyTorch turns out to have no float16 kernel
 
     def compute(operands: Sequence[Any], result: Any, out: Any = None) -> Any:
         nonlocal single
@@ -294,20 +313,24 @@ def elementwise(name: str, kernel: Callable[..., Any], scalar: Callable[[Any, An
 
 
 def _fits(out: Any, operands: Sequence[Any]) -> bool:
-    """Whether ``out`` has the result's shape, for sure: PyTorch would give it another."""
+    """Whether ``out`` certainly has the shape of the result; PyTorch would resize it otherwise."""
     shapes = {x.shape for x in operands if x.ndim}
     return shapes == {out.shape} or (not shapes and not out.ndim)
 
 
 def as_tensor(x: Any, scalar: Callable[[Any, Any], Any]) -> Any:
-    """A scalar or array of NumPy's beside tensors."""
+    """Converts a NumPy scalar or array to a tensor on the device on which ``scalar`` creates tensors."""
     x = np.asarray(x)
     made = scalar(0, to_torch(x.dtype))
     return torch.tensor(host(x), device=made.device)
 
 
 def host(x: Any) -> Any:
-    """A host array as PyTorch reads it: in row-major order, of the machine's byte order."""
+    """Returns a host array in the form that PyTorch accepts: row-major, aligned, in native byte order.
+
+    Raises:
+        ArgumentTypeError: PyTorch does not support the dtype.
+    """
     x = np.asarray(x)
     native = x.dtype.newbyteorder("=")
     to_torch(native)
@@ -316,7 +339,7 @@ def host(x: Any) -> Any:
 
 
 def _in_range(args: tuple[Any, ...], dtypes: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Comparisons with integers that the dtype beside them cannot hold, as comparisons with infinity."""
+    """Replaces a Python integer that the operands' dtype cannot represent by an infinity, compared in float64."""
     for x, dtype in zip(args, dtypes, strict=True):
         if type(x) is int and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
             known = torch.iinfo(dtype)

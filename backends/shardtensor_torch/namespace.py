@@ -1,6 +1,6 @@
-"""The array-API namespace of tensors: PyTorch's functions, with NumPy's semantics.
+"""The array-API namespace of PyTorch tensors: PyTorch's functions with NumPy's semantics.
 
-Elementwise functions are those of `shardtensor_torch.elementwise`; what is defined nowhere here comes from
+Elementwise functions come from `shardtensor_torch.elementwise`, and functions that are not defined here from
 `array_api_compat.torch`. Importing this module imports torch.
 """
 
@@ -39,7 +39,7 @@ compat: Any = importlib.import_module("array_api_compat.torch")
 
 
 class Namespace:
-    """The array-API namespace of tensors on the current device of a type (``cpu`` or ``cuda``)."""
+    """The array-API namespace; its functions run on the current device of type ``device`` (``cpu`` or ``cuda``)."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -56,7 +56,7 @@ class Namespace:
         return made
 
     def _scalar(self, value: Any, dtype: Any) -> Any:
-        """A Python number as a tensor of no dimensions. NumPy converts it, who knows what fits and what is infinite."""
+        """Returns a Python number as a 0-d tensor. NumPy converts it, so that range checks and overflow are NumPy's."""
         if type(value) is not float or dtype is not torch.float64:
             with np.errstate(over="ignore"):
                 value = NUMPY[dtype].type(value).item()
@@ -65,7 +65,7 @@ class Namespace:
     # -- creation ----------------------------------------------------------------------------------
 
     def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
-        """A tensor of a tensor, a host array, a number or nested lists of numbers."""
+        """Converts a tensor, a host array, a number or nested lists of numbers to a tensor."""
         if not isinstance(x, torch.Tensor):
             made = torch.tensor(host(x), device=self._device)
             return made if dtype is None else cast(made, to_torch(dtype))
@@ -139,7 +139,7 @@ class Namespace:
     # -- dtypes ------------------------------------------------------------------------------------
 
     def result_type(self, *arrays_and_dtypes: Any) -> Any:
-        """NumPy's, as a torch dtype."""
+        """See NumPy. The result is a torch dtype."""
         return to_torch(np.result_type(*map(_known, arrays_and_dtypes)))
 
     def can_cast(self, from_: Any, to: Any, /) -> bool:
@@ -159,10 +159,10 @@ class Namespace:
         """See NumPy."""
         return np.iinfo(_known(type))
 
-    # -- elementwise, and not ufuncs of NumPy's ----------------------------------------------------
+    # -- elementwise functions that are not ufuncs in NumPy ----------------------------------------
 
     def _together(self, *args: Any, wrap: bool = False) -> list[Any]:
-        """Tensors of the dtype to which NumPy promotes; integers that do not fit into it may wrap around."""
+        """Converts the operands to tensors of NumPy's promoted dtype. With ``wrap``, integers out of range wrap."""
         args = tuple(
             [x if type(x) in PLAIN or isinstance(x, torch.Tensor) else as_tensor(x, self._scalar) for x in args]
         )
@@ -172,12 +172,12 @@ class Namespace:
         return [self._scalar(x, dtype) if type(x) in PLAIN else cast(x, dtype) for x in args]
 
     def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
-        """See NumPy: integers that do not fit wrap around."""
+        """See NumPy. Integers out of range wrap around."""
         return torch.where(self.asarray(condition, dtype=bool), *self._together(x1, x2, wrap=True))
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy."""
-        if is_int(x) and x.dtype is not torch.bool:  # an integer beyond the dtype is no bound
+        if is_int(x) and x.dtype is not torch.bool:  # a bound outside the range of the dtype has no effect
             known = torch.iinfo(x.dtype)
             min = None if type(min) is int and min <= known.min else min
             max = None if type(max) is int and max >= known.max else max
@@ -191,11 +191,11 @@ class Namespace:
         return made if out is None else store(out, made)
 
     def real(self, x: Any, /) -> Any:
-        """See NumPy: a view."""
+        """See NumPy. The result is a view."""
         return x.real if x.dtype.is_complex else x
 
     def imag(self, x: Any, /) -> Any:
-        """See NumPy: a view of a complex tensor, zeros for others."""
+        """See NumPy. The result is a view of a complex tensor, and new zeros otherwise."""
         return resolved(x).imag if x.dtype.is_complex else torch.zeros_like(x)
 
     def round(self, x: Any, /, *, decimals: int = 0, out: Any = None) -> Any:
@@ -211,7 +211,10 @@ class Namespace:
     # -- reductions --------------------------------------------------------------------------------
 
     def _reduced(self, function: Any, x: Any, axis: Any, keepdims: bool) -> Any:
-        """A reduction of one dimension, over several: of a copy where they are last, as one."""
+        """Reduces over several axes with a function that reduces over the last dimension only.
+
+        The axes are moved to the end and merged into one dimension, which may copy the tensor.
+        """
         axes = axes_of(axis, x.ndim)
         kept = [d for d in range(x.ndim) if d not in axes]
         size = math.prod(x.shape[d] for d in axes)
@@ -360,7 +363,7 @@ class Namespace:
         return torch.movedim(x, source, destination)
 
     def flip(self, x: Any, /, *, axis: Any = None) -> Any:
-        """See NumPy; a copy."""
+        """See NumPy. The result is a copy."""
         return torch.flip(x, axes_of(axis, x.ndim))
 
     def concat(self, arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
@@ -374,26 +377,26 @@ class Namespace:
 
 
 def _known(x: Any) -> Any:
-    """What NumPy knows of a tensor or a torch dtype; other things are left to it."""
+    """Returns the NumPy dtype of a tensor or torch dtype, and any other object unchanged."""
     if isinstance(x, torch.Tensor):
         return dtype_of(x)
     return NUMPY.get(x, x) if isinstance(x, torch.dtype) else x
 
 
 def _with_dtypes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """A function of array_api_compat's that gets NumPy's dtypes."""
+    """Calls a function of array_api_compat, converting its ``dtype`` to a torch dtype."""
     if kwargs.get("dtype") is not None:
         kwargs["dtype"] = to_torch(kwargs["dtype"])
     return function(*args, **kwargs)
 
 
 def _wide(x: Any) -> Any:
-    """A tensor in the precision in which NumPy averages it."""
+    """Casts a tensor to the dtype in which NumPy computes its mean."""
     return x.double() if is_int(x) else x.float() if x.dtype is torch.float16 else x
 
 
 def _first(best: str, x: Any) -> Any:
-    """Along the last dimension, the index of the first element that is ``best`` ("max" or "min"); NaN is."""
+    """Returns the index of the first extremum along the last dimension (``best``: "max" or "min"); NaN wins."""
     if not x.dtype.is_complex:
         return getattr(torch, f"arg{best}")(x.to(torch.uint8) if x.dtype is torch.bool else x, -1)
     extremum = getattr(torch, f"a{best}")
@@ -404,9 +407,9 @@ def _first(best: str, x: Any) -> Any:
 
 
 def _product(a: Any, b: Any) -> Any:
-    """The matrix product of tensors of one dtype, as NumPy rounds it."""
+    """Returns the matrix product of tensors of equal dtype, with NumPy's rounding."""
     if a.dtype is torch.bool:
-        return torch.matmul(a.float(), b.float()) != 0  # numbers of pairs
+        return torch.matmul(a.float(), b.float()) != 0  # the product counts pairs that are both true
     if a.dtype is torch.float16 and a.device.type == "cpu":
         return torch.matmul(a.float(), b.float()).half()
     if is_int(a) and a.device.type != "cpu":
@@ -415,7 +418,10 @@ def _product(a: Any, b: Any) -> Any:
 
 
 def integer_product(a: Any, b: Any, most: int = 1 << 24) -> Any:
-    """The same of integers, by elementwise products, about ``most`` at a time: where PyTorch has no other."""
+    """Returns the matrix product of integer tensors, for devices on which PyTorch has no integer matmul.
+
+    Computes sums of elementwise products, about ``most`` products at a time, which bounds the temporary memory.
+    """
     left, right = a if a.ndim > 1 else a[None, :], b if b.ndim > 1 else b[:, None]
     shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
     made = torch.zeros(shape, dtype=a.dtype, device=a.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,6 +77,10 @@ class OffloadedStorage(DeferredStorage):
         return read_only(out)
 
 
+_PREFETCHED = threading.Lock()
+"""Held while a prefetched storage becomes a plain one: several threads may read one tensor."""
+
+
 class PrefetchedStorage(DeferredStorage):
     """A storage whose shards are being copied to their devices; each device waits for its copy on the first read."""
 
@@ -89,6 +94,10 @@ class PrefetchedStorage(DeferredStorage):
 
     def stored(self) -> Storage:
         """Returns the storage, ordered after the copies."""
+        with _PREFETCHED:
+            return self._stored()
+
+    def _stored(self) -> Storage:
         if self._storage is None:
             for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
                 if token is not None:

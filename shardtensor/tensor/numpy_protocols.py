@@ -220,7 +220,9 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
     if isinstance(dst, np.ndarray):
         np.copyto(dst, np.asarray(src), casting=casting, where=np.asarray(where))
         return
-    dtype = src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
+    # Python scalars are weak: they take the dtype of dst where its kind allows it.
+    weak = type(src) in (bool, int, float, complex)
+    dtype = np.result_type(dst.dtype, src) if weak else src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
     if not np.can_cast(dtype, dst.dtype, casting):
         raise ArgumentTypeError(f"copyto: {dtype} to {dst.dtype} is not allowed by casting={casting!r}")
     dst[...] = src if where is True else call("where", where, src, dst)
@@ -256,7 +258,7 @@ _NUMPY_ALONE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 """Functions of NumPy that are not operators here: metadata, copies and memory checks."""
 
-_METHODS = {"ravel": set(), "swapaxes": {"axis1", "axis2"}, "transpose": {"axes"}}
+_METHODS = {"ravel": (), "swapaxes": ("axis1", "axis2"), "transpose": ("axes",)}
 """Functions of NumPy that are methods of a tensor, and the parameters of these methods."""
 
 # NumPy's older names of functions, by which NumPy's protocols call them, and the standard's names.
@@ -289,9 +291,10 @@ class Operators:
         if function := _NUMPY_ALONE.get(func.__name__):
             return function(*args, **kwargs)
         if func.__name__ in _METHODS:
-            (_, x), *others = _named(func, args, kwargs).items()
-            if isinstance(x, Operators) and {name for name, _ in others} <= _METHODS[func.__name__]:
-                return getattr(x, func.__name__)(*[value for _, value in others])
+            named, known = _named(func, args, kwargs), _METHODS[func.__name__]
+            x = named.pop("a")
+            if isinstance(x, Operators) and set(named) <= set(known):
+                return getattr(x, func.__name__)(*[named[name] for name in known if name in named])
         op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
         if op is None:
             raise ArgumentTypeError(

@@ -1,7 +1,7 @@
-"""For those who bring devices: `BackendTests`, the suite that proves a backend, and the `checked` backend, which stands
-in for real devices where there are none. `docs/writing_a_backend.md` shows both at work.
+"""Tools for authors of backends: `BackendTests`, a conformance suite, and the ``checked`` backend, which simulates
+devices with separate memories on the host. `docs/writing_a_backend.md` shows how to use both.
 
-Importing this loads neither pytest nor hypothesis: `BackendTests` does, when it is first asked for.
+Importing this package loads neither pytest nor hypothesis; the first access to `BackendTests` does.
 """
 
 from __future__ import annotations

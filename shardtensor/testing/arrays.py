@@ -1,4 +1,4 @@
-"""The part of the suite about arrays: in and out, views, order in memory, and the functions that work on them."""
+"""The tests of arrays: transfers from and to the host, views, memory order, and the backend's functions."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ HOSTS: dict[str, Callable[[HostArray], HostArray]] = {
 
 
 class ArrayTests(Kit):
-    """What a backend's arrays hold is what NumPy's would, and views of them are views."""
+    """A backend's arrays have the same elements as NumPy's, and their views share memory."""
 
-    # -- in and out --------------------------------------------------------------------------------
+    # -- transfers from and to the host ------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", [*DTYPES, "int16", "uint16", "uint32", "uint64"])
     def test_there_and_back(self, dtype: str) -> None:
-        """Every dtype that it has, on every device, for shapes of all kinds."""
+        """Arrays survive a round trip to every device, for every dtype of the backend and shapes of all kinds."""
         if not self.it.has_dtype(np.dtype(dtype)):
             pytest.skip(f"backend {self.backend!r} has no {dtype}")
         for device in self.devices:
@@ -60,14 +60,14 @@ class ArrayTests(Kit):
                 self.must(known == (shape, len(shape), host.nbytes), "arrays have shape, ndim and nbytes", known)
 
     def test_dtypes_that_it_does_not_have(self) -> None:
-        """They are refused with the dtype's name, wherever they come in."""
+        """A host array of an unsupported dtype raises an ArgumentTypeError that names the dtype."""
         for dtype in set(DTYPES) - set(self.dtypes):
             with pytest.raises(st.ArgumentTypeError, match=dtype):
                 st.device_put(np.zeros(3, dtype), self.devices[0])
 
     @pytest.mark.parametrize("layout", HOSTS)
     def test_host_arrays_of_any_layout(self, layout: str) -> None:
-        """Strides of the host array are its own affair."""
+        """`from_host` accepts host arrays of any strides, read-only ones included."""
         host = HOSTS[layout](self.numbers(48).reshape(6, 8))
         for writable in (True, False):
             given = np.asarray(host).view()
@@ -77,7 +77,10 @@ class ArrayTests(Kit):
             )
 
     def test_the_host_array_is_written_afterwards(self) -> None:
-        """At once, and large enough that a copy takes its time; and what is written here does not show there."""
+        """A host array and its copy on a device are independent.
+
+        The host array is overwritten immediately after `from_host`, and is large enough for the copy to take a while.
+        """
         for device in self.devices:
             hosts = [self.numbers(self.size * n) for n in (1, 4, 16)]
             wanted = [h.copy() for h in hosts]
@@ -90,7 +93,7 @@ class ArrayTests(Kit):
             self.must(not any(h.any() for h in hosts), FROM_HOST, "writing to the array wrote to the host array")
 
     def test_what_is_no_array(self) -> None:
-        """Host arrays are not the backend's (unless it is one of the host's memory); numbers and text are nobody's."""
+        """`is_array` is false for Python objects, and for host arrays unless the backend shares the host's memory."""
         for x in (None, 1, 2.5, "text", [1, 2], object()):
             self.must(not self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", repr(x))
         if not self.it.shared_memory:
@@ -98,7 +101,7 @@ class ArrayTests(Kit):
             self.must(not said, "Backend.is_array: NumPy's arrays are the host's, unless shared_memory is set", said)
 
     def test_scalars_become_arrays(self) -> None:
-        """What is_array accepts, asarray makes an array of: a sum of all elements may be a scalar of the library's."""
+        """`asarray` converts whatever `is_array` accepts to an array: a full sum may be an array scalar."""
         device, host = self.devices[0], self.numbers(9)
         x = self.put(host, device)
         with self.it.on(device):
@@ -109,10 +112,10 @@ class ArrayTests(Kit):
             made = self.it.xp.asarray(made, dtype=np.dtype(self.dtype))
         self.same(self.get(made, device), host.sum(dtype=host.dtype), NAMESPACE, "sum")
 
-    # -- views and order in memory -----------------------------------------------------------------
+    # -- views and memory order --------------------------------------------------------------------
 
     def test_views_have_numpys_elements(self) -> None:
-        """Integers, slices with any step, None and Ellipsis."""
+        """`view` selects the same elements as NumPy for integers, slices with any step, None and Ellipsis."""
 
         def one(data: Any) -> None:
             host = self.numbers(1 if not (shape := data.draw(shapes())) else int(np.prod(shape))).reshape(shape)
@@ -125,7 +128,7 @@ class ArrayTests(Kit):
         self.sweep(one, 4 * self.examples)
 
     def test_views_share_memory(self) -> None:
-        """What is written to a view shows in the array: with negative steps where `negative_strides` says so."""
+        """Writes to a view are visible in the array; for negative steps only if `negative_strides` is set."""
 
         def one(data: Any) -> None:
             host = self.numbers(int(np.prod(shape := data.draw(shapes(1))))).reshape(shape)
@@ -145,7 +148,7 @@ class ArrayTests(Kit):
         self.sweep(one, 4 * self.examples)
 
     def test_contiguous(self) -> None:
-        """Itself where it is in row-major order, else a copy."""
+        """`contiguous` returns the array itself if it is in row-major order, else a copy."""
         device, host = self.devices[-1], self.numbers(24).reshape(4, 6)
         for name, cut in self._cuts().items():
             x, y = self.put(host, device), host.copy()
@@ -161,7 +164,7 @@ class ArrayTests(Kit):
             self.same(self.get(x, device), y, CONTIGUOUS, f"the array, after writing to contiguous({name})")
 
     def test_is_contiguous(self) -> None:
-        """Where it says yes, a reshaped array is a view of it."""
+        """If `is_contiguous` is true, the reshaped array is a view."""
         device, host = self.devices[0], self.numbers(24).reshape(4, 6)
         for name, cut in self._cuts().items():
             x, y = self.put(host, device), host.copy()
@@ -176,7 +179,7 @@ class ArrayTests(Kit):
                 self.same(self.get(x, device), y, IS_CONTIGUOUS, f"the array, after writing to {name}, reshaped")
 
     def _cuts(self) -> dict[str, Callable[[Any, Any], Any]]:
-        """Views of a table, made by a backend or by NumPy."""
+        """Returns functions that make views of a two-dimensional array, by a backend or by NumPy."""
 
         def view(index: Any) -> Callable[[Any, Any], Any]:
             return lambda it, x: x[index] if it is np else it.view(x, index)
@@ -192,7 +195,7 @@ class ArrayTests(Kit):
     # -- functions ---------------------------------------------------------------------------------
 
     def test_namespace(self) -> None:
-        """What NumPy's functions take beyond the standard: its dtypes, Python scalars, ``out=`` and ``copy=``."""
+        """`xp` accepts NumPy's extensions of the standard: NumPy dtypes, Python scalars, ``out=`` and ``copy=``."""
         device, host, xp = self.devices[0], self.numbers(6), self.it.xp
         float_name = next(d for d in ("float64", "float32") if d in self.dtypes)
         x, kept = self.put(host, device), self.put(host, device)
@@ -221,7 +224,7 @@ class ArrayTests(Kit):
         self.same(self.get(copy, device), host, NAMESPACE, "asarray(x, copy=True), after x was written")
 
     def test_indexing(self) -> None:
-        """Index arrays and masks select and are assigned to."""
+        """Arrays support reading and assignment with index arrays and masks."""
         device, host = self.devices[0], self.numbers(6)
         where, mask = np.array([4, 0, 2]), np.array([True, False, True, False, False, True])
         x, at, among = (self.put(v, device) for v in (host, where, mask))
@@ -237,7 +240,7 @@ class ArrayTests(Kit):
         self.same(self.get(x, device), host, INDEXING, "after assignments")
 
     def test_real_and_imag(self) -> None:
-        """The parts of complex numbers, as attributes."""
+        """Complex arrays have attributes ``real`` and ``imag``."""
         if "complex64" not in self.dtypes:
             pytest.skip(f"backend {self.backend!r} has no complex64")
         device, host = self.devices[0], array((5,), "complex64", 1)
@@ -248,7 +251,7 @@ class ArrayTests(Kit):
             self.same(self.get(part, device), right, "arrays have real and imag")
 
     def test_export(self) -> None:
-        """What a user sees of a shard has its values."""
+        """`export` returns an array of the backend with the same values."""
         for device in self.devices:
             x, wanted = self.worked(device, self.numbers(10))
             with self.it.on(device):
@@ -257,7 +260,7 @@ class ArrayTests(Kit):
             self.same(self.get(seen, device), wanted, "Backend.export: the view of a shard that a user may hold")
 
     def test_dlpack(self) -> None:
-        """What is lent comes back as an array of the same memory, and says truly where that is."""
+        """An array exported by DLPack reports its device correctly and can be imported again with its values."""
         device = self.devices[0]
         x, wanted = self.worked(device, self.numbers(10))
         with self.it.on(device):

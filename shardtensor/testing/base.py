@@ -1,4 +1,4 @@
-"""What the parts of the suite share: the backend, arrays in and out of it, and failures that name the broken rule."""
+"""The base class of the suite: access to the backend, transfers to and from it, and assertions that name a rule."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PROFILE = hypothesis.settings(
     deadline=None,
     derandomize=True,
     database=None,
-    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],  # explaining a failure takes minutes
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],  # the explain phase takes minutes
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 
 
 class Kit:
-    """One backend, and what the tests of it are made with. See `BackendTests` for the attributes."""
+    """The backend under test, and helpers for its tests. See `BackendTests` for the attributes."""
 
     backend: str = ""
     examples: int = 20
@@ -40,12 +40,12 @@ class Kit:
 
     @property
     def devices(self) -> Sequence[Device]:
-        """Some of its devices: what is tested of all is tested of at most four."""
+        """The devices used by the tests: the first four, or all if there are fewer."""
         return list(self.it.devices())[:4]
 
     @property
     def pairs(self) -> list[tuple[Device, Device]]:
-        """All pairs of two of them."""
+        """All ordered pairs of different devices; skips the test if there is only one device."""
         found = [(a, b) for a in self.devices for b in self.devices if a != b]
         if not found:
             pytest.skip(f"backend {self.backend!r} has one device here, and this needs two")
@@ -53,46 +53,47 @@ class Kit:
 
     @property
     def dtype(self) -> str:
-        """One that it has, for arrays of small numbers."""
+        """A numeric dtype of the backend, suitable for small integers."""
         return next(d for d in ("int64", "int32", "float32", "float64") if self.it.has_dtype(np.dtype(d)))
 
     @property
     def dtypes(self) -> list[str]:
-        """Those of the suite that it has."""
+        """The dtypes of the suite that the backend has."""
         return [d for d in DTYPES if self.it.has_dtype(np.dtype(d))]
 
     def current(self) -> Any:
-        """Which device is current: where the backend's own functions put a new array, as far as that can be told.
-        Override it where the library underneath knows better (``return mylib.current_device()``).
+        """Returns the device that is current, determined from where the backend's functions create a new array.
+
+        Override it if the underlying library reports this directly (``return mylib.current_device()``).
         """
         try:
             return self.it.device_of(self.it.xp.zeros((1,), dtype=np.dtype(self.dtype)))
-        except Exception as error:  # what the library says where no device is current
+        except Exception as error:  # libraries differ in what they raise if no device is current
             return type(error).__name__
 
     # -- arrays in and out -------------------------------------------------------------------------
 
     def numbers(self, size: int | None = None, first: int = 1) -> HostArray:
-        """``first``, ``first + 1``, ... on the host: small, and none of them 0, which is what fresh memory may hold."""
+        """Returns the host array ``first``, ``first + 1``, ... (period 97), without 0, which fresh memory may hold."""
         return (np.arange(self.size if size is None else size) % 97 + first).astype(self.dtype)
 
     def put(self, value: Any, device: Device) -> Any:
-        """An array of the backend."""
+        """Copies a host value to a device."""
         with self.it.on(device):
             return self.it.from_host(np.asarray(value), device)
 
     def get(self, array: Any, device: Device) -> HostArray:
-        """Its values now, in memory of their own."""
+        """Copies an array to the host, into memory of its own."""
         with self.it.on(device):
             return np.array(self.it.to_host(array, device))
 
     def write(self, array: Any, value: Any, device: Device) -> None:
-        """Sets all elements of an array of at least one dimension."""
+        """Sets all elements of an array of at least one dimension, in place."""
         with self.it.on(device):
             array[(slice(None),) * array.ndim] = value
 
     def send(self, array: Any, source: Device, destination: Device) -> Any:
-        """A copy on another device, as the library makes it."""
+        """Copies an array to another device by the same calls as the library."""
         it = self.it
         with it.on(source):
             array = it.contiguous(array)
@@ -101,7 +102,7 @@ class Kit:
             return it.to_device(array, source, destination)
 
     def worked(self, device: Device, value: HostArray, times: int | None = None) -> tuple[Any, HostArray]:
-        """An array at the end of a chain of work, which may be still to do; and what it is then."""
+        """Queues ``times`` additions of 1 (default: `chain`); returns the array and its final value."""
         times = self.chain if times is None else times
         x = self.put(value, device)
         with self.it.on(device):
@@ -109,16 +110,16 @@ class Kit:
                 x = self.it.xp.add(x, 1)
         return x, value + np.asarray(times, value.dtype)
 
-    # -- judging -----------------------------------------------------------------------------------
+    # -- assertions --------------------------------------------------------------------------------
 
     def must(self, holds: bool, rule: str, found: object) -> None:
-        """Fails where a rule does not hold, and says which, and what was found."""
+        """Raises an AssertionError that names the rule and the values found, unless ``holds``."""
         __tracebackhide__ = True
         if not holds:
             raise AssertionError(f"backend {self.backend!r} breaks a rule.\n  rule: {rule}\n  found: {found}")
 
     def same(self, found: HostArray, wanted: Any, rule: str, where: object = "") -> None:
-        """Fails where values, shape or dtype are not those that a rule wants."""
+        """Raises an AssertionError that names the rule, unless values, shape and dtype are equal."""
         __tracebackhide__ = True
         wanted = np.asarray(wanted)
         if (
@@ -131,7 +132,7 @@ class Kit:
         self.must(False, rule, f"{where}: {said}" if where != "" else said)
 
     def sweep(self, body: Callable[[Any], None], examples: int | None = None) -> None:
-        """Runs ``body(data)`` with what hypothesis draws."""
+        """Runs ``body(data)`` for a number of examples (default: `examples`) drawn by hypothesis."""
 
         @hypothesis.settings(PROFILE, max_examples=examples or self.examples)
         @hypothesis.given(data=some.data())

@@ -1,5 +1,6 @@
-"""For every operator, calls of it on drawn operands, and NumPy's answer: what runs under every sharding. Needs
-hypothesis.
+"""Test cases of every operator: calls with operands drawn by hypothesis, and NumPy's results.
+
+Importing this module loads hypothesis.
 """
 
 from __future__ import annotations
@@ -21,29 +22,37 @@ from shardtensor.testing.layouts import DTYPES, FLOATS, array, assert_same, broa
 
 @dataclass
 class Case:
-    """One call: ``op(*operands, *args, **params)`` must give ``answer``."""
+    """A call ``op(*operands, *args, **params)`` and its result.
+
+    Attributes:
+        operands: the array operands.
+        args: the other positional arguments.
+        params: the keyword arguments.
+        answer: the expected result; None for that of NumPy's function of the same name.
+        listed: whether the operands are passed as one list.
+    """
 
     operands: list[HostArray]
     args: tuple[Any, ...] = ()
     params: dict[str, Any] = field(default_factory=dict)
-    answer: Any = None  # None: the function of the same name in NumPy
-    listed: bool = False  # the operands are one list
+    answer: Any = None
+    listed: bool = False
 
     def run(self, function: Callable[..., Any], operands: list[Any]) -> Any:
-        """What ``function`` makes of other operands in the same call."""
+        """Calls ``function`` with other operands and the arguments of this case."""
         arguments = [operands] if self.listed else operands
         return function(*arguments, *self.args, **self.params)
 
 
 def wanted(name: str, made: Case) -> Any:
-    """NumPy's answer to a case of the operator of that name."""
+    """Returns the expected result of a case of the operator ``name``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # NumPy warns of means of nothing; so do we, with its own words
+        warnings.simplefilter("ignore")  # means of empty slices warn, here as in NumPy
         return made.run(getattr(np, name), made.operands) if made.answer is None else made.answer
 
 
 def check(name: str, made: Case, operands: list[Any]) -> None:
-    """That an operator, run on its case's operands in some layout, gives NumPy's answer, and leaves them alone."""
+    """Asserts that an operator on sharded operands of a case gives NumPy's result and leaves the operands unchanged."""
     answer, before = wanted(name, made), [np.array(x) for x in made.operands]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -54,7 +63,7 @@ def check(name: str, made: Case, operands: list[Any]) -> None:
 
 
 def sharded_somehow(data: Any, made: Case, backend: str) -> list[Any]:
-    """The operands of a case, at least one of them sharded over devices of that backend."""
+    """Draws shardings for the operands of a case, at least one of them on devices of ``backend``."""
     mesh = data.draw(meshes(backend))
     operands = [placed(data, x, backend, mesh) for x in made.operands]
     if not any(isinstance(x, st.ShardedTensor) for x in operands):
@@ -67,7 +76,7 @@ CASES: dict[str, Maker] = {}
 
 
 def case(*names: str) -> Callable[[Maker], Maker]:
-    """Files what draws the cases of some operators."""
+    """Registers the function that draws the cases of the named operators."""
 
     def register(maker: Maker) -> Maker:
         for name in names:
@@ -78,12 +87,12 @@ def case(*names: str) -> Callable[[Maker], Maker]:
 
 
 def draw(data: Any, strategy: Any) -> Any:
-    """Something of a strategy."""
+    """Draws an example of a strategy."""
     return data.draw(strategy)
 
 
 def seed(data: Any) -> int:
-    """A seed for `array`."""
+    """Draws a seed for `array`."""
     return int(data.draw(some.integers(0, 2**20)))
 
 
@@ -152,7 +161,7 @@ def _astype(data: Any) -> Case:
 
 
 def _axes(data: Any, ndim: int, *, one: bool = False) -> Any:
-    """None, an axis, or a tuple of them; some counted from the end."""
+    """Draws an axis argument: None, an axis or (unless ``one``) a tuple of axes, some of them negative."""
     if not ndim or draw(data, some.integers(0, 2)) == 0:
         return None
     picked = draw(data, some.lists(some.integers(0, ndim - 1), min_size=1, max_size=1 if one else ndim, unique=True))
@@ -162,7 +171,7 @@ def _axes(data: Any, ndim: int, *, one: bool = False) -> Any:
 
 @case("prod")
 def _prod(data: Any) -> Case:
-    """Of numbers near 1: infinities of complex products depend on how they are grouped."""
+    """Draws factors near 1, because infinities in complex products depend on the order of multiplication."""
     made = _reduction(data)
     x = made.operands[0]
     made.operands = [x if x.dtype.kind in "biu" else (1 + x / 64).astype(x.dtype)]
@@ -269,7 +278,7 @@ def _broadcast(data: Any) -> Case:
 
 @case("reshape")
 def _reshape(data: Any) -> Case:
-    """Factors in some order, merged in two ways: what comes out of one way goes into the other."""
+    """Draws the old and the new shape by merging adjacent factors of one list in two ways."""
     factors = draw(data, some.lists(some.sampled_from([1, 2, 2, 3, 3, 5, 0]), max_size=4))
     old, new = _merged(data, factors), _merged(data, factors)
     if new and 0 not in new and draw(data, some.booleans()):
@@ -338,7 +347,7 @@ def _stack(data: Any) -> Case:
 
 @some.composite
 def indices(draw_: Any, shape: tuple[int, ...]) -> Any:
-    """A basic index: integers, slices of any step, one ellipsis, None."""
+    """Draws a basic index: integers, slices with any step, at most one ellipsis, None."""
     out: list[Any] = []
     for n in shape[: draw_(some.integers(0, len(shape)))]:
         if n and draw_(some.integers(0, 3)) == 0:
@@ -371,7 +380,7 @@ def _getitem(data: Any) -> Case:
 
 
 def _run(draw_: Any, sizes: tuple[int, ...], block: tuple[int, ...]) -> list[Any]:
-    """Entries for dimensions of those sizes: arrays of shapes that broadcast to ``block``, masks, integers, slices."""
+    """Draws index entries for dimensions of given sizes: arrays broadcastable to ``block``, masks, integers, slices."""
     out: list[Any] = []
     while sizes:
         n = sizes[0]
@@ -403,7 +412,7 @@ def _run(draw_: Any, sizes: tuple[int, ...], block: tuple[int, ...]) -> list[Any
 
 @some.composite
 def array_indices(draw_: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """An index with arrays of integers and masks, most of the time; NumPy does not take every one of them."""
+    """Draws an index that usually contains integer arrays and masks; some of these are invalid in NumPy."""
     block = draw_(some.lists(some.sampled_from([0, 1, 2, 2, 3, 5]), max_size=2))
     left = draw_(some.integers(0, len(shape)))
     right = draw_(some.integers(0, len(shape) - left))
@@ -444,7 +453,7 @@ def _setitem(data: Any) -> Case:
 
 
 def assigned(x: HostArray, index: Any, value: Any) -> HostArray:
-    """What ``x[index] = value`` makes of x: of an element that is named several times, the last value counts."""
+    """Returns x after ``x[index] = value``, where the last value wins if an element is indexed several times."""
     places = np.arange(x.size).reshape(x.shape)[index]
     values = np.asarray(value)
     values = values.reshape(values.shape[max(values.ndim - places.ndim, 0) :]).astype(x.dtype)
@@ -460,7 +469,7 @@ def _reshard(data: Any) -> Case:
     return Case([x], (st.devices("numpy")[-1],), answer=x)
 
 
-# Operators that create, or whose result is no single tensor: they have tests of their own.
+# Creation functions and operators whose operand or result is not a single tensor are tested separately.
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "unstack", "zeros",

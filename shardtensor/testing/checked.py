@@ -1,10 +1,14 @@
-"""The `checked` backend: N devices with separate memories, on the host, where everything that real devices forbid
-raises.
+"""The ``checked`` backend: N simulated devices with separate memories on the host, which detect invalid accesses.
 
-Its arrays are NumPy's, tagged with the memory that they live in. Mixing two devices, touching an array while another
-device (or none) is current, mixing in a host array, and reading across devices what no event ordered are errors that
-name the culprit. So is an operation that reads an array where it writes it, other than element for element.
-What holds here holds on GPUs: it stands in for them where there are none.
+Its arrays are NumPy arrays tagged with the device memory that holds them. These accesses raise an error that names the
+function called and, where devices are involved, the devices:
+
+* using an array while another device, or none, is current, which includes mixing arrays of two devices;
+* mixing host arrays with device arrays;
+* copying an array from another device without an event that orders the copy after the last write to the array;
+* an operation that reads and writes overlapping elements of one array, unless it is element by element.
+
+Programs can therefore be tested for these errors on machines without GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ _current: ContextVar[Device | None] = ContextVar("shardtensor_checked", default=
 
 
 class _Memory:
-    """Where an array lives and when it was last written: one for an array and all its views."""
+    """The device of an array and the time of the last write to it, shared by the array and all its views."""
 
     __slots__ = ("device", "written")
 
@@ -39,7 +43,7 @@ class _Memory:
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """A method that NumPy runs without asking `__array_ufunc__` or `__array_function__`."""
+    """Wraps a method of `numpy.ndarray` that dispatches to neither `__array_ufunc__` nor `__array_function__`."""
 
     def method(self: CheckedArray, *args: Any, **kwargs: Any) -> Any:
         result = getattr(_bare(self, name), name)(*_bare(args, name), **_bare(kwargs, name))
@@ -51,7 +55,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 class CheckedArray(np.ndarray):
-    """An array in one device's memory: it can be touched only while that device is current."""
+    """An array in the memory of a checked device. It can be accessed only while that device is current."""
 
     _memory: _Memory | None
 
@@ -112,7 +116,12 @@ def _home(array: CheckedArray, caller: str) -> _Memory:
 
 
 def _bare(x: Any, caller: str) -> Any:
-    """What NumPy may see of an argument: the arrays in it, once it is sure that they are on the current device."""
+    """Converts checked arrays in an argument (also within lists, tuples and dicts) to NumPy arrays.
+
+    Raises:
+        BackendError: an array is not in the memory of the current device.
+        ArgumentTypeError: the argument contains a host array.
+    """
     kind = type(x)
     if kind is CheckedArray:
         device = _home(x, caller).device
@@ -131,7 +140,7 @@ def _bare(x: Any, caller: str) -> Any:
 
 
 def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
-    """NumPy's results as arrays in the current device's memory: in a parent's, where they are views of it."""
+    """Converts results of NumPy to checked arrays: in a parent's memory if they are views of it, else in new memory."""
     if isinstance(result, (list, tuple)):
         return type(result)([_tagged(r, parents) for r in result])
     if not isinstance(result, (np.ndarray, np.generic)):
@@ -143,21 +152,27 @@ def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
 
 
 def _owner(array: HostArray) -> HostArray:
-    """The array that owns the memory of a view."""
+    """Returns the array that owns the memory of an array or view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def _wrote(*arrays: CheckedArray) -> None:
-    """Notes that the current device has written to arrays."""
+    """Records that the device of each array has written to it now."""
     for array in arrays:
         memory = _home(array, "write")
         memory.written = _clocks.tick(memory.device)
 
 
 def _not_read(out: Any, inputs: Sequence[Any], caller: str) -> None:
-    """That nothing is read where it is written, unless element for element: devices do both at once."""
+    """Checks that no input overlaps ``out``, unless both have the same elements in the same order.
+
+    Devices read and write in parallel, so the result of other overlaps is undefined.
+
+    Raises:
+        BackendError: an input overlaps ``out``.
+    """
     for x in inputs:
         if type(x) is not CheckedArray or type(out) is not CheckedArray or x._memory is not out._memory:
             continue
@@ -172,7 +187,7 @@ def _same_place(a: HostArray, b: HostArray) -> bool:
 def _overlap(a: HostArray, b: HostArray) -> bool:
     try:
         return np.shares_memory(a.view(np.ndarray), b.view(np.ndarray), max_work=10_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:  # nobody knows
+    except np.exceptions.TooHardError:  # overlap too expensive to determine: not reported
         return False
 
 
@@ -182,7 +197,7 @@ def _is_basic(index: Any) -> bool:
 
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A function of NumPy's on arrays of the current device."""
+    """Calls a NumPy function with arrays of the current device."""
     caller = function.__name__
     _here(caller)
     if kwargs.get("out") is not None:
@@ -196,7 +211,7 @@ def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 class _Namespace:
-    """NumPy on checked arrays."""
+    """The array-API namespace: NumPy's functions for checked arrays."""
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(np, name)
@@ -207,7 +222,7 @@ class _Namespace:
         return wrapped
 
     def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
-        """``x`` on the current device: the one way in for host arrays, as in CuPy."""
+        """See NumPy. This is the only function of the namespace that accepts host arrays, as in CuPy."""
         bare = np.array(x) if type(x) is np.ndarray else _bare(x, "asarray")
         return _tagged(np.array(bare, dtype=dtype) if copy else np.asarray(bare, dtype=dtype))
 
@@ -217,10 +232,11 @@ def _function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 
 
 class _Clocks:
-    """What each device has done, and what it knows that the others have: the vector clocks that events carry.
+    """The vector clocks of all devices.
 
-    A row is an array with the time of every device. Rows that have been handed out are never written: a device that
-    goes on takes a copy first, so that the events of one row share it.
+    Each device has a row: its own logical time, and for every other device the time up to which it is ordered after
+    that device. A row is also the token of an event. Rows returned as tokens are never modified: the next change of the
+    device's clock copies the row first, so that events without a change in between share one row.
     """
 
     def __init__(self) -> None:
@@ -229,11 +245,11 @@ class _Clocks:
         self._lock = threading.Lock()
 
     def unlock(self) -> None:
-        """Takes a new lock."""
+        """Replaces the lock by a new, unlocked one."""
         self._lock = threading.Lock()
 
     def tick(self, device: Device) -> int:
-        """The device does something: the time at which it did."""
+        """Advances the clock of a device, and returns its new time."""
         k = device.id
         with self._lock:
             row = self._own(k, k + 1)
@@ -241,25 +257,25 @@ class _Clocks:
             return int(row[k])
 
     def known(self, device: Device, other: Device) -> int:
-        """Up to which time ``device`` knows what ``other`` has done."""
+        """Returns the time of ``other`` up to which ``device`` is ordered after it."""
         with self._lock:
             row = self._rows.get(device.id, _NO_TIME)
             return int(row[other.id]) if other.id < len(row) else 0
 
     def token(self, device: Device) -> npt.NDArray[np.int64]:
-        """What a device has done and knows."""
+        """Returns the current row of a device, as the token of an event."""
         with self._lock:
             self._shared.add(device.id)
             return self._rows.get(device.id, _NO_TIME)
 
     def learn(self, device: Device, token: npt.NDArray[np.int64]) -> None:
-        """From now on the device knows what the token knows."""
+        """Orders the device after an event: takes the elementwise maximum of its row and the token."""
         with self._lock:
             row = self._own(device.id, len(token))
-            np.maximum(row[: len(token)], token, out=row[: len(token)])  # no token is ahead of the device on itself
+            np.maximum(row[: len(token)], token, out=row[: len(token)])  # a token never exceeds the device's own time
 
     def _own(self, k: int, length: int) -> npt.NDArray[np.int64]:
-        """The row of a device, of at least that length, to be written."""
+        """Returns a writable row of a device, of at least that length."""
         row = self._rows.get(k, _NO_TIME)
         if k in self._shared or len(row) < length:
             row = np.concatenate([row, np.zeros(max(length - len(row), 0), np.int64)])
@@ -274,13 +290,14 @@ _clocks = _Clocks()
 
 @in_children
 def _unlock() -> None:
-    """In the child of a fork: the lock may be held by a thread that is not there."""
+    """Replaces the lock in a forked child process, where the thread that held it may not exist."""
     _clocks.unlock()
 
 
 class CheckedBackend(Backend):
-    """``SHARDTENSOR_NUM_DEVICES`` devices with memories of their own; ``SHARDTENSOR_BACKEND=checked`` makes it the
-    default.
+    """``SHARDTENSOR_NUM_DEVICES`` simulated devices with separate memories, which detect invalid accesses.
+
+    ``SHARDTENSOR_BACKEND=checked`` makes it the default backend.
 
     >>> x = st.ones((4,), device=st.make_mesh((2,), ("x",), devices=st.devices("checked")[:2]))
     >>> a, b = [s.data for s in x.addressable_shards]
@@ -298,38 +315,43 @@ class CheckedBackend(Backend):
         self._xp = _Namespace()
 
     def devices(self) -> Sequence[Device]:
-        """All of them."""
+        """All simulated devices, in order of their ids."""
         return self._devices
 
     @property
     def xp(self) -> Any:
-        """NumPy's functions, checked."""
+        """The array-API namespace: NumPy's functions with checks."""
         return self._xp
 
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
-        """Makes ``device`` the one whose memory can be touched."""
+        """Returns a context manager in which only the memory of ``device`` can be accessed."""
         before = _current.get()
         _current.set(device)
         try:
             yield
         finally:
-            _current.set(before)  # not by a token: coroutines have contexts of their own
+            _current.set(before)  # reset(token) fails if the block is left in another context, as coroutines may do
 
     def is_array(self, x: object) -> bool:
-        """Whether ``x`` is in a checked memory."""
+        """Whether ``x`` is a `CheckedArray`."""
         return type(x) is CheckedArray
 
     def contiguous(self, array: Any) -> Any:
-        """The array itself, or a copy in row-major order."""
+        """Returns the array if it is in row-major order, else a copy that is."""
         return _tagged(np.asarray(_bare(array, "contiguous"), order="C"), (array,))
 
     def device_of(self, array: Any) -> Device:
-        """The memory that it is in."""
+        """Returns the device whose memory holds the array."""
         return _home(array, "device_of").device
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
-        """A copy, if it was ordered: ``destination`` must have waited for what made ``array``."""
+        """Copies an array to another device.
+
+        Raises:
+            BackendError: the array is not on ``source``, ``destination`` is not current, or no event orders it after
+                the last write to the array.
+        """
         self._owned(array, source, "to_device")
         if _here("to_device") != destination:
             raise BackendError(f"to_device: {_here('to_device')} is current and the copy goes to {destination}")
@@ -340,44 +362,44 @@ class CheckedBackend(Backend):
         return _tagged(np.array(array.view(np.ndarray), order="C"))
 
     def from_host(self, array: HostArray, device: Device) -> Any:
-        """A copy in the memory of ``device``."""
+        """Copies a host array to ``device``, which must be current."""
         if _here("from_host") != device:
             raise BackendError(f"from_host: {_here('from_host')} is current and the copy goes to {device}")
         return _tagged(np.array(array, order="C"))
 
     def to_host(self, array: Any, device: Device) -> HostArray:
-        """A copy in host memory."""
+        """Copies an array of ``device`` to the host."""
         self._owned(array, device, "to_host")
         return np.array(array.view(np.ndarray))
 
     def export(self, array: Any) -> Any:
-        """A read-only view, in the memory of ``array``."""
+        """Returns a read-only view of the array."""
         view = read_only(array.view(np.ndarray)).view(CheckedArray)
         view._memory = array._memory
         return view
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """A copy, once it is sure that it is in the current device's memory."""
+        """Returns a copy, after checking that ``result`` is on the current device."""
         return _tagged(np.array(_bare(result, "result"))), True
 
     def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether an array is the only one in its memory, and only the ``holders`` refer to it."""
-        memory, owner = _home(array, "sole"), _owner(array)
+        """Whether the ``holders`` references are the only ones to the array's memory, and the array is contiguous."""
+        memory, owner = _home(array, "is_exclusive"), _owner(array)
         alone = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
         return alone and owner.base is None and bool(array.flags.forc) and array.flags.writeable
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
-        """``array`` itself where it is alone, else a copy in row-major order."""
+        """Returns ``array`` itself if it is exclusive, else a row-major copy; and whether it copied."""
         if self.is_exclusive(array, holders + FRAME):
             return array, False
         return _tagged(np.array(_bare(array, "release"), order="C")), True
 
     def record(self, device: Device) -> Any:
-        """What ``device`` has done and knows."""
+        """Returns the clocks of ``device`` as the token of an event."""
         return _clocks.token(device)
 
     def wait(self, device: Device, token: Any) -> None:
-        """From now on ``device`` knows what the token knows."""
+        """Orders later work on ``device`` after the event ``token``."""
         _clocks.learn(device, token)
 
     def _owned(self, array: Any, device: Device, caller: str) -> None:

@@ -1,4 +1,4 @@
-"""The part of the suite about programs that take turns and meet: mapped functions with collectives."""
+"""The tests of collectives in mapped functions, whose programs are suspended and resumed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MEET = "Backend.to_device, record, wait: what one program offers in a collective
 
 
 class CollectiveTests(Kit):
-    """Programs on all devices, which wait for one another in the middle."""
+    """Mapped functions on all devices that call collectives."""
 
     def test_the_device_is_current_again_after_a_collective(self) -> None:
-        """Whoever had the thread meanwhile, a program goes on where it was; and so does the caller."""
+        """A program's device is current again after each collective, and the caller's after the map."""
         seen, before = dict[Any, Any](), self.current()
         st.pmap(lambda x: seen.update({st.current_device(): self.current()}), self._blocks(8), devices=self.devices)
 
@@ -36,7 +36,7 @@ class CollectiveTests(Kit):
         self.must(self.current() == before, TURNS, f"{self.current()} after a map, where it was {before}")
 
     def test_collective_reductions(self) -> None:
-        """Sums and extrema of small and of large arrays, in mesh order, on every device."""
+        """Sums and extrema of small and large arrays are correct on every device."""
         for size in (1, 8, 1 << 17):
             blocks = [self.numbers(size, first=k + 1) for k in range(len(self.devices))]
             made = st.pmap(
@@ -48,7 +48,7 @@ class CollectiveTests(Kit):
                     self.same(np.asarray(found), right, MEET, f"psum, pmax, pmin of {size} elements")
 
     def test_collective_moves(self) -> None:
-        """Gathers, scatters, exchanges and permutations of blocks of unequal sizes."""
+        """all_gather, psum_scatter, all_to_all and ppermute are correct for blocks of unequal sizes."""
         n = len(self.devices)
         bounds = offsets(4 * n + 1, (n,)).tolist()
         value = self.numbers(4 * n + 1)
@@ -70,7 +70,7 @@ class CollectiveTests(Kit):
             self.same(np.asarray(turned), blocks[k - 1], MEET, "ppermute")
 
     def test_what_was_offered_may_be_written_next(self) -> None:
-        """A program that writes to its own array after a collective changes nothing that others have received."""
+        """Writing to the operand of a collective after it does not change the results of other programs."""
         n = len(self.devices)
 
         def program(x: Any) -> Any:
@@ -87,7 +87,7 @@ class CollectiveTests(Kit):
             self.same(np.asarray(gathered), np.stack(blocks), MEET, "all_gather, its sources written to afterwards")
 
     def test_collectives_in_a_row(self) -> None:
-        """Many collectives one after the other, with work queued between them."""
+        """Many successive collectives are correct, with computations queued between them."""
         n = len(self.devices)
         turn = [(k, (k + 1) % n) for k in range(n)]
 

@@ -1,4 +1,4 @@
-"""The part of the suite about devices: which there are, and which is current."""
+"""The tests of the backend's devices and of the current device."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ON = "Backend.on: makes the device current in this thread, and at the end what w
 
 
 class DeviceTests(Kit):
-    """Devices are values; one is current inside `on`, and nothing of that is left afterwards."""
+    """Devices are values; `Backend.on` makes one current and restores the previous one afterwards."""
 
     def test_it_is_loaded_once_under_its_name(self) -> None:
-        """`name` is the entry point's."""
+        """The backend is one instance per process, and `name` is the name of its entry point."""
         self.must(isinstance(self.it, Backend), "a backend is a subclass of Backend", type(self.it))
         self.must(load(self.backend) is self.it, "a backend is made once in a process", "two of them")
         self.must(self.it.name == self.backend, "Backend.name: the name under which it is registered", self.it.name)
 
     def test_devices_are_values(self) -> None:
-        """Distinct, in order, the same each time."""
+        """The devices are distinct, in order of their ids, and equal at each call."""
         found = list(self.it.devices())
         self.must(bool(found), DEVICES, found)
         self.must(all(type(d) is Device and d.backend == self.backend for d in found), DEVICES, found)
@@ -37,21 +37,21 @@ class DeviceTests(Kit):
         self.must(all(isinstance(d.kind, str) and d.kind for d in found), "Device.kind: what it is, for people", found)
 
     def test_row(self) -> None:
-        """`row` gives as many devices as it is asked for."""
+        """`adjacent_devices` returns the requested number of distinct devices."""
         for count in range(1, len(self.it.devices()) + 1):
             row = list(self.it.adjacent_devices(count))
             fits = len(row) == len(set(row)) == count and set(row) <= set(self.it.devices())
             self.must(fits, f"Backend.adjacent_devices: {count} of the devices", row)
 
     def test_memory_info(self) -> None:
-        """Free and total bytes, or None."""
+        """`memory_info` returns free and total bytes, or None."""
         for device in self.devices:
             said = self.it.memory_info(device)
             fits = said is None or (len(said) == 2 and 0 <= said[0] <= said[1])
             self.must(fits, "Backend.memory_info: bytes (free, total), or None where nobody knows", said)
 
     def test_current_inside_on(self) -> None:
-        """New arrays are made on the device that is current."""
+        """New arrays are created on the current device."""
         for device in self.devices:
             with self.it.on(device):
                 made, given = (
@@ -63,7 +63,7 @@ class DeviceTests(Kit):
             self.same(self.get(made, device), np.ones(3, self.dtype), "Backend.xp works on the device that is current")
 
     def test_on_nests(self) -> None:
-        """What was current before is so again, device within device, the same one twice, and after the last one."""
+        """Nested `on` blocks restore the previous device, also for the same device twice."""
         seen = self._seen()
         before = self.current()
         for a in self.devices:
@@ -78,7 +78,7 @@ class DeviceTests(Kit):
 
     @pytest.mark.parametrize("kind", [ZeroDivisionError, RuntimeError, KeyboardInterrupt])
     def test_on_is_undone_by_an_error(self, kind: type[BaseException]) -> None:
-        """The error comes out as it is, and the device that was current before is so again."""
+        """An error propagates unchanged out of `on`, which restores the previous device."""
         seen, before = self._seen(), self.current()
         for a in self.devices:
             for b in self.devices:
@@ -94,14 +94,14 @@ class DeviceTests(Kit):
                 self.must(self.current() == before, ON, f"{self.current()} after on({a}), where it was {before}")
 
     def test_on_takes_equal_devices(self) -> None:
-        """Devices are compared, not looked up by identity: one that was pickled is as good."""
+        """Devices are compared by value and not by identity: an unpickled device is accepted."""
         for device in self.devices:
             again = pickle.loads(pickle.dumps(device))
             x = self.put(self.numbers(5), again)
             self.same(self.get(x, again), self.numbers(5), "Device: a value, not a handle; it can be pickled")
 
     def test_threads_have_devices_of_their_own(self) -> None:
-        """`on` in one thread is not seen in another."""
+        """`on` in one thread does not affect the current device of another."""
         seen, errors, before = self._seen(), list[BaseException](), self.current()
         gate = threading.Barrier(len(self.devices))
 
@@ -126,7 +126,7 @@ class DeviceTests(Kit):
         self.must(self.current() == before, ON, f"{self.current()} after other threads' on, where it was {before}")
 
     def test_synchronize(self) -> None:
-        """It returns, with and without work to wait for, inside of `on` and outside."""
+        """`synchronize` returns, with and without queued work, inside and outside `on`."""
         for device in self.devices:
             self.it.synchronize(device)
             x, wanted = self.worked(device, self.numbers())
@@ -136,25 +136,27 @@ class DeviceTests(Kit):
             self.same(self.get(x, device), wanted, "Backend.synchronize changes nothing")
 
     def test_enter_and_leave(self) -> None:
-        """They order what is queued, and change nothing else."""
+        """`wait_for_caller` and `make_caller_wait` change neither the current device nor any array."""
         before = self.current()
         for device in self.devices:
             x, wanted = self.worked(device, self.numbers())
             self.it.wait_for_caller(device)
             self.it.make_caller_wait(device)
             self.must(
-                self.current() == before, "Backend.wait_for_caller and leave make no device current", self.current()
+                self.current() == before,
+                "Backend.wait_for_caller and make_caller_wait make no device current",
+                self.current(),
             )
-            self.same(self.get(x, device), wanted, "Backend.wait_for_caller and leave change no array")
+            self.same(self.get(x, device), wanted, "Backend.wait_for_caller and make_caller_wait change no array")
 
     def test_a_device_that_is_not_there(self) -> None:
-        """The library says so, and what is current stays so."""
+        """A device that does not exist raises a BackendError and leaves the current device unchanged."""
         absent = Device(self.backend, max(d.id for d in self.it.devices()) + 1000)
         with pytest.raises(st.BackendError, match="there is no device"):
             st.device_put(np.ones(3, self.dtype), absent)
 
     def _seen(self) -> dict[Device, object]:
-        """For each device, what `current` says where it is the only one."""
+        """Returns the result of `current` inside an `on` block of each device."""
         seen = {}
         for device in self.devices:
             with self.it.on(device):

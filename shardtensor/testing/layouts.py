@@ -1,4 +1,7 @@
-"""What tests draw: shapes, dtypes, arrays, meshes and shardings; and the comparison with NumPy. Needs hypothesis."""
+"""Hypothesis strategies for shapes, arrays, meshes and shardings, and the comparison with NumPy.
+
+Importing this module loads hypothesis.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ SIZES = some.sampled_from([0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16])
 
 
 def mesh_of(shape: tuple[int, ...], backend: str, start: int = 0) -> st.Mesh:
-    """A mesh of that shape, from device number ``start`` on."""
+    """Returns a mesh of that shape, of the backend's devices from index ``start`` on."""
     return st.make_mesh(shape, NAMES[: len(shape)], devices=st.devices(backend)[start:])
 
 
 def all_specs(mesh: st.Mesh, ndim: int) -> list[st.P]:
-    """Every spec of an array of ``ndim`` dimensions on a mesh (axes on one dimension in both orders)."""
+    """Returns all specs of an ``ndim``-dimensional array on a mesh, with axes on one dimension in every order."""
     specs = set()
     axes = list(mesh.axis_names)
     for homes in itertools.product(range(-1, ndim), repeat=len(axes)):
@@ -38,7 +41,7 @@ def all_specs(mesh: st.Mesh, ndim: int) -> list[st.P]:
 
 @some.composite
 def meshes(draw: Any, backend: str) -> st.Mesh:
-    """A mesh of up to three axes over some of the devices, in any order."""
+    """Draws a mesh of up to three axes over some of the devices, in any order."""
     known = st.devices(backend)
     shape = draw(some.sampled_from([s for s in MESHES if math.prod(s) <= len(known)]))
     count = math.prod(shape)
@@ -50,7 +53,7 @@ def meshes(draw: Any, backend: str) -> st.Mesh:
 
 @some.composite
 def specs(draw: Any, mesh: st.Mesh, ndim: int) -> st.P:
-    """A spec: each axis of the mesh on some dimension, or on none."""
+    """Draws a spec: each mesh axis is assigned to a dimension or to none."""
     parts: list[list[str]] = [[] for _ in range(ndim)]
     for axis in draw(some.permutations(mesh.axis_names)):
         home = draw(some.integers(-1, ndim - 1))
@@ -61,13 +64,13 @@ def specs(draw: Any, mesh: st.Mesh, ndim: int) -> st.P:
 
 @some.composite
 def shapes(draw: Any, min_dims: int = 0, max_dims: int = 3) -> tuple[int, ...]:
-    """A shape, with sizes 0 and 1 and sizes that no mesh divides."""
+    """Draws a shape, including sizes 0 and 1 and sizes that no mesh divides."""
     return tuple(draw(some.lists(SIZES, min_size=min_dims, max_size=max_dims)))
 
 
 @some.composite
 def broadcastable(draw: Any, count: int) -> list[tuple[int, ...]]:
-    """Shapes that broadcast together: parts of one from the right, some sizes replaced by 1."""
+    """Draws shapes that broadcast together: trailing parts of one shape, with some sizes replaced by 1."""
     whole = draw(shapes())
     out = []
     for _ in range(count):
@@ -77,7 +80,7 @@ def broadcastable(draw: Any, count: int) -> list[tuple[int, ...]]:
 
 
 def array(shape: tuple[int, ...], dtype: str, seed: int) -> HostArray:
-    """Small numbers of that dtype, some of them equal, a few of the floats negative."""
+    """Returns an array of small pseudo-random numbers of that dtype, with repetitions and, if signed, negative ones."""
     rng = np.random.default_rng(seed)
     kind = np.dtype(dtype).kind
     if kind == "b":
@@ -91,7 +94,10 @@ def array(shape: tuple[int, ...], dtype: str, seed: int) -> HostArray:
 
 
 def placed(data: Any, value: HostArray, backend: str, mesh: st.Mesh | None) -> Any:
-    """An operand of that value: sharded on ``mesh`` somehow, on other devices, not placed, or a host array."""
+    """Draws an operand of that value: sharded on ``mesh`` or on another mesh, not placed explicitly, or a host array.
+
+    Without ``mesh``, the operand is sharded on a drawn mesh.
+    """
     how = data.draw(some.sampled_from(["mesh", "mesh", "mesh", "other", "host", "unplaced"] if mesh else ["mesh"]))
     if how == "host":
         return value
@@ -104,13 +110,13 @@ def placed(data: Any, value: HostArray, backend: str, mesh: st.Mesh | None) -> A
         return st.device_put(value.T, sharding.with_spec(st.P(*sharding.spec.chains_of(value.ndim)[::-1]))).T
     if strides == "reversed":
         return st.device_put(value[::-1], sharding)[::-1]
-    if strides == "pieces":  # what `pmap` gives: separate arrays, not yet joined
+    if strides == "pieces":  # results of `pmap` are separate buffers
         return st.unshard(st.pmap(lambda x: st.asarray(x, copy=True), st.shard(value, devices=home)))
     return st.device_put(value, sharding)
 
 
 def assert_same(result: Any, wanted: Any, *, exact: bool = False) -> None:
-    """That a tensor is the NumPy array: shape, dtype, values, and what every single device holds."""
+    """Asserts that a tensor equals a NumPy array in shape, dtype and values, and that every shard is correct."""
     wanted = np.asarray(wanted)
     assert isinstance(result, st.ShardedTensor), type(result)
     assert result.shape == wanted.shape
@@ -125,7 +131,7 @@ def assert_same(result: Any, wanted: Any, *, exact: bool = False) -> None:
 
 
 def on_host(array: Any, device: Device) -> HostArray:
-    """A copy of a backend's array, which lives on ``device``, in host memory."""
+    """Copies a backend's array, which is on ``device``, to the host."""
     backend = backend_of(device)
     with backend.on(device):
         return np.array(backend.to_host(array, device))

@@ -1,5 +1,5 @@
-"""The part of the suite about what happens when: devices that work behind the caller's back, copies between them, and
-memory that is freed at once. What is not ordered shows as wrong numbers.
+"""The tests of ordering: asynchronous execution, copies between devices, and memory that is freed immediately. Missing
+synchronization shows as wrong values.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ OFFLOAD = "Backend.offload and onload: a copy in host memory, and the way back"
 
 
 class OrderTests(Kit):
-    """Each device does what it is told in order; `record` and `wait` order what crosses devices."""
+    """Each device executes calls in order; `record` and `wait` order calls on different devices."""
 
     def test_reading_waits_for_what_is_queued(self) -> None:
-        """A host read at the end of a chain of work sees its end."""
+        """A host read after a chain of queued operations returns their final result."""
         for device in self.devices:
             for times in (1, self.chain, 4 * self.chain):
                 x, wanted = self.worked(device, self.numbers(), times)
                 self.same(self.get(x, device), wanted, COMPUTED, f"after {times} additions on {device}")
 
     def test_host_copies_stay(self) -> None:
-        """What was read does not change with what is queued afterwards, nor with what is read next."""
+        """A host array does not change when further work is queued or another array is read."""
         device = self.devices[0]
         x, wanted = self.worked(device, self.numbers())
         with self.it.on(device):
@@ -45,7 +45,7 @@ class OrderTests(Kit):
         self.same(np.asarray(later), wanted * 0, COMPUTED)
 
     def test_copies_between_all_devices(self) -> None:
-        """Every pair, a device and itself included; shapes and dtypes of all kinds."""
+        """Copies between all pairs of devices (equal ones included) are correct for shapes and dtypes of all kinds."""
         for source in self.devices:
             for destination in self.devices:
                 for shape, dtype in [((), 0), ((0, 3), 0), ((5,), -1), ((3, 4, 5), 0), ((2, 3), -1)]:
@@ -55,7 +55,7 @@ class OrderTests(Kit):
                     self.same(self.get(made, destination), host, COPY, f"from {source} to {destination}")
 
     def test_copies_are_nobody_elses(self) -> None:
-        """What is written to the copy does not show in the source, nor the other way round."""
+        """The source and the copy are independent: writes to one are not visible in the other."""
         for source in self.devices:
             for destination in self.devices:
                 x = self.put(self.numbers(), source)
@@ -69,7 +69,7 @@ class OrderTests(Kit):
                 self.same(self.get(y, destination), self.numbers(), COPY, f"the copy, after the source was, {where}")
 
     def test_copies_wait_for_their_source(self) -> None:
-        """Work on one device, then a copy to another one, which works on with it, read at once."""
+        """A copy contains the result of work queued on its source, and work on the copy follows it."""
         for source, destination in self.pairs:
             x, wanted = self.worked(source, self.numbers())
             y = self.send(x, source, destination)
@@ -78,7 +78,7 @@ class OrderTests(Kit):
             self.same(self.get(y, destination), wanted * 2, WAITS, f"a copy from {source} to {destination}")
 
     def test_copies_that_go_round(self) -> None:
-        """A chain over all devices and back: each waits for the one before."""
+        """A chain of copies and operations around all devices, several times, is executed in order."""
         x, wanted = self.worked(self.devices[0], self.numbers())
         ring = [*self.devices, self.devices[0]] * 3
         for source, destination in itertools.pairwise(ring):
@@ -89,7 +89,7 @@ class OrderTests(Kit):
         self.same(self.get(x, ring[-1]), wanted, WAITS, f"after {len(ring) - 1} copies in a ring")
 
     def test_devices_that_wait_for_each_other(self) -> None:
-        """Tokens are of what was queued before: two devices that wait for one another do not hang."""
+        """Two devices that wait for each other's tokens do not deadlock: a token covers only work queued before it."""
         for a, b in self.pairs:
             (x, of_x), (y, of_y) = self.worked(a, self.numbers()), self.worked(b, self.numbers())
             first, second = self.it.record(a), self.it.record(b)
@@ -100,7 +100,7 @@ class OrderTests(Kit):
             self.same(self.get(y, a), of_y, WAITS)
 
     def test_sources_may_go_at_once(self) -> None:
-        """The source's last reference is dropped as soon as it is told to be copied, and memory is asked for again."""
+        """A source whose last reference is dropped right after `to_device` is not reused before it has been read."""
         for source, destination in self.pairs:
             copies = []
             for n in range(8):
@@ -114,7 +114,7 @@ class OrderTests(Kit):
                 self.same(self.get(y, destination), wanted, KEPT, f"from {source} to {destination}")
 
     def test_sources_are_not_sole_before_they_are_read(self) -> None:
-        """Where a source is said to be `is_exclusive` at once, it is overwritten: the copy must not see that."""
+        """Overwriting a source for which `is_exclusive` is true right after `to_device` does not affect the copy."""
         for source, destination in self.pairs:
             x, wanted = self.worked(source, self.numbers())
             y = self.send(x, source, destination)
@@ -126,20 +126,20 @@ class OrderTests(Kit):
             self.same(self.get(y, destination), wanted, NOT_SOLE, f"from {source} to {destination}")
 
     def test_random_traffic(self) -> None:
-        """Work, copies, writes where that is allowed, and deletions, in random order, on all devices."""
+        """Operations, copies, writes to exclusive arrays and deletions in random order on all devices are correct."""
         for seed in range(4):
             _Traffic(self, seed).run(10 * self.examples)
 
     def test_traffic_in_threads(self) -> None:
-        """The same from several threads at once."""
+        """Random traffic from several threads at once is correct."""
         with ThreadPoolExecutor(4) as pool:
             for _ in pool.map(lambda seed: _Traffic(self, seed).run(4 * self.examples), range(100, 104)):
-                pass  # what a thread raised is raised here
+                pass  # iterating re-raises the errors of the threads
 
-    # -- host memory that devices copy fast from ---------------------------------------------------
+    # -- pinned host memory ------------------------------------------------------------------------
 
     def test_offload_and_back(self) -> None:
-        """There and back, at once and after `settle`; on all devices, for shapes of all kinds."""
+        """`offload` and `onload` preserve values on all devices, with and without `settle` in between."""
         for device in self.devices:
             for host in (
                 self.numbers(),
@@ -152,7 +152,7 @@ class OrderTests(Kit):
                     self.same(self._back(x, device, settled), wanted, OFFLOAD, f"of shape {host.shape} on {device}")
 
     def test_pin(self) -> None:
-        """A host array in that memory: a copy."""
+        """`pin` copies a host array, which may be overwritten afterwards."""
         device, host = self.devices[0], self.numbers()
         pinned = self.it.pin(host)
         host[...] = 0
@@ -163,7 +163,7 @@ class OrderTests(Kit):
         self.same(self.get(x, device), self.numbers(), "Backend.pin: a copy of a host array, which may be written")
 
     def test_memory_kind_pinned_host(self) -> None:
-        """A tensor that waits there: the same values there, back, and read where it is; nothing shows a later write."""
+        """An offloaded tensor has the same values in host memory and on the devices, unaffected by later writes."""
         mesh = st.make_mesh((len(self.devices),), ("x",), devices=list(self.devices))
         host = self.numbers(41)
         there = st.device_put(host, st.NamedSharding(mesh, st.P("x"), memory_kind="pinned_host"))
@@ -190,7 +190,7 @@ class OrderTests(Kit):
 
 
 class _Traffic:
-    """Arrays on devices, each with what it should be, and random things done to them."""
+    """Random operations on arrays on devices, each stored with its expected value."""
 
     def __init__(self, kit: Kit, seed: int) -> None:
         self.kit = kit

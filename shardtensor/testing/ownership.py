@@ -1,4 +1,4 @@
-"""The part of the suite about whose memory it is: no write ever shows in what somebody else holds."""
+"""The tests of ownership: a write is never visible through any other reference to the memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HOLDS: dict[str, Callable[[Backend, Any, Device], Any]] = {
 
 
 class OwnershipTests(Kit):
-    """`is_exclusive`, `adopt` and `release`: what is written is held by nobody else."""
+    """`is_exclusive`, `adopt` and `release`: only exclusive memory is written in place."""
 
     @pytest.mark.parametrize("holder", HOLDS)
     def test_sole_sees_who_else_holds_it(self, holder: str) -> None:
-        """Where it says True all the same, the array is written, and the other holder sees it."""
+        """If `is_exclusive` is true despite another holder, the array is written, and the holder detects the change."""
         for device in self.devices:
             x = self.put(self.numbers(12), device)
             other = self._hold(holder, x, device)
@@ -47,7 +47,7 @@ class OwnershipTests(Kit):
 
     @pytest.mark.parametrize("holder", HOLDS)
     def test_sole_of_the_part_that_is_left(self, holder: str) -> None:
-        """What holds a part reaches the whole: of two holders of one memory neither is alone."""
+        """A view reaches the memory of its base: neither of two holders of one memory is exclusive."""
         device = self.devices[0]
         x = self.put(self.numbers(12), device)
         other = self._hold(holder, x, device)
@@ -60,7 +60,7 @@ class OwnershipTests(Kit):
         self.same(self.get(x, device), self.numbers(12), SOLE, f"an array after {holder} was written")
 
     def test_sole_arrays_are_writable(self) -> None:
-        """Where it says True, it can be written, and holds what was written: also one that had been seen read-only."""
+        """If `is_exclusive` is true, the array can be written, even if a read-only view of it existed before."""
         for device in self.devices:
             x = self.put(self.numbers(12), device)
             with self.it.on(device):
@@ -71,7 +71,7 @@ class OwnershipTests(Kit):
                 self.same(self.get(x, device), np.full(12, 3, self.dtype), WRITABLE)
 
     def test_sole_of_elements_that_share_a_place(self) -> None:
-        """A broadcast array is never written: one element would be many."""
+        """A broadcast array is never exclusive, because its elements alias each other."""
         device = self.devices[0]
         with self.it.on(device):
             try:
@@ -88,7 +88,7 @@ class OwnershipTests(Kit):
 
     @pytest.mark.parametrize("holder", HOLDS)
     def test_adopted_arrays_are_nobody_elses(self, holder: str) -> None:
-        """A mapped function that keeps what it returns, and writes to it later, does not change the result."""
+        """A mapped function that keeps its result and writes to it later does not change the adopted array."""
         for device in self.devices:
             x = self.put(self.numbers(12), device)
             other = self._hold(holder, x, device)
@@ -100,7 +100,7 @@ class OwnershipTests(Kit):
             self.same(self.get(made, device), self.numbers(12), ADOPT, f"{holder} was kept, and written afterwards")
 
     def test_adopted_fresh_arrays(self) -> None:
-        """Of an array that nobody else holds, and of a view of it, the values; a copy or not, as it says."""
+        """Adopting an exclusive array, or a view of it, preserves the values."""
         for device in self.devices:
             for cut in (slice(None), slice(2, 9), slice(None, None, 2)):
                 x, wanted = self.worked(device, self.numbers(12))
@@ -111,7 +111,7 @@ class OwnershipTests(Kit):
                 self.same(self.get(made, device), wanted[cut], ADOPT, f"a view [{cut}] of a fresh array")
 
     def test_adopted_shards(self) -> None:
-        """What a function was given and gives back stays what it is, and so does the shard."""
+        """Adopting a shard or a view of it preserves the values, and a later write does not change the shard."""
         for device in self.devices:
             shard = self.put(self.numbers(12), device)
             with self.it.on(device):
@@ -127,7 +127,7 @@ class OwnershipTests(Kit):
             self.same(self.get(shard, device), self.numbers(12), SOLE, "the shard, after what was adopted was written")
 
     def test_copies_are_told_truly(self) -> None:
-        """What is said to be a copy is of its own memory."""
+        """The second result of `adopt` and `release` is True only for a copy, which has its own memory."""
         for device in self.devices:
             for way in ("adopt", "release"):
                 x = self.put(self.numbers(12), device)
@@ -142,7 +142,7 @@ class OwnershipTests(Kit):
 
     @pytest.mark.parametrize("holder", HOLDS)
     def test_released_arrays_can_be_written(self, holder: str) -> None:
-        """They hold what was written, and nobody else sees it."""
+        """A released array can be written, and the writes are not visible to other holders."""
         for device in self.devices:
             x = self.put(self.numbers(12), device)
             other = self._hold(holder, x, device)
@@ -163,12 +163,12 @@ class OwnershipTests(Kit):
             return HOLDS[holder](self.it, x, device)
 
     def _values(self, held: Any, device: Device) -> Any:
-        """What a holder sees now."""
+        """Returns the current values seen by a holder."""
         held = held[0] if isinstance(held, list) else held
         return self.get(held, device) if self.it.is_array(held) else np.array(held)
 
     def _scribble(self, held: Any, device: Device) -> None:
-        """What a holder may do to it, if it can."""
+        """Overwrites the array through a holder, if it is writable."""
         held = held[0] if isinstance(held, list) else held
         with self.it.on(device):
             try:

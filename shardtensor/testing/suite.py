@@ -1,4 +1,4 @@
-"""The suite that proves a backend. Importing this loads pytest and hypothesis."""
+"""The conformance suite for backends. Importing this module loads pytest and hypothesis."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ __all__ = ["BackendTests"]
 
 
 class BackendTests(DeviceTests, ArrayTests, OrderTests, OwnershipTests, TensorTests, CollectiveTests):
-    """What a backend promises, rule by rule: a class of pytest's, to be subclassed. A failure names the rule of
-    `shardtensor.backend.Backend` that is broken, and what was found instead.
+    """The conformance tests of a backend: a pytest class, to be subclassed.
+
+    A failure names the rule of `shardtensor.backend.Backend` that is violated, and the values found.
 
     Attributes:
-        backend: the name of the backend, under which it is installed.
-        examples: how many calls of each operator are drawn; other tests draw a few times as many.
-        chain: how many operations are queued before somebody looks.
-        size: how many elements the arrays have with which this is done; larger ones make slow devices show more.
-        unclaimed: operators (see `shardtensor.OPS`) that the backend does not have. They must raise a
-            `ShardTensorError` that says so; the tests see that they never give a wrong answer.
+        backend: the name under which the backend is registered.
+        examples: the number of calls drawn for each operator; other tests draw a few times as many.
+        chain: the number of operations queued before a result is read.
+        size: the number of elements of the arrays in these operations. Larger arrays increase the chance of detecting
+            missing synchronization on slow devices.
+        unclaimed: the operators (see `shardtensor.OPS`) that the backend does not implement. They must raise a
+            `ShardTensorError`; the tests check that they never return a wrong result.
 
-    Nothing is assumed of the devices but their protocol, and all dtypes but one of int64, int32, float32 and float64
-    may be missing (see `Backend.has_dtype`). With one device alone, what needs two is skipped.
+    The tests assume only the `Backend` protocol. The backend must have at least one of the dtypes int64, int32,
+    float32 and float64; all others may be missing (see `Backend.has_dtype`). Tests that need two devices are skipped
+    if there is only one.
 
     >>> from shardtensor.testing import BackendTests
     >>> class TestMine(BackendTests):

@@ -1,4 +1,4 @@
-"""The part of the suite about the library on top: every operator under sharded layouts, writes, mapped functions."""
+"""The tests of tensors on the backend's devices: every operator under many shardings, writes, mapped functions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MAPPED = "mapped functions get the backend's arrays with their device current, a
 
 
 class TensorTests(Kit):
-    """Tensors on the backend's devices do what NumPy's arrays do."""
+    """Tensors on the backend's devices behave as NumPy arrays."""
 
     # -- operators ---------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("name", sorted(CASES))
     def test_operator(self, name: str) -> None:
-        """On drawn operands in drawn layouts, beside host arrays and tensors of other backends."""
+        """An operator gives NumPy's result under drawn shardings, mixed with host arrays and unplaced tensors."""
         refused: list[str] = []
 
         def one(data: Any) -> None:
@@ -53,13 +53,13 @@ class TensorTests(Kit):
             self.must(bool(refused), UNCLAIMED, f"{name} never raised; take it off the list if it works")
 
     def test_unclaimed_operators_exist(self) -> None:
-        """A name that is misspelled would hide nothing."""
+        """Every name in `unclaimed` is an operator, so that a misspelled name is detected."""
         unknown = sorted(set(self.unclaimed) - set(OPS))
         self.must(not unknown, "`unclaimed` names operators (see shardtensor.OPS)", unknown)
 
     @pytest.mark.parametrize("name", ["zeros", "ones", "full", "arange", "eye"])
     def test_creation(self, name: str) -> None:
-        """On a mesh, under each spec of it."""
+        """Creation functions give NumPy's result under every spec of a mesh."""
         arguments: dict[str, tuple[Any, ...]] = {"full": ((5, 3), 7), "arange": (11,), "eye": (5, 3)}
         given = arguments.get(name, ((5, 3),))
         right = getattr(np, name)(*given, dtype=self.dtype)
@@ -69,7 +69,7 @@ class TensorTests(Kit):
             self._is(made, right, f"{name} under {spec}")
 
     def test_moves(self) -> None:
-        """Between layouts, between devices, from and to another backend."""
+        """`reshard` preserves elements between shardings, between devices, and from and to another backend."""
 
         def one(data: Any) -> None:
             shape = data.draw(shapes())
@@ -84,7 +84,7 @@ class TensorTests(Kit):
         self.sweep(one, 2 * self.examples)
 
     def test_arrays_that_a_user_made(self) -> None:
-        """The backend's own arrays are operands; what the user writes to them later does not show."""
+        """The backend's own arrays are accepted as operands, and later writes to them do not affect tensors."""
         device, host = self.devices[0], self.numbers(6)
         raw = self.put(host, device)
         x = st.asarray(raw) if not self.it.shared_memory else st.device_put(raw, device)
@@ -94,7 +94,7 @@ class TensorTests(Kit):
         self._is(y, host + host)
 
     def test_errors_leave_things_as_they_were(self) -> None:
-        """What is refused is refused with the library's errors; operands and what comes after are as before."""
+        """Invalid calls raise a ShardTensorError and leave operands and later calls unaffected."""
         mesh = mesh_of((len(self.devices),), self.backend)
         x = st.device_put(self.numbers(10), mesh)
         bad: dict[str, Callable[[], Any]] = {
@@ -112,11 +112,11 @@ class TensorTests(Kit):
     # -- writes ------------------------------------------------------------------------------------
 
     def test_writes(self) -> None:
-        """Assignments, in-place operators and ``out=``, through views and beside copies, against NumPy."""
+        """Assignments, in-place operators and ``out=`` on tensors, views and copies agree with NumPy."""
         self.sweep(lambda data: _Writes(self, data).run(5), 4 * self.examples)
 
     def test_values_of_before(self) -> None:
-        """What was made of a tensor before it was written keeps its values, whatever memory they shared."""
+        """Tensors derived from a tensor before a write keep their values, even if they share memory internally."""
         mesh = mesh_of((len(self.devices),), self.backend)
         host = self.numbers(12)
         makers: dict[str, Callable[[Any], Any]] = {
@@ -140,7 +140,7 @@ class TensorTests(Kit):
     # -- mapped functions --------------------------------------------------------------------------
 
     def test_pmap_chained(self) -> None:
-        """The results of one map go into the next, on the same devices, and nothing crosses."""
+        """Passing the results of one map to the next on the same devices transfers nothing."""
         host = self.numbers(4 * len(self.devices) + 1)
         parts = st.shard(host, devices=list(self.devices))
         with st.transfers() as log:
@@ -152,7 +152,7 @@ class TensorTests(Kit):
         self._is(st.unshard(parts), host)
 
     def test_pmap_runs_any_function(self) -> None:
-        """It sees its device and the backend's arrays, uses this library inside, and returns whatever it likes."""
+        """A mapped function gets the backend's arrays, can call this library, and can return any pytree."""
         seen: list[bool] = []
 
         def work(a: Any, whole: Any, factor: int) -> Any:
@@ -172,7 +172,7 @@ class TensorTests(Kit):
         self.must(st.current_device() is None, MAPPED, f"current_device() is {st.current_device()} afterwards")
 
     def test_pmap_results_that_are_kept(self) -> None:
-        """A function that keeps what it returns and writes to it later changes nothing."""
+        """A mapped function that keeps its results and writes to them later does not change the tensors."""
         kept: list[Any] = []
 
         def keep(a: Any) -> Any:
@@ -190,7 +190,7 @@ class TensorTests(Kit):
         )
 
     def test_maps_in_maps_stay(self) -> None:
-        """What a mapped function maps, splits and places in turn stays on its device."""
+        """Inside a mapped function, `pmap`, `shard`, `device_put` and `smap` stay on its device."""
 
         def body(a: Any) -> Any:
             parts = [*st.pmap(lambda v: v, [a, a]), *st.shard(a), st.device_put(a)]
@@ -201,7 +201,7 @@ class TensorTests(Kit):
         self.must(there == [[device] * 6 for device in self.devices], HOME, f"tensors on {there}")
 
     def test_pmap_donates(self) -> None:
-        """What is given away may be written, and is nobody else's."""
+        """A mapped function can write to donated arrays, without effect on other tensors."""
 
         def zero(a: Any) -> Any:
             a[:] = 0
@@ -218,7 +218,7 @@ class TensorTests(Kit):
         self.same(np.asarray(whole), self.numbers(9), MAPPED, "a tensor of which shards were donated")
 
     def test_pmap_errors(self) -> None:
-        """They come out with a note of the shard and the device, and nothing stays behind."""
+        """An error in a mapped function propagates with a note that names the device, and the state is restored."""
         before = self.current()
 
         def fail(a: Any) -> Any:
@@ -234,26 +234,26 @@ class TensorTests(Kit):
         self.must(st.current_device() is None and self.current() == before, MAPPED, "a device is still current")
         self.same(np.asarray(st.unshard(parts)), self.numbers(9), MAPPED, "the shards, after an error")
 
-    # -- drawing and judging ---------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------
 
     def _placed(self, data: Any, host: HostArray) -> Any:
         home = data.draw(meshes(self.backend))
         return st.device_put(host, st.NamedSharding(home, data.draw(specs(home, host.ndim))))
 
     def _is(self, x: Any, wanted: HostArray, where: str = "") -> None:
-        """That a tensor has these elements, and every device the ones that its sharding says."""
+        """Asserts that a tensor has these elements, and each device the part that its sharding assigns to it."""
         try:
             assert_same(x, wanted, exact=True)
         except AssertionError as error:
             self.must(False, HOLDS, f"{where} {error}")
 
     def _lacks(self, arrays: list[Any]) -> bool:
-        """Whether a dtype is among those that the backend does not have."""
+        """Whether the dtype of any of the arrays is missing from the backend."""
         return any(not self.it.has_dtype(np.asarray(x).dtype) for x in arrays)
 
 
 class _Writes:
-    """A tensor and a NumPy array, and all that was made of them, after the same writes to both."""
+    """Pairs of a tensor and a NumPy array, with views and copies of both, to which the same writes are applied."""
 
     def __init__(self, kit: TensorTests, data: Any) -> None:
         self.kit = kit
@@ -290,10 +290,10 @@ class _Writes:
             index = right > self.data.draw(some.integers(0, 97))
         try:
             count = right[index].size
-        except IndexError:  # arrays that do not broadcast together
+        except IndexError:  # index arrays that do not broadcast together
             return
         if kind == "arrays" and np.unique(np.arange(right.size).reshape(right.shape)[index]).size < count:
-            return  # which of several values counts is tested with the operator
+            return  # repeated indices are tested with the operator
         value: Any = self.data.draw(some.integers(0, 90))
         if kind == "basic" and self.data.draw(some.booleans()):
             value = self.kit.numbers(count, first=value).reshape(right[index].shape)
