@@ -696,3 +696,23 @@ def test_a_roll_without_an_axis_is_a_tensor_of_its_own(backend: str) -> None:
     assert_same(rolled, np.roll(np.arange(24.0).reshape(4, 6), 5), exact=True)
     st.reshard(rolled, rolled.sharding, donate=True)
     assert view.is_donated
+
+
+def test_numpys_array_argument_may_come_last(backend: str) -> None:
+    value = np.arange(6).reshape(2, 3)
+    x = st.device_put(value, mesh_of((2,), backend))
+    assert_same(np.transpose(axes=(1, 0), a=x), value.T)
+    assert_same(np.swapaxes(axis1=0, a=x, axis2=1), value.T)
+
+
+def test_python_scalars_are_weak_in_copyto(backend: str) -> None:
+    x = st.zeros(4, dtype="uint8", device=mesh_of((2,), backend))
+    np.copyto(x, 5)
+    assert_same(x, np.full(4, 5, "uint8"), exact=True)
+    with pytest.raises(OverflowError):
+        np.copyto(x, 300)
+    with pytest.raises(TypeError, match="copyto: float64 to uint8"):
+        np.copyto(x, 2.5)
+    y = st.zeros(4, dtype="float32", device=mesh_of((2,), backend))
+    np.copyto(y, 2.5, casting="safe")
+    assert_same(y, np.full(4, 2.5, "float32"), exact=True)
