@@ -1,9 +1,16 @@
-"""Creation functions (a chapter of the standard), declared.
+"""Declarations of the creation functions (a chapter of the array API standard).
 
-``device`` says where: a Device holds the array whole, a Mesh splits its first dimension over all the mesh's axes (the
-first one major), a NamedSharding is followed. Without it, the array lies on the default mesh, and yields to operands
-that were placed. Each device makes its own part. Errors: ShapeError for a negative size, ShardingError for a spec
-longer than the rank, TypeError for a dtype that is none.
+``device`` determines the sharding of the result: a Device holds the whole array, a Mesh shards the first dimension
+over all mesh axes (major first; a 0-d array is replicated), and a NamedSharding is used as it is. Without ``device``,
+an array is sharded over the default mesh and uncommitted: operators transfer it to the devices of operands that were
+placed explicitly. The functions named ``*_like`` take both the sharding and this property from a prototype that is a
+tensor. Each device computes its own shard; no data moves.
+
+Raises:
+    ShapeError: a size is negative.
+    ArgumentTypeError: ``shape`` is neither an integer nor a sequence of integers, or ``dtype`` is not a dtype that
+        tensors can have.
+    ShardingError: the spec of ``device`` has more dimensions than the array.
 """
 
 from __future__ import annotations
@@ -41,7 +48,12 @@ def _like(kinds: Any, *, dtype: Any = None) -> Said:
 
 @operator(_shaped)
 def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
-    """Elements of any value whatever; float64 unless ``dtype`` says otherwise.
+    """Creates an array without initializing its elements, whose values are arbitrary.
+
+    Args:
+        shape: the size of each dimension; an integer for one dimension.
+        dtype: the dtype of the result; float64 by default.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
 
     >>> st.empty((2, 3), dtype="int8").shape
     (2, 3)
@@ -50,7 +62,12 @@ def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
 
 @operator(_like)
 def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
-    """Elements of any value whatever, with x's shape, dtype and layout.
+    """Creates an array like x without initializing its elements, whose values are arbitrary.
+
+    Args:
+        x: a tensor or a host array, the prototype of the shape, the dtype and the sharding; its elements are not read.
+        dtype: the dtype of the result; x's by default.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); x's sharding by default.
 
     >>> st.empty_like(st.zeros((2, 3))).shape
     (2, 3)
@@ -59,7 +76,9 @@ def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
 
 @operator(_shaped)
 def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
-    """Zeros; float64 unless ``dtype`` says otherwise.
+    """Creates an array of zeros.
+
+    Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
 
     >>> st.zeros((4, 2), device=st.make_mesh((2,), ("x",))).sharding.spec
     P('x')
@@ -68,7 +87,9 @@ def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
 
 @operator(_like)
 def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
-    """Zeros with x's shape, dtype and layout.
+    """Creates an array of zeros with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
+
+    Arguments are those of `empty_like`.
 
     >>> st.zeros_like(st.asarray([1, 2])).tolist()
     [0, 0]
@@ -77,7 +98,9 @@ def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
 
 @operator(_shaped)
 def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
-    """Ones; float64 unless ``dtype`` says otherwise.
+    """Creates an array of ones.
+
+    Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
 
     >>> st.ones(3, dtype=int).tolist()
     [1, 1, 1]
@@ -86,7 +109,9 @@ def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Wher
 
 @operator(_like)
 def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
-    """Ones with x's shape, dtype and layout.
+    """Creates an array of ones with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
+
+    Arguments are those of `empty_like`.
 
     >>> st.ones_like(st.asarray([7.5, 2.0])).tolist()
     [1.0, 1.0]
@@ -94,7 +119,11 @@ def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Wh
 
 
 def _kind_dtype(kind: Any) -> Any:
-    """The dtype of a fill value from what is known of it; it must have no dimensions."""
+    """Returns the dtype of a fill value, given its Python type or its aval.
+
+    Raises:
+        ShapeError: the fill value is not 0-d.
+    """
     if isinstance(kind, type):
         return np.asarray(kind(1)).dtype
     if kind.ndim:
@@ -110,10 +139,17 @@ def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> Said:
 def full(
     shape: int | Shape, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
-    """``fill_value`` (a scalar or an array of no dimensions) everywhere; of its dtype unless ``dtype`` says otherwise.
+    """Creates an array whose elements all equal ``fill_value``.
+
+    Args:
+        shape: the size of each dimension; an integer for one dimension.
+        fill_value: a scalar, or a 0-d tensor or array.
+        dtype: the dtype of the result; that of ``fill_value`` by default.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
 
     Raises:
-        RangeError: a Python integer does not fit into ``dtype``. It is an OverflowError.
+        RangeError: ``fill_value`` is a Python integer that ``dtype`` cannot represent (an OverflowError).
+        ShapeError: ``fill_value`` is not 0-d, or a size is negative.
 
     >>> st.full((2,), 7).tolist()
     [7, 7]
@@ -129,10 +165,17 @@ def _filled_like(kinds: Any, *, dtype: Any = None) -> Said:
 def full_like(
     x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
-    """``fill_value`` everywhere, with x's shape, dtype and layout.
+    """Creates an array like x whose elements all equal ``fill_value``.
+
+    Args:
+        x: a tensor or a host array, the prototype of the shape, the dtype and the sharding; its elements are not read.
+        fill_value: a scalar, or a 0-d tensor or array.
+        dtype: the dtype of the result; x's by default.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); x's sharding by default.
 
     Raises:
-        RangeError: a Python integer does not fit into the dtype. It is an OverflowError.
+        RangeError: ``fill_value`` is a Python integer that the dtype cannot represent (an OverflowError).
+        ShapeError: ``fill_value`` is not 0-d.
 
     >>> st.full_like(st.asarray([1.0, 2.0]), 3).tolist()
     [3.0, 3.0]
@@ -140,13 +183,14 @@ def full_like(
 
 
 def _maker(name: str) -> Callable[..., Any]:
-    """The kernel of a function that fills its part with one value. What it is to be like is not looked at again."""
+    """Returns the kernel of a function that fills its shard with one value. The kernel ignores a prototype operand."""
 
     def kernel(xp: Any, place: Place, *operands: Any, **params: Any) -> Any:
         fill = operands[-1:] if name == "full" else ()
         if fill and (type(fill[0]) in SCALARS or isinstance(fill[0], (np.generic, np.ndarray))):
-            fill = (fill_value(fill[0], place.dtype),)  # by NumPy: libraries differ in what does not fit
-        if xp is not np or name == "zeros":  # of which nobody pays for what is never touched
+            # NumPy converts the value, because libraries treat values that do not fit differently.
+            fill = (fill_value(fill[0], place.dtype),)
+        if xp is not np or name == "zeros":  # The operating system allocates pages of zeros only when they are touched.
             return getattr(xp, name)(place.local_shape, *fill, dtype=place.dtype)
         out = pool.empty(place.local_shape, place.dtype)
         if name != "empty":
@@ -181,7 +225,7 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     made = sharded_dtype(given)
     if made.kind == "b" and count > 2:
         raise ArgumentTypeError(f"dtype is bool, and there are {count} elements; wanted at most 2 of them")
-    for value in (first, first + by)[:count]:  # NumPy converts these two, and continues as they differ
+    for value in (first, first + by)[:count]:  # NumPy converts only these two and extrapolates their difference.
         converted(value, made, "element")
     return (count,), made
 
@@ -196,13 +240,22 @@ def arange(
     dtype: npt.DTypeLike | None = None,
     device: Where = None,
 ) -> ShardedTensor:
-    """The numbers start, start + step, … before stop (0, 1, … before ``start`` where it is the only one).
+    """Creates a 1-d array of the numbers start, start + step, … below stop (above it for a negative step).
 
-    Integers give NumPy's default integer, floats float64, unless ``dtype`` says otherwise.
+    With one argument, ``arange(stop)``, the numbers start at 0. There are ``ceil((stop - start) / step)`` of them, and
+    every element has the bits that NumPy computes.
+
+    Args:
+        start: the first number, or ``stop`` if it is the only positional argument.
+        stop: the end, which is excluded.
+        step: the difference of successive elements; negative or positive.
+        dtype: the dtype of the result; by default NumPy's default integer for integers, float64 for floats.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
 
     Raises:
-        RangeError: the first or the second of them, an integer, does not fit into ``dtype``. It is an OverflowError.
-        ArgumentTypeError: more than two bools.
+        ArgumentTypeError: an argument is not a real number, or ``dtype`` is bool for more than two elements.
+        ArgumentError: ``step`` is 0, or an argument is infinite or NaN.
+        RangeError: the first or the second element is an integer that ``dtype`` cannot represent (an OverflowError).
 
     >>> st.arange(2, 11, 3).tolist()
     [2, 5, 8]
@@ -213,13 +266,13 @@ def arange(
 def _arange(xp: Any, place: Place, *, start: Any, stop: Any, step: Any, dtype: Any) -> Any:
     first, _, by = _steps(start, stop, step)
     ((begin, end),) = place.box
-    if place.dtype.kind == "b":  # at most two, and bools have no difference
+    if place.dtype.kind == "b":  # There are at most two elements, and NumPy cannot subtract bools.
         return xp.asarray([bool(value) for value in (first, first + by)[begin:end]], dtype=place.dtype)
     low, high = sorted((first + begin * by, first + end * by))
     exact = place.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int)
-    if exact and low >= -(2**63) and high < 2**63:  # libraries count in int64
+    if exact and low >= -(2**63) and high < 2**63:  # The libraries' own ``arange`` computes in int64.
         return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=place.dtype)
-    # NumPy's own way, so that every element has NumPy's bits: start + i * (second - first), in the result's dtype.
+    # NumPy's formula, start + i * (second - first) in the result's dtype, gives every element NumPy's bits.
     origin = np.asarray(first, place.dtype)
     delta = np.asarray(first + by, place.dtype) - origin
     steps = xp.asarray(xp.arange(begin, end), dtype=place.dtype)
@@ -238,7 +291,18 @@ def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0,
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
-    """Ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere.
+    """Creates a matrix with ones on the k-th diagonal and zeros elsewhere.
+
+    Args:
+        n_rows: the number of rows.
+        n_cols: the number of columns; ``n_rows`` by default.
+        k: the number of the diagonal: 0 is the main one, positive ones are above it, negative ones below it.
+        dtype: the dtype of the result; float64 by default.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
+
+    Raises:
+        ArgumentTypeError: ``k`` is not an integer.
+        ShapeError: ``n_rows`` or ``n_cols`` is negative.
 
     >>> st.eye(2, 3, k=1).tolist()
     [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -250,6 +314,6 @@ def _eye(xp: Any, place: Place, *, n_rows: int, n_cols: int | None, k: int, dtyp
     (top, _), (left, _) = place.box
     rows, columns = place.local_shape
     diagonal = k + top - left
-    if not -rows < diagonal < columns:  # it passes this part by
+    if not -rows < diagonal < columns:  # The diagonal does not cross this shard.
         return xp.zeros((rows, columns), dtype=place.dtype)
     return xp.eye(rows, columns, k=diagonal, dtype=place.dtype)

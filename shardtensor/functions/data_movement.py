@@ -1,4 +1,4 @@
-"""Operators that only move elements: their regions and where these come from."""
+"""The description of an operator that only moves elements: the regions of its result and their sources."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 
 
 class DataMovement:
-    """What a mover says: where the result lies, and where its elements come from.
+    """The result of an operator's ``movement`` function: the layout of the operator's result and the source of its
+    elements.
 
     Attributes:
-        shape: of the result.
-        sharding: of the result.
-        regions: the boxes of the result and where they come from (see `shardtensor.sharding.copy_plan`).
-        whole: the same on whole host arrays, ``whole(*arrays)``.
-        copies: whether ``whole`` copies (False: it gives a view).
-        explicit: whether the caller asked for the move.
-        note: what the logger is told each time if elements change their device.
-        as_pieces: where each operand is one shard of the result as it stands, what makes the shard of it.
-        target: the sharding into which the operand must be brought first, if any.
-        flat: the grids of operand and result with dimensions merged, where the regions speak of those (reshape).
+        shape: the shape of the result.
+        sharding: the sharding of the result.
+        regions: the boxes of the result, each with the operand that it is copied from (see
+            `shardtensor.sharding.copy_plan`).
+        whole: computes the result from whole host arrays, ``whole(*arrays)``; used where devices share one memory.
+        copies: whether ``whole`` returns a new array (False: a view of its argument).
+        explicit: whether the caller requested the transfer, which `transfer_guard` then permits.
+        note: a message that is logged on every call that transfers elements between devices, or None.
+        as_pieces: if each operand is exactly one shard of the result, the function that turns the operand's array into
+            the array of that shard; otherwise None.
+        target: the sharding to which the operand must be transferred first, or None.
+        flat: the grids of operand and result with merged dimensions, if ``regions`` refer to those (reshape);
+            otherwise None.
     """
 
     __slots__ = ("as_pieces", "copies", "explicit", "flat", "note", "regions", "shape", "sharding", "target", "whole")

@@ -1,4 +1,4 @@
-"""Data type functions (a chapter of the standard)."""
+"""Data type functions (a chapter of the array API standard)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 @operator("... -> ...")
 def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> ShardedTensor:
-    """x in another dtype, as NumPy casts (floats are cut towards zero, complex lose their imaginary part). The layout
-    stays.
+    """Casts x to ``dtype`` element by element, by NumPy's unsafe casting: floats are truncated towards zero when cast
+    to integers, and complex numbers lose their imaginary part when cast to real ones.
 
-    With ``copy=False`` a tensor that has the dtype already is given back itself; else the result is one of its own.
+    The result has x's shape and sharding; no data moves. It is an independent tensor, except that ``copy=False``
+    returns x itself if it is a tensor of that dtype already.
+
+    Args:
+        x: a tensor or a host array of any shape and dtype.
+        dtype: the dtype of the result, in any form that `numpy.dtype` accepts.
+        copy: whether the result must be a new tensor even if x has the dtype already.
 
     Raises:
-        TypeError: dtype is none, or one that cannot be sharded.
+        ArgumentTypeError: ``dtype`` is not a NumPy dtype, or one that tensors cannot have (objects, text, records).
 
     >>> st.astype(st.asarray([1.7, -1.7]), "int32").tolist()
     [1, -1]
@@ -48,11 +54,15 @@ def _dtype_of(x: Any) -> Any:
 
 
 def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
-    """The dtype that an operator makes of operands of these dtypes: NumPy's promotion, in which Python scalars are
-    weak.
+    """Returns the dtype to which an operator promotes operands of these dtypes, by NumPy's rules (`numpy.result_type`).
+
+    Python scalars are weak: they take the dtype of the arrays if its kind can represent them. No elements are read.
+
+    Args:
+        *arrays_and_dtypes: tensors, host or backend arrays, Python scalars and dtypes, in any mixture.
 
     Raises:
-        ArgumentTypeError: there is none, or an argument has no dtype.
+        ArgumentTypeError: the dtypes have no common dtype, or an argument is neither an array nor a dtype.
 
     >>> st.result_type(st.zeros(2, dtype="float32"), 1.0)
     dtype('float32')

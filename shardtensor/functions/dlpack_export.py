@@ -1,10 +1,10 @@
-"""Memory of tensors that other libraries hold, and may write.
+"""The export of a tensor's memory to other libraries, which may write to it.
 
-A consumer of DLPack may write to what it gets: versions before 1.0 have no flag against it, and PyTorch asks for 1.0
-and ignores the flag. Therefore memory is exported only if nothing but the one tensor holds it. The tensor is then
-marked (`shardtensor.communication.exported_storage.Exported`): every later read of it gets a copy for as long as a
-consumer holds the memory. Whether something else holds memory is decided as for writes in place, by
-`Backend.is_exclusive`.
+A consumer of DLPack may write to the memory that it receives: versions before 1.0 have no flag for read-only memory,
+and PyTorch requests 1.0 and ignores the flag. Therefore memory is exported only if it is exclusive to one tensor. The
+tensor's storage is then replaced by a `shardtensor.communication.exported_storage.Exported`: every later read copies
+for as long as a consumer holds the memory. `Backend.is_exclusive` decides whether memory is exclusive, as for writes in
+place.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from shardtensor.tensor.tensor import ShardedTensor, current_storage, ledger_of,
 
 
 def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
-    """What ``make`` gives of the array of a tensor on one device, for a consumer that may write to it: of the part of
-    its base's array that x sees, if x is a view. None if something else holds the memory, which is then to be copied.
+    """Exports the memory of a tensor on one device to a consumer that may write to it.
+
+    Returns ``make(array)`` for the tensor's array, or, if x is a view, for the part of its base's array that x views.
+    Returns None if the memory is not exclusive, the part is not a view of that array, or ``make`` returns None; the
+    caller must copy then.
     """
     base, window = _base_of(x)
-    if x._is_scalar or base._aval.parked:  # neither is ever written: a scalar does not change, other tensors share this
+    if x._is_scalar or base._aval.parked:  # A scalar is immutable, and other tensors may share an offloaded storage.
         return None
 
     def of_window(array: Any) -> Any:
@@ -36,20 +39,20 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
 
 
 def array_of(x: ShardedTensor) -> Any:
-    """The array of a tensor on one device; of a view, the part of its base's array if that takes no copy."""
+    """Returns the array of a tensor on one device; for a view, the part of its base's array if that needs no copy."""
     base, window = _base_of(x)
     part = _part_of(shard_arrays(base)[0], base, window)
     return shard_arrays(x)[0] if part is None else part
 
 
 def _base_of(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec | None]:
-    """The tensor whose memory x has, and what x sees of it if x is a view."""
+    """Returns the tensor that owns x's memory, and the view spec of x if x is a view of it, otherwise None."""
     storage = x._storage
     return getattr(storage, "base", x), getattr(storage, "window", None)
 
 
 def _part_of(array: Any, base: ShardedTensor, window: ViewSpec | None) -> Any:
-    """What a window sees of the base's array; None if it cannot be a view of it."""
+    """Returns the part of the base's array that a view spec selects; None if it cannot be a view of that array."""
     if window is None:
         return array
     backend = base._aval.backend
@@ -60,9 +63,11 @@ def _part_of(array: Any, base: ShardedTensor, window: ViewSpec | None) -> Any:
 
 
 def _export(base: ShardedTensor, make: Callable[[Any], Any]) -> Any:
-    """What ``make`` gives of the tensor's array, while no other thread can read the tensor or write to it."""
+    """Returns ``make(array)`` for the tensor's array if it is exclusive or exported already, otherwise None. Other
+    threads can neither read nor write the tensor meanwhile.
+    """
     if base._aval.backend.shared_memory and type(base._storage) is Storage:
-        whole_array(base, "to_dlpack")  # one buffer, if it was made of pieces
+        whole_array(base, "to_dlpack")  # A storage of several arrays becomes one of a single buffer.
     ledger = ledger_of(base)
     with ledger.lock:
         storage = current_storage(base)

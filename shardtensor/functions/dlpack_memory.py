@@ -1,4 +1,4 @@
-"""Memories as DLPack names them, by the type of device and its number; and which devices use them."""
+"""Memories as DLPack identifies them, by a device type and a device number, and the devices that use each memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError
 from shardtensor.sharding.mesh import default_mesh
 
 Memory: TypeAlias = tuple[int, int]
-"""A memory as DLPack names it: the type of device, and its number."""
+"""A memory as DLPack identifies it: the device type and the device number."""
 
-_ON_HOST = (1, 3, 11)  # plain host memory, and what CUDA and ROCm have pinned of it
-_CUDA, _CUDA_MANAGED = 2, 13  # managed memory is used like the GPU's own
+_ON_HOST = (1, 3, 11)  # DLPack's types of pageable host memory, and of host memory pinned by CUDA and by ROCm.
+_CUDA, _CUDA_MANAGED = 2, 13  # Managed memory is used like the memory of the GPU.
 
 
 def memory_of(x: Any, what: str) -> Memory:
-    """Where an array lies.
+    """Returns the memory of an array of any library; ``what`` names the array in errors.
 
     Raises:
-        ArgumentTypeError: it is no array that can be shared.
+        ArgumentTypeError: x has no DLPack methods.
+        InterchangeError: x is a PyTorch tensor with a pending negation, which DLPack cannot represent.
     """
     if isinstance(x, type) or not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         raise ArgumentTypeError(
@@ -36,10 +37,11 @@ def memory_of(x: Any, what: str) -> Memory:
 
 
 def as_memory(given: Any, caller: str, what: str) -> Memory:
-    """What ``__dlpack_device__`` gave, or a caller asks for, as the memory that it stands for.
+    """Converts the result of ``__dlpack_device__`` or a ``dl_device=`` argument to a memory. Pinned host memory becomes
+    host memory, and managed memory the memory of its GPU.
 
     Raises:
-        ArgumentTypeError: it is no pair of numbers.
+        ArgumentTypeError: ``given`` is not a pair of numbers.
     """
     try:
         kind, number = [int(n) for n in given]
@@ -49,14 +51,16 @@ def as_memory(given: Any, caller: str, what: str) -> Memory:
 
 
 def described(memory: Memory) -> str:
-    """A memory in words."""
+    """Returns a description of a memory for error messages."""
     kinds = {1: "host memory", _CUDA: "the memory of CUDA GPU", 10: "the memory of ROCm GPU"}
     kind = kinds.get(memory[0], f"the memory of DLPack's device type {memory[0]}, number")
     return kind if memory == HOST_MEMORY else f"{kind} {memory[1]}"
 
 
 def _rows() -> Iterator[Sequence[Device]]:
-    """The devices among which a memory's is looked for. Backends are started as far as need be."""
+    """Yields the sequences of devices to search for a memory: those of the default mesh, then those of each backend,
+    NumPy's first. Each backend is started only when the search reaches it; unusable ones are skipped.
+    """
     yield default_mesh().flat
     for name in sorted(backend_names(), key=lambda name: name != "numpy"):
         try:
@@ -67,7 +71,7 @@ def _rows() -> Iterator[Sequence[Device]]:
 
 
 def assign_devices(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
-    """For each memory the next device of a row that uses it; None if there is none."""
+    """Returns for each memory the next unassigned device of ``row`` that uses it; None if there are too few."""
     free, dealt = list(row), []
     for memory in memories:
         here = next((d for d in free if backend_of(d).dlpack_device(d) == memory), None)
@@ -79,16 +83,18 @@ def assign_devices(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[D
 
 
 def devices_for(memories: Sequence[Memory]) -> tuple[Device, ...] | None:
-    """For each memory a device of one backend that uses it; None if no backend has them."""
+    """Returns for each memory a device that uses it, all from the default mesh or all of one backend; None if neither
+    has enough of them.
+    """
     return next(filter(None, (assign_devices(memories, row) for row in _rows())), None)
 
 
 def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
-    """A device for each array of a list.
+    """Returns for each memory, of one array of a list, a device that uses it.
 
     Raises:
-        InterchangeError: no backend drives them all.
-        ShardingError: one does, and has not that many devices.
+        InterchangeError: no backend drives devices of all these memories.
+        ShardingError: a backend does, but has too few devices.
     """
     if row := devices_for(memories):
         return row

@@ -1,20 +1,21 @@
-"""Elementwise functions: the standard's chapter of that name, declared.
+"""Declarations of the elementwise functions (a chapter of the array API standard).
 
-What holds for all of them:
+Common to all of them:
 
+- Each result is a new tensor, except for the views that `real` and `imag` return.
 - Operands broadcast against one another as in NumPy.
-- The dtype of the result is NumPy's. Python scalars are weak: they take the dtype of the array beside them if
-  its kind can hold them. Integers wrap around where they overflow.
+- The dtype of the result is NumPy's. Python scalars are weak: they take the dtype of the array operands if its kind
+  can represent them. Integers wrap around on overflow.
 - A real element outside a function's domain gives NaN; as a complex number it gives the principal value.
-- Complex numbers are ordered by real part, then by imaginary part. Where truth is asked for, every element of
-  any dtype that is not zero is true, NaN included.
-- The layout of the result follows the operands', so that nothing moves when they agree; where they do not,
-  the cheaper one is moved. A dimension of size 1 that is broadcast is kept whole.
+- Complex numbers are ordered by their real parts, then by their imaginary parts. Logical functions treat every
+  nonzero element of any dtype as true, NaN included.
+- The sharding of the result follows from the operands': if they agree, no data moves; otherwise the operands that are
+  cheapest to move are transferred. A dimension of size 1 that is broadcast is not sharded.
 
 Raises:
-    ShapeError: the operands' shapes do not broadcast.
-    TypeError: the function does not take the dtype of an operand: `bitwise_and` takes no floats, and a
-        function that asks for real elements no complex ones.
+    ShapeError: the shapes of the operands do not broadcast.
+    ArgumentTypeError: the function is not defined for the dtype of an operand: `bitwise_and` does not take floats, and
+        functions of real elements do not take complex ones.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 @operator("... -> ...")
 def abs(x: ArrayLike, /) -> ShardedTensor:
-    """Absolute value of each element; of a complex one its modulus, as a real number.
+    """Absolute value of each element; for complex elements the modulus, which is real.
 
     >>> st.abs(st.asarray([-2, 0, 3])).tolist()
     [2, 0, 3]
@@ -44,7 +45,7 @@ def acos(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def acosh(x: ArrayLike, /) -> ShardedTensor:
-    """Inverse hyperbolic cosine of each element, 0 or greater; defined on real numbers from 1 on.
+    """Inverse hyperbolic cosine of each element, 0 or greater; defined for real elements of at least 1.
 
     >>> st.acosh(st.asarray([1.0, np.inf])).tolist()
     [0.0, inf]
@@ -53,7 +54,7 @@ def acosh(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def add(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Sum of each pair of elements, ``x1 + x2``; of two bools, whether either is true.
+    """Sum of each pair of elements, ``x1 + x2``; for two bools, their logical OR.
 
     >>> st.add(st.asarray([[1], [2]]), st.asarray([10, 20])).tolist()
     [[11, 21], [12, 22]]
@@ -71,7 +72,7 @@ def asin(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def asinh(x: ArrayLike, /) -> ShardedTensor:
-    """Inverse hyperbolic sine of each element: log(x + sqrt(x**2 + 1)), an odd function of all real numbers.
+    """Inverse hyperbolic sine of each element: log(x + sqrt(x**2 + 1)), defined for all real elements.
 
     >>> st.asinh(st.asarray([0.0, -np.inf])).tolist()
     [0.0, -inf]
@@ -80,7 +81,7 @@ def asinh(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def atan(x: ArrayLike, /) -> ShardedTensor:
-    """Inverse tangent of each element, in radians, from -pi/2 to pi/2, which the infinities reach.
+    """Inverse tangent of each element, in radians, from -pi/2 to pi/2, the values at the infinities.
 
     >>> st.atan(st.asarray([0.0, np.inf])).tolist()
     [0.0, 1.5707963267948966]
@@ -89,7 +90,7 @@ def atan(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def atan2(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Angle, in radians from -pi to pi, of the point with real coordinates (x2, x1); signs of zeros count.
+    """Angle, in radians from -pi to pi, of the point with the real coordinates (x2, x1); signs of zeros count.
 
     >>> st.atan2(st.asarray([0.0, 1.0]), st.asarray([-1.0, 0.0])).tolist()
     [3.141592653589793, 1.5707963267948966]
@@ -98,7 +99,7 @@ def atan2(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def atanh(x: ArrayLike, /) -> ShardedTensor:
-    """Inverse hyperbolic tangent of each element: defined on real numbers from -1 to 1; infinite at both.
+    """Inverse hyperbolic tangent of each element; defined for real elements from -1 to 1, infinite at both ends.
 
     >>> st.atanh(st.asarray([0.0, -0.0])).tolist()
     [0.0, -0.0]
@@ -107,7 +108,7 @@ def atanh(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def bitwise_and(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Bits set in both elements of each pair of integers (negative ones in two's complement) or bools.
+    """Bitwise AND of each pair of integers (negative ones in two's complement) or bools.
 
     >>> st.bitwise_and(st.asarray([12, 5]), st.asarray([10, -1])).tolist()
     [8, 5]
@@ -116,7 +117,7 @@ def bitwise_and(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def bitwise_invert(x: ArrayLike, /) -> ShardedTensor:
-    """All bits flipped in each integer, which makes a signed x into -x - 1; of a bool, its negation.
+    """Bitwise NOT of each integer, which is -x - 1 for a signed x; for bools, the logical NOT.
 
     >>> st.bitwise_invert(st.asarray([0, 5])).tolist()
     [-1, -6]
@@ -125,7 +126,7 @@ def bitwise_invert(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def bitwise_left_shift(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Bits of each integer moved up by x2 >= 0 places: x1 * 2**x2 without the bits that leave its width.
+    """Each integer x1 shifted left by x2 >= 0 bits: x1 * 2**x2 without the bits that leave its width.
 
     >>> st.bitwise_left_shift(st.asarray([1, -3]), st.asarray([4, 1])).tolist()
     [16, -6]
@@ -134,7 +135,7 @@ def bitwise_left_shift(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def bitwise_or(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Bits set in either element of each pair of integers (negative ones in two's complement) or bools.
+    """Bitwise OR of each pair of integers (negative ones in two's complement) or bools.
 
     >>> st.bitwise_or(st.asarray([12, 5]), st.asarray([10, 0])).tolist()
     [14, 5]
@@ -143,7 +144,7 @@ def bitwise_or(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def bitwise_right_shift(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Bits of each integer moved down by x2 >= 0 places, the sign kept: x1 // 2**x2.
+    """Each integer x1 shifted right by x2 >= 0 bits, preserving the sign: x1 // 2**x2.
 
     >>> st.bitwise_right_shift(st.asarray([16, -5]), st.asarray([4, 1])).tolist()
     [1, -3]
@@ -152,7 +153,7 @@ def bitwise_right_shift(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def bitwise_xor(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Bits set in exactly one element of each pair of integers (negative ones in two's complement) or bools.
+    """Bitwise exclusive OR of each pair of integers (negative ones in two's complement) or bools.
 
     >>> st.bitwise_xor(st.asarray([12, 5]), st.asarray([10, 5])).tolist()
     [6, 0]
@@ -161,7 +162,7 @@ def bitwise_xor(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def ceil(x: ArrayLike, /) -> ShardedTensor:
-    """Least whole number that is not below each real element; floats stay floats.
+    """Least integer not less than each real element; floats remain floats.
 
     >>> st.ceil(st.asarray([1.2, -1.2, 3.0])).tolist()
     [2.0, -1.0, 3.0]
@@ -170,7 +171,7 @@ def ceil(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ..., ... -> ...")
 def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> ShardedTensor:
-    """Each element brought into [min, max], where None is no bound; max wins over a greater min; NaN stays.
+    """Each element limited to [min, max], where None is no bound; max is used where min > max; NaN remains NaN.
 
     >>> st.clip(st.asarray([-5, 2, 9]), 0, 4).tolist()
     [0, 2, 4]
@@ -179,7 +180,7 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
 
 @operator("... -> ...")
 def conj(x: ArrayLike, /) -> ShardedTensor:
-    """Complex conjugate of each element: the sign of its imaginary part flipped; real numbers are unchanged.
+    """Complex conjugate of each element; real elements are unchanged.
 
     >>> st.conj(st.asarray([1 + 2j, 3j])).tolist()
     [(1-2j), -3j]
@@ -188,7 +189,7 @@ def conj(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def copysign(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Magnitude of each real x1 with the sign of x2, where -0.0 counts as negative; always floating-point.
+    """Magnitude of each real x1 with the sign of x2, where -0.0 is negative; the result is floating-point.
 
     >>> st.copysign(st.asarray([1.0, -2.0]), st.asarray([-0.0, 3.0])).tolist()
     [-1.0, 2.0]
@@ -215,7 +216,7 @@ def cosh(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """True quotient of each pair, ``x1 / x2``: a floating-point number, of integers and bools too.
+    """True quotient of each pair, ``x1 / x2``; floating-point also for integers and bools.
 
     >>> st.divide(st.asarray([7, -7]), 2).tolist()
     [3.5, -3.5]
@@ -224,7 +225,7 @@ def divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether the elements of each pair have the same value, as bools; NaN equals nothing, itself included.
+    """Whether the elements of each pair are equal, as bools; NaN is not equal to anything, itself included.
 
     >>> st.equal(st.asarray([1.0, 2.0, np.nan]), st.asarray([1.0, 3.0, np.nan])).tolist()
     [True, False, False]
@@ -233,7 +234,7 @@ def equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def exp(x: ArrayLike, /) -> ShardedTensor:
-    """e to the power of each element.
+    """Exponential of each element: e to the power of x.
 
     >>> st.exp(st.asarray([0.0, -np.inf])).tolist()
     [1.0, 0.0]
@@ -242,7 +243,7 @@ def exp(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def expm1(x: ArrayLike, /) -> ShardedTensor:
-    """exp(x) - 1 of each element, accurate where x is so near 0 that the subtraction would cancel.
+    """exp(x) - 1 of each element, accurate also near 0, where the subtraction would cancel.
 
     >>> st.expm1(st.asarray([0.0, 1e-20])).tolist()
     [0.0, 1e-20]
@@ -251,7 +252,7 @@ def expm1(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def floor(x: ArrayLike, /) -> ShardedTensor:
-    """Greatest whole number that is not above each real element; floats stay floats.
+    """Greatest integer not greater than each real element; floats remain floats.
 
     >>> st.floor(st.asarray([1.8, -1.2, 3.0])).tolist()
     [1.0, -2.0, 3.0]
@@ -269,7 +270,7 @@ def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def greater(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether x1 > x2 in each pair, as bools; false where either is NaN.
+    """Whether x1 > x2 for each pair, as bools; False if either element is NaN.
 
     >>> st.greater(st.asarray([1, 2, 3]), 2).tolist()
     [False, False, True]
@@ -278,7 +279,7 @@ def greater(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def greater_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether x1 >= x2 in each pair, as bools; false where either is NaN.
+    """Whether x1 >= x2 for each pair, as bools; False if either element is NaN.
 
     >>> st.greater_equal(st.asarray([1, 2, 3]), 2).tolist()
     [False, True, True]
@@ -296,7 +297,7 @@ def hypot(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def imag(x: ArrayLike, /) -> ShardedTensor:
-    """Imaginary part of each element, as a real number; zero for real ones. A view, where x is complex.
+    """Imaginary part of each element, which is real: a view of a complex x; zeros for a real x.
 
     >>> st.imag(st.asarray([1 + 2j, 3j])).tolist()
     [2.0, 3.0]
@@ -310,7 +311,7 @@ def _imag_window(window: ViewSpec) -> ViewSpec | None:
 
 @operator("... -> ...")
 def isfinite(x: ArrayLike, /) -> ShardedTensor:
-    """Whether each element is neither infinite nor NaN, as bools; of a complex one, both parts.
+    """Whether each element is neither infinite nor NaN, as bools; for complex elements, whether both parts are finite.
 
     >>> st.isfinite(st.asarray([1.0, np.inf, np.nan])).tolist()
     [True, False, False]
@@ -319,7 +320,7 @@ def isfinite(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def isinf(x: ArrayLike, /) -> ShardedTensor:
-    """Whether each element is infinite, of either sign, as bools; of a complex one, whether either part is.
+    """Whether each element is infinite, of either sign, as bools; for complex elements, whether either part is.
 
     >>> st.isinf(st.asarray([1.0, -np.inf, np.nan])).tolist()
     [False, True, False]
@@ -328,7 +329,7 @@ def isinf(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def isnan(x: ArrayLike, /) -> ShardedTensor:
-    """Whether each element is NaN, as bools; of a complex one, whether either part is.
+    """Whether each element is NaN, as bools; for complex elements, whether either part is.
 
     >>> st.isnan(st.asarray([1.0, np.inf, np.nan])).tolist()
     [False, False, True]
@@ -337,7 +338,7 @@ def isnan(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def less(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether x1 < x2 in each pair, as bools; false where either is NaN.
+    """Whether x1 < x2 for each pair, as bools; False if either element is NaN.
 
     >>> st.less(st.asarray([1, 2, 3]), 2).tolist()
     [True, False, False]
@@ -346,7 +347,7 @@ def less(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def less_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether x1 <= x2 in each pair, as bools; false where either is NaN.
+    """Whether x1 <= x2 for each pair, as bools; False if either element is NaN.
 
     >>> st.less_equal(st.asarray([1, 2, 3]), 2).tolist()
     [True, True, False]
@@ -355,7 +356,7 @@ def less_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def log(x: ArrayLike, /) -> ShardedTensor:
-    """Natural logarithm of each element; of a complex one, with an imaginary part from -pi to pi.
+    """Natural logarithm of each element; for complex elements, with an imaginary part from -pi to pi.
 
     >>> st.log(st.asarray([1.0, np.inf])).tolist()
     [0.0, inf]
@@ -364,7 +365,7 @@ def log(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def log10(x: ArrayLike, /) -> ShardedTensor:
-    """Logarithm to base 10 of each element; of a complex one, the principal log(x) / log(10).
+    """Logarithm to base 10 of each element; for complex elements, the principal log(x) / log(10).
 
     >>> st.log10(st.asarray([1.0, 100.0])).tolist()
     [0.0, 2.0]
@@ -373,7 +374,7 @@ def log10(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def log1p(x: ArrayLike, /) -> ShardedTensor:
-    """log(1 + x) of each element, accurate where x is so near 0 that the sum would be rounded to 1.
+    """log(1 + x) of each element, accurate also near 0, where the sum would be rounded to 1.
 
     >>> st.log1p(st.asarray([0.0, 1e-20])).tolist()
     [0.0, 1e-20]
@@ -382,7 +383,7 @@ def log1p(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def log2(x: ArrayLike, /) -> ShardedTensor:
-    """Logarithm to base 2 of each element; of a complex one, the principal log(x) / log(2).
+    """Logarithm to base 2 of each element; for complex elements, the principal log(x) / log(2).
 
     >>> st.log2(st.asarray([1.0, 8.0])).tolist()
     [0.0, 3.0]
@@ -400,7 +401,7 @@ def logaddexp(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def logical_and(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether both elements of each pair are true, as bools.
+    """Logical AND of each pair of elements, as bools.
 
     >>> st.logical_and(st.asarray([0, 1, 2]), st.asarray([True, False, True])).tolist()
     [False, False, True]
@@ -409,7 +410,7 @@ def logical_and(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def logical_not(x: ArrayLike, /) -> ShardedTensor:
-    """Whether each element is not true, as bools: whether it is zero.
+    """Logical NOT of each element, as bools: whether it is zero.
 
     >>> st.logical_not(st.asarray([0.0, 0.5, np.nan])).tolist()
     [True, False, False]
@@ -418,7 +419,7 @@ def logical_not(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def logical_or(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether either element of each pair is true, as bools.
+    """Logical OR of each pair of elements, as bools.
 
     >>> st.logical_or(st.asarray([0, 0, 2]), st.asarray([True, False, True])).tolist()
     [True, False, True]
@@ -427,7 +428,7 @@ def logical_or(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def logical_xor(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether exactly one element of each pair is true, as bools.
+    """Logical exclusive OR of each pair of elements, as bools.
 
     >>> st.logical_xor(st.asarray([0, 0, 2]), st.asarray([True, False, True])).tolist()
     [True, False, False]
@@ -436,7 +437,7 @@ def logical_xor(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def maximum(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Greater element of each pair, NaN where either is NaN.
+    """Greater element of each pair; NaN if either is NaN.
 
     >>> st.maximum(st.asarray([1.0, 5.0, np.nan]), 3.0).tolist()
     [3.0, 5.0, nan]
@@ -445,7 +446,7 @@ def maximum(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def minimum(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Lesser element of each pair, NaN where either is NaN.
+    """Lesser element of each pair; NaN if either is NaN.
 
     >>> st.minimum(st.asarray([1.0, 5.0, np.nan]), 3.0).tolist()
     [1.0, 3.0, nan]
@@ -454,7 +455,7 @@ def minimum(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Product of each pair of elements, ``x1 * x2``; of two bools, whether both are true.
+    """Product of each pair of elements, ``x1 * x2``; for two bools, their logical AND.
 
     >>> st.multiply(st.asarray([[1], [2]]), st.asarray([10, 20])).tolist()
     [[10, 20], [20, 40]]
@@ -463,7 +464,7 @@ def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def negative(x: ArrayLike, /) -> ShardedTensor:
-    """Each element with its sign flipped, ``-x``; unsigned integers wrap around below 0; bools are refused.
+    """Each element negated, ``-x``; unsigned integers wrap around below 0; bools raise ArgumentTypeError.
 
     >>> st.negative(st.asarray([1, -2])).tolist()
     [-1, 2]
@@ -472,7 +473,7 @@ def negative(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def nextafter(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Floating-point number next to each real x1 in the direction of x2; x2 itself where the two are equal.
+    """Next floating-point number after each real x1 in the direction of x2; x2 itself if the two are equal.
 
     >>> st.nextafter(st.asarray([1.0, 0.0]), st.asarray([2.0, 0.0])).tolist()
     [1.0000000000000002, 0.0]
@@ -481,7 +482,7 @@ def nextafter(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Whether the elements of each pair differ in value, as bools; NaN differs from all, itself included.
+    """Whether the elements of each pair differ, as bools; NaN differs from everything, itself included.
 
     >>> st.not_equal(st.asarray([1.0, 2.0, np.nan]), st.asarray([1.0, 3.0, np.nan])).tolist()
     [False, True, True]
@@ -490,7 +491,7 @@ def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def positive(x: ArrayLike, /) -> ShardedTensor:
-    """Each element unchanged, ``+x``; bools are refused.
+    """Each element unchanged, ``+x``; bools raise ArgumentTypeError.
 
     >>> st.positive(st.asarray([1, -2])).tolist()
     [1, -2]
@@ -499,7 +500,7 @@ def positive(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def pow(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """x1 to the power of x2, ``x1**x2``, with 0**0 = 1; integers give integers, so that x2 must be >= 0.
+    """x1 to the power of x2, ``x1**x2``, with 0**0 = 1; for two integers an integer, which requires x2 >= 0.
 
     >>> st.pow(st.asarray([2, -3]), st.asarray([10, 3])).tolist()
     [1024, -27]
@@ -508,7 +509,7 @@ def pow(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def real(x: ArrayLike, /) -> ShardedTensor:
-    """Real part of each element, as a real number; real ones are unchanged. A view.
+    """Real part of each element: a view of x, also if x is real.
 
     >>> st.real(st.asarray([1 + 2j, 3j])).tolist()
     [1.0, 0.0]
@@ -522,7 +523,7 @@ def _real_window(window: ViewSpec) -> ViewSpec:
 
 @operator("... -> ...")
 def reciprocal(x: ArrayLike, /) -> ShardedTensor:
-    """1 / x of each element; an integer's is an integer, truncated, which is 0 beyond -1 and 1.
+    """1 / x of each element; for integers truncated to an integer, which is 0 for abs(x) > 1.
 
     >>> st.reciprocal(st.asarray([2.0, -4.0])).tolist()
     [0.5, -0.25]
@@ -531,7 +532,7 @@ def reciprocal(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def remainder(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """What `floor_divide` leaves of each real pair, ``x1 % x2``, with the sign of x2; an integer's by 0 is 0.
+    """Remainder of `floor_divide` for each real pair, ``x1 % x2``, with the sign of x2; 0 for an integer divided by 0.
 
     >>> st.remainder(st.asarray([7, -7, 7]), st.asarray([3, 3, -3])).tolist()
     [1, 2, -2]
@@ -540,7 +541,7 @@ def remainder(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def round(x: ArrayLike, /) -> ShardedTensor:
-    """Whole number nearest to each element, the even one of two; of a complex one, both parts are rounded.
+    """Integer nearest to each element, the even one on a tie; complex elements are rounded in both parts.
 
     >>> st.round(st.asarray([0.5, 1.5, 2.6])).tolist()
     [0.0, 2.0, 3.0]
@@ -549,7 +550,7 @@ def round(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def sign(x: ArrayLike, /) -> ShardedTensor:
-    """-1, 0 or 1 by the sign of each element, NaN for NaN; of a complex one x / abs(x), or 0; no bools.
+    """Sign of each element: -1, 0 or 1, NaN for NaN, and x / abs(x) or 0 if complex; bools raise ArgumentTypeError.
 
     >>> st.sign(st.asarray([-2.5, 0.0, 3.0])).tolist()
     [-1.0, 0.0, 1.0]
@@ -558,7 +559,7 @@ def sign(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def signbit(x: ArrayLike, /) -> ShardedTensor:
-    """Whether each real element has a negative sign, as bools; -0.0 has one.
+    """Whether the sign bit of each real element is set, as bools; it is set for -0.0.
 
     >>> st.signbit(st.asarray([1.0, -0.0, -np.inf])).tolist()
     [False, True, True]
@@ -585,7 +586,7 @@ def sinh(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def sqrt(x: ArrayLike, /) -> ShardedTensor:
-    """Square root of each element, 0 or greater; of a complex one, the root whose real part is not negative.
+    """Nonnegative square root of each element; for complex elements, the root whose real part is not negative.
 
     >>> st.sqrt(st.asarray([0.0, 2.25])).tolist()
     [0.0, 1.5]
@@ -594,7 +595,7 @@ def sqrt(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def square(x: ArrayLike, /) -> ShardedTensor:
-    """x * x of each element; of a complex one its complex square, not that of its modulus.
+    """Square of each element: x * x, also for complex elements.
 
     >>> st.square(st.asarray([3.0, -4.0])).tolist()
     [9.0, 16.0]
@@ -603,7 +604,7 @@ def square(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ... -> ...")
 def subtract(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """Difference of each pair, ``x1 - x2``; unsigned integers wrap around below 0, and two bools are refused.
+    """Difference of each pair, ``x1 - x2``; unsigned integers wrap around below 0; two bools raise ArgumentTypeError.
 
     >>> st.subtract(st.asarray([[1], [2]]), st.asarray([10, 20])).tolist()
     [[-9, -19], [-8, -18]]
@@ -621,7 +622,7 @@ def tan(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def tanh(x: ArrayLike, /) -> ShardedTensor:
-    """Hyperbolic tangent of each element: sinh(x) / cosh(x), from -1 to 1 on real numbers.
+    """Hyperbolic tangent of each element: sinh(x) / cosh(x), from -1 to 1 for real elements.
 
     >>> st.tanh(st.asarray([0.0, -np.inf])).tolist()
     [0.0, -1.0]
@@ -630,7 +631,7 @@ def tanh(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("... -> ...")
 def trunc(x: ArrayLike, /) -> ShardedTensor:
-    """Each real element without its fraction, which rounds it towards 0; floats stay floats.
+    """Each real element truncated towards 0 to an integer; floats remain floats.
 
     >>> st.trunc(st.asarray([1.8, -1.8])).tolist()
     [1.0, -1.0]

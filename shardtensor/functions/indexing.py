@@ -1,4 +1,4 @@
-"""Indexing: reading and writing what an index takes of an array."""
+"""Declarations of the indexing operators: ``x[index]`` and ``x[index] = value``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,25 @@ from shardtensor.tensor.value import Aval
 
 @operator()
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
-    """``x[index]``, as in NumPy: integers, slices of any step, ``...`` and None give a view; arrays of integers and
-    masks, or mixtures of them with the others, a value of its own.
+    """Returns ``x[index]``, with NumPy's semantics and x's dtype.
 
-    Index arrays may be lists, host arrays or tensors on any devices; they are read on the host. A dimension that is
-    sliced keeps its split, by the split rule for its new size, so that only elements at the boundaries move; one that
-    is indexed by an integer is gone, and the result is replicated along the mesh axes that split it. The first
-    dimension that arrays make takes the split of those that they walk.
+    Basic indexing (integers, slices of any step, ``...`` and None) returns a view, except that integers for all
+    dimensions return a scalar, which is a copy. Advanced indexing (integer arrays and masks, also mixed with basic
+    indices) returns an independent tensor. Index arrays may be nested lists, host arrays or tensors on any devices;
+    they are read on the host.
+
+    A sliced dimension remains sharded, by the split rule for its new size, so that only elements at the boundaries
+    between devices are transferred. An integer removes its dimension, and the result is replicated along the mesh axes
+    that shard it. The first of the dimensions that index arrays produce is sharded like the dimensions that they index.
+
+    Args:
+        x: a tensor or a host array.
+        index: an integer, a slice, ``...``, None, an array or a list of integers or bools, or a tuple of these.
 
     Raises:
-        IndexingError: an index is out of bounds, of another kind, or does not fit x or the others.
+        IndexingError: an index is out of bounds or of another type, or index arrays do not fit x or one another.
+        ArgumentError: a slice has step 0.
+        ArgumentTypeError: a slice has a bound or a step that is not an integer.
 
     >>> x = st.arange(8, device=st.make_mesh((4,), ("x",)))
     >>> x[::-2].tolist(), x[3].item(), x[None, 2:].shape
@@ -82,7 +91,7 @@ def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -
 
 @operator(error_name="getitem")
 def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
-    """``x[index]`` for an index with arrays in it: see `getitem`.
+    """Returns ``x[index]`` for an index that contains arrays or lists, as an independent tensor: see `getitem`.
 
     >>> from shardtensor.functions.indexing import gather
     >>> gather(st.arange(12).reshape(3, 4), ([2, 0], slice(1, 3))).tolist()
@@ -97,20 +106,21 @@ def _gather_on_device(xp: Any, place: Place, x: Any, *, index: Any) -> Any:
 
 @operator()
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
-    """x with ``value`` in the place of ``x[index]``: what ``x[index] = value`` binds x to, as a value of its own.
+    """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
+
+    The result has x's shape, dtype and sharding. Elements of ``value`` are transferred only to the devices that hold
+    the elements which they replace.
 
     Args:
         x: a tensor or a host array.
         value: a tensor, an array, nested lists or a scalar; broadcast to the shape of ``x[index]`` and converted to
             x's dtype.
-        index: as for `getitem`. Of an element that it names several times, the last value counts.
-
-    The result has x's shape, dtype and layout. Only devices that hold what is written get elements of ``value``.
+        index: as for `getitem`. If it selects an element several times, the last value is written.
 
     Raises:
-        IndexingError: the index is out of bounds or of another kind.
-        ShapeError: ``value`` does not broadcast.
-        ArgumentTypeError: it cannot be converted.
+        IndexingError: an index is out of bounds or of another type, or index arrays do not fit x or one another.
+        ShapeError: ``value`` does not broadcast to the shape of ``x[index]``.
+        ArgumentTypeError: ``value`` cannot be converted to x's dtype.
 
     >>> from shardtensor.functions.indexing import setitem
     >>> setitem(st.zeros(4), 7, slice(1, 3)).tolist()
@@ -128,7 +138,7 @@ def _setitem_of_lists(x: Any, value: Any, index: Any) -> Any:
 def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
     storage = x._storage
-    # The memory is x's, too: it is copied to be written.
+    # The new tensor shares the memory of x, so that the write copies it first.
     new = mark_array(tensor(x._aval, Storage(storage.array, storage.arrays)))
     bind_into(new, OPS["setitem"], (new, value), (index,))
     return new

@@ -1,8 +1,7 @@
-"""Interchange: memory shared with other array libraries by DLPack, both ways, without a copy where that can be.
+"""Interchange with other array libraries through DLPack, in both directions, without a copy where possible.
 
-Tensors do not write to memory that another library holds: a tensor that is written takes memory of its own first. What
-other libraries write shows in the one tensor that was exported to them only (see
-`shardtensor.functions.dlpack_export`).
+Tensors never write to memory that another library holds: a write to such a tensor allocates new memory first. Writes of
+another library are visible only in the tensor that was exported to it (see `shardtensor.functions.dlpack_export`).
 """
 
 from __future__ import annotations
@@ -45,36 +44,38 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
 from shardtensor.tensor.value import aval
 
-# -- in --------------------------------------------------------------------------------------------
+# -- import ----------------------------------------------------------------------------------------
 
 
 @operator()
 def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = None) -> ShardedTensor:
-    """A tensor of another library's array, in the same memory where a device can use that; of a list of them, one
-    tensor over as many devices.
+    """Converts an array of another library, or a list of them, to a tensor that shares their memory where possible.
 
-    The owner's later writes may show in the tensor, so make none. Writing to the tensor never shows in the owner's
-    array, nor do the writes of libraries to which the tensor is exported: they get a copy of the memory.
+    Do not write to the array afterwards: such writes may be visible in the tensor. Writes to the tensor are never
+    visible in the array, and neither are those of libraries to which the tensor is exported: they receive a copy.
 
-    One array becomes a tensor on one device: the first of the default mesh that uses its memory, else of another
-    backend's (NumPy's first). With ``device=`` it goes there as with `device_put`: what lies in the right memory stays.
+    A single array becomes a tensor on one device: the first device of the default mesh that uses the array's memory,
+    otherwise one of another backend (NumPy's first). With ``device=``, it is transferred as by `device_put`; elements
+    that lie in the memory of their device already stay there.
 
-    The arrays of a list are the shards, and stay where they are. Without ``device=`` they follow one another along the
-    first dimension, each on the next device that uses its memory. With a mesh or a sharding, array k is what device k
-    of the mesh holds; those that hold the same part are taken to be equal.
+    The arrays of a list are the shards of one tensor. Without ``device=``, they are concatenated along the first
+    dimension, each on the next device that uses its memory. With a mesh or a sharding, array k is the shard on device
+    k of the mesh; arrays that are the same shard must be equal.
 
     Args:
-        x: an object with ``__dlpack__`` and ``__dlpack_device__`` (arrays of NumPy, CuPy, PyTorch, JAX, ...), or a list
-            of them, of any shape and strides; of bools, integers, floats or complex numbers that NumPy has.
-        device: see above.
-        copy: True copies always, False never, None where it must.
+        x: an object with ``__dlpack__`` and ``__dlpack_device__`` (an array of NumPy, CuPy, PyTorch, JAX, ...) of any
+            shape and strides, or a list or tuple of them. The dtype is a bool, integer, floating-point or complex
+            dtype of NumPy, and the tensor has the same.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); by default as described above.
+        copy: True always copies, False never, None only if the memory cannot be shared.
 
     Raises:
-        ArgumentTypeError: x has no such methods, or its dtype is none that the backend has.
-        InterchangeError: the memory cannot be shared: ``copy=False`` and it takes a copy, x's library refuses, or no
-            usable backend drives its device. It is a BufferError.
-        ShapeError: the shapes of a list are not those that the sharding gives the devices.
-        ShardingError: a list of more, or fewer, arrays than there are devices.
+        ArgumentTypeError: x has no such methods, the arrays of a list have different dtypes, or the backend does not
+            support the dtype.
+        InterchangeError: ``copy=False`` and a copy is required, x's library refuses the export, or no usable backend
+            drives x's device (a BufferError).
+        ShapeError: a list is empty, or the shapes of its arrays are not those of the shards.
+        ShardingError: the number of arrays in a list is not the number of devices.
 
     >>> a = np.arange(3)
     >>> x = st.from_dlpack(a)
@@ -105,13 +106,13 @@ def _from_dlpack_on_device(xp: Any, place: None, *, x: Any, copy: bool | None) -
 def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committed: bool = True) -> ShardedTensor:
     memory = memory_of(x, what)
     if isinstance(x, ShardedTensor) and copy is not False and x.dtype.kind not in "mM":
-        # Tensors share memory without DLPack. As a consumer the library would see what other consumers write.
+        # Tensors share memory without DLPack. Through DLPack, the writes of other consumers would be visible here.
         return reshard_to(
             x.copy(), as_sharding(where or x.sharding, x.ndim, "from_dlpack"), "from_dlpack", committed=committed
         )
     mesh = None if where is None else _mesh_of(where)
     home = assign_devices([memory], mesh.flat) if mesh else devices_for([memory])
-    if mesh and not home:  # it comes from elsewhere
+    if mesh and not home:  # No device of the mesh uses x's memory, so that x must be transferred.
         if copy is False:
             raise InterchangeError(
                 f"from_dlpack: copy=False, and {what} lies in {described(memory)}, which is not that of {mesh!r}"
@@ -132,13 +133,22 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
 
 
 def _check_kind(what: str, target: NamedSharding, copy: bool | None) -> None:
-    """That it need not go to another kind of memory, if it must not be copied."""
+    """Raises an error if ``copy=False`` and the target's memory kind requires a copy.
+
+    Raises:
+        InterchangeError: the array would be copied to pinned host memory.
+    """
     if copy is False and target.memory_kind != "device" and backend_of(target.mesh.flat[0]).pinned_host:
         raise InterchangeError(f"from_dlpack: copy=False, and to {target.memory_kind} memory {what} takes a copy")
 
 
 def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArray:
-    """What lies in host memory, as an array of NumPy's that shares it; a copy of what no backend can use."""
+    """Returns an array in host memory as a NumPy array that shares it, and any other one as a copy made by its own
+    library.
+
+    Raises:
+        InterchangeError: x's library refuses, or ``copy=False`` and x does not lie in host memory.
+    """
     elsewhere = memory != HOST_MEMORY
     if elsewhere and copy is False:
         raise InterchangeError(
@@ -147,24 +157,29 @@ def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArr
         )
     try:
         return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(_Lent(x, copy))
-    except Exception as error:  # the other library's, whatever it raises
+    except Exception as error:  # Other libraries raise exceptions of any class.
         where = f" in {described(memory)}, which no usable backend drives (`shardtensor info` says why),"
         raise _refused(what, x, error, where if elsewhere else "") from error
 
 
 def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
-    """A tensor on a device in whose memory x lies; x itself, a host array, if the device's library refuses it."""
+    """Returns a tensor on ``device`` that shares x's memory; x itself if it is a host array that the device's library
+    refuses and that may be copied.
+
+    Raises:
+        InterchangeError: the device's library refuses x, and x is not a host array or ``copy=False``.
+    """
     backend = backend_of(device)
     backwards = isinstance(x, np.ndarray) and not backend.shared_memory and any(n < 0 for n in x.strides)
     try:
-        if backwards:  # PyTorch does not say no, it ends the process
+        if backwards:  # PyTorch does not raise an error for negative strides but aborts the process.
             raise BufferError("strides are negative")
         with backend.on(device):
             array = backend.export(backend.from_dlpack(_Lent(x, copy), device))
         dtype = x.dtype if isinstance(x, np.ndarray) else backend.dtype_of(array)
     except ShardTensorError:
         raise
-    except Exception as error:  # likewise
+    except Exception as error:  # Libraries raise exceptions of any class.
         if copy is not False and isinstance(x, np.ndarray):
             return x
         raise _refused(what, x, error, f" on {device}") from error
@@ -175,8 +190,8 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
 
 
 class _Lent:
-    """An array with nothing but the methods of DLPack. They get ``copy=False`` where a copy is not wanted. Libraries of
-    older versions do not know that argument; they never copy.
+    """A wrapper that has only the DLPack methods of an array, and adds ``copy=False`` to requests if a copy is
+    forbidden. Libraries that implement older versions of DLPack do not accept that argument; they never copy.
     """
 
     def __init__(self, x: Any, copy: bool | None) -> None:
@@ -203,15 +218,15 @@ def _refused(what: str, x: Any, error: Exception, where: str = "") -> Interchang
 
 
 def _mesh_of(where: Where) -> Mesh:
-    """The devices that ``device=`` names."""
+    """Returns the mesh of a ``device=`` argument."""
     return where.mesh if isinstance(where, NamedSharding) else as_sharding(where, 1, "from_dlpack").mesh
 
 
-# -- a list ----------------------------------------------------------------------------------------
+# -- import of a list ------------------------------------------------------------------------------
 
 
 def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) -> ShardedTensor:
-    """One tensor, of which each piece is a shard."""
+    """Implements `from_dlpack` for a list: returns the tensor whose shard k is ``pieces[k]``."""
     if not pieces:
         raise ShapeError("from_dlpack: x is an empty list; wanted at least one array")
     names = [f"x[{k}]" for k in range(len(pieces))]
@@ -242,10 +257,10 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
 
 
 def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:
-    """The shape of a tensor that has these shards.
+    """Returns the shape of the tensor that has these shards, in mesh order, under ``sharding``.
 
     Raises:
-        ShapeError: none has.
+        ShapeError: no tensor has them.
     """
     places = sharding.grid((0,) * parts[0].ndim).parts.tolist()
     sizes: list[dict[int, int]] = [{} for _ in parts[0].shape]
@@ -264,19 +279,20 @@ def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Sha
     return shape
 
 
-# -- out -------------------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------
 
 
 @operator()
 def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
-    """The DLPack device type and number of the memory where x lies: ``x.__dlpack_device__()``.
+    """Returns the DLPack device type and device number of x's memory; it implements ``x.__dlpack_device__()``.
 
     Args:
-        x: a tensor on one device.
+        x: a tensor on one device. A tensor in pinned host memory is reported as being in host memory.
 
     Raises:
-        InterchangeError: it lives on several devices.
-        DonatedError: its memory was given away.
+        ArgumentTypeError: x is not a tensor.
+        InterchangeError: x is on several devices.
+        DonatedError: x was donated.
 
     >>> st.zeros(3, device=st.devices()[0]).__dlpack_device__()
     (1, 0)
@@ -302,29 +318,34 @@ def to_dlpack(
     dl_device: tuple[int, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    """x for another library, in a capsule: ``x.__dlpack__()``, which ``torch.from_dlpack(x)`` and its like call.
+    """Exports x to another library as a DLPack capsule; it implements ``x.__dlpack__()``, which `numpy.from_dlpack`,
+    `torch.from_dlpack` and others call.
 
-    The consumer may write to what it gets. If nothing but x holds x's memory, it gets that memory, and its writes show
-    in x and in views of x, and nowhere else: as long as it holds the memory, everything that reads x gets a copy. If
-    something else holds the memory (``x.copy()``, another sharding of it, ``np.asarray(x)``, the array that x was made
-    of without a copy), it gets a copy: versions of DLPack before 1.0 have no flag for read-only memory, and PyTorch
-    ignores the flag. Writing to x never changes what was exported: x takes memory of its own first.
+    The consumer may write to the memory that it receives. If x's memory is exclusive to x, the consumer shares it, and
+    its writes are visible in x and in views of x only: every read of x copies for as long as the consumer holds the
+    memory. If something else holds the memory (``x.copy()``, x in another sharding, ``np.asarray(x)``, the array from
+    which x was created without a copy), the consumer receives a copy: versions of DLPack before 1.0 have no flag for
+    read-only memory, and PyTorch ignores the flag. Writes to x never change the exported memory: they allocate new
+    memory first.
 
     Args:
-        x: a tensor on one device, of a dtype other than times.
-        stream: where the consumer's work is queued, as the backend's library takes it; None in host memory.
-        max_version: the newest version of DLPack that the consumer knows.
-        dl_device: where it is to be: where it is, or host memory, to which it is copied (and counted).
-        copy: True copies, None does where it must: if something else holds the memory, for another device, for
-            scalars, and for what runs backwards in host memory (``x[::-1]``), which not every library takes. False
-            never copies: host memory that something else holds is then marked as read-only if ``max_version`` is 1.0 or
-            above, and is not to be written.
+        x: a tensor on one device, of any dtype but datetime64 and timedelta64.
+        stream: the stream on which the consumer uses the memory, in the form that the backend's library accepts; None
+            or -1 for host memory.
+        max_version: the newest version of DLPack that the consumer supports, (major, minor).
+        dl_device: the DLPack device type and number of the result: those of x, or host memory, to which x is copied by
+            a counted transfer.
+        copy: True copies. None copies if the memory is not exclusive, for another device, for scalars, and for views
+            with negative strides in host memory (``x[::-1]``), which some libraries do not accept. False never copies:
+            host memory that is not exclusive is then exported as read-only if ``max_version`` is at least 1.0, and the
+            consumer must not write to it.
 
     Raises:
-        InterchangeError: x lives on several devices, DLPack has no such dtype, ``copy=False`` and it takes a copy, or
-            a device that is none of these. It is a BufferError.
-        ArgumentError: a stream for host memory.
-        DonatedError: its memory was given away.
+        InterchangeError: x is on several devices, DLPack does not support its dtype, ``copy=False`` and a copy is
+            required, or ``dl_device`` is neither x's device nor the host (a BufferError).
+        ArgumentError: a ``stream`` is given for host memory.
+        ArgumentTypeError: x is not a tensor, or ``dl_device`` is not a pair of numbers.
+        DonatedError: x was donated.
 
     >>> x = st.arange(3, device=st.devices()[0])
     >>> a = np.from_dlpack(x)
@@ -350,7 +371,7 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     if there != here:
         if copy is False:
             raise InterchangeError(f"__dlpack__: copy=False, and to host memory from {described(here)} it takes a copy")
-        # The memory is the consumer's, who may write: what `np.asarray` gives is read-only.
+        # The consumer may write to this memory, and the result of ``np.asarray`` is read-only.
         return _host_capsule(np.array(x), max_version, marked=False)
     host = here == HOST_MEMORY
     if host and stream not in (None, -1):
@@ -375,15 +396,16 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
 
 
 def _is_reversed(array: Any) -> bool:
-    """Whether an array in host memory runs backwards, which not every library takes."""
+    """Returns whether an array is in host memory and has a negative stride, which some libraries do not accept."""
     return isinstance(array, np.ndarray) and any(n < 0 for n in array.strides)
 
 
 def _check_marked(array: Any, host: bool, max_version: Any) -> None:
-    """That an array can be exported as read-only, without a copy.
+    """Raises an error unless an array can be exported as read-only without a copy.
 
     Raises:
-        InterchangeError: it cannot.
+        InterchangeError: the array has negative strides, is not in host memory, or the consumer's version of DLPack has
+            no flag for read-only memory.
     """
     if _is_reversed(array):
         raise InterchangeError(
@@ -398,17 +420,17 @@ def _check_marked(array: Any, host: bool, max_version: Any) -> None:
 
 
 def _on_host(array: Any, backend: Backend, device: Device) -> HostArray:
-    """An array of any library in host memory as NumPy's, in the same memory."""
+    """Returns an array of any library in host memory as a NumPy array that shares the memory."""
     if type(array) is np.ndarray:
         return array
     backend.synchronize(device)
     with backend.on(device):
         host = np.from_dlpack(backend.to_dlpack(array))
-    return np.asarray(_Writable(host))  # NumPy takes what libraries before DLPack 1.0 give for read-only
+    return np.asarray(_Writable(host))  # NumPy marks arrays as read-only that libraries export by DLPack before 1.0.
 
 
 class _Writable:
-    """The memory of a host array, which it keeps."""
+    """A writable array interface to the memory of a host array, which it keeps alive."""
 
     def __init__(self, array: HostArray) -> None:
         self._array = array
@@ -417,8 +439,12 @@ class _Writable:
 
 
 def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> Any:
-    """A capsule by NumPy, ``marked`` as read-only."""
-    wishes = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 knows of none
+    """Returns the capsule that NumPy creates for a host array, with the read-only flag if ``marked``.
+
+    Raises:
+        InterchangeError: DLPack does not support the dtype.
+    """
+    wishes = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 lacks the argument.
     try:
         return (read_only(array) if marked else array).__dlpack__(**wishes)
     except BufferError as error:
@@ -426,27 +452,29 @@ def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> Any:
 
 
 def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, max_version: Any) -> Any:
-    """A capsule by the backend's own library, which orders ``stream`` after the device."""
+    """Returns the capsule that the backend's own library creates, which orders ``stream`` after the device's work."""
     wishes = {} if stream is None else {"stream": stream}
     backend.make_caller_wait(device)
     with backend.on(device):
         lent = backend.to_dlpack(array)
         try:
             return lent.__dlpack__(**wishes, max_version=max_version)
-        except TypeError:  # a library that knows one version alone
+        except TypeError:  # Libraries that implement only one version of DLPack do not accept ``max_version``.
             return lent.__dlpack__(**wishes)
 
 
 def _only_device(x: Any, caller: str) -> Device:
-    """The device where a tensor lives.
+    """Returns the device of a tensor on one device.
 
     Raises:
-        InterchangeError: there are several.
+        ArgumentTypeError: x is not a tensor.
+        InterchangeError: x is on several devices.
+        DonatedError: x was donated.
     """
     if not isinstance(x, ShardedTensor):
         raise ArgumentTypeError(f"{caller}: x is a {type(x).__name__}; wanted a tensor")
     if x.is_donated:
-        shard_arrays(x)  # says so
+        shard_arrays(x)  # This raises the DonatedError.
     mesh = x.sharding.mesh
     if mesh.size > 1:
         raise InterchangeError(

@@ -1,5 +1,6 @@
-"""Joining functions: several arrays to one. Where each is just what one device must hold of the result, nothing
-moves.
+"""Declarations of the functions that join several arrays into one.
+
+If each operand is exactly one shard of the result, on the device of that shard, no data moves.
 """
 
 from __future__ import annotations
@@ -31,16 +32,22 @@ Operand = Aval | HostAval
 
 @operator()
 def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> ShardedTensor:
-    """One array from several, end to end along ``axis`` (None: flattened first).
+    """Concatenates arrays along an existing dimension.
 
-    Where each lives on a device of its own (a list that `shard` or `pmap` made), the result is split along ``axis``
-    over those devices, and moves nothing where the sizes follow the split rule. Else the layout is that of the
-    operand that would cost most to move. A tensor stands for the sequence of its rows, as in NumPy; so it does in
-    `stack`.
+    If each array is a tensor on a single device and the devices are several of one backend (a list that `shard` or
+    `pmap` returned), the result is sharded along ``axis`` over those devices; if moreover they are distinct and the
+    sizes follow the split rule, no data moves. Otherwise the result has the sharding of the operand that would be most
+    expensive to move. The dtype is that to which the arrays are promoted.
+
+    Args:
+        arrays: a sequence of tensors or host arrays, or of scalars for ``axis=None``; an array is the sequence of its
+            rows, as in NumPy.
+        axis: the dimension along which the sizes may differ and are added; None flattens each array first.
 
     Raises:
-        ArgumentTypeError: ``arrays`` is no sequence.
-        ShapeError: nothing to join, or shapes that differ in another dimension.
+        ArgumentTypeError: ``arrays`` is not a sequence.
+        AxisError: the arrays have no such axis.
+        ShapeError: ``arrays`` is empty or has a 0-d array, or shapes differ in another dimension than ``axis``.
 
     >>> parts = st.shard(st.arange(10), devices=st.devices()[:4])
     >>> with st.transfers() as log:
@@ -56,7 +63,7 @@ def _concat_flat(arrays: Sequence[Any], axis: int | None) -> Any:
 
 
 def _flattened(x: Any) -> Any:
-    """An operand in one dimension. A host array stays one, so that it is put directly into the layout of the result."""
+    """Flattens an operand. A host array remains one, so that it is transferred directly into the result's sharding."""
     on_host = type(x) in SCALARS or isinstance(x, (np.ndarray, np.generic))
     return np.reshape(x, -1) if on_host else reshape(x, (-1,))
 
@@ -91,12 +98,12 @@ def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMoveme
 
 
 def _new(shape: Shape, arrays: Sequence[Any]) -> Any:
-    """What host arrays are joined in."""
+    """Returns the uninitialized host array into which ``arrays`` are joined, of the dtype to which they promote."""
     return pool.empty(shape, np.result_type(*[a.dtype for a in arrays]))
 
 
 def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, sizes: Sequence[int]) -> bool:
-    """Whether every operand is just the shard of one device of the result, in mesh order."""
+    """Returns whether operand k is exactly the shard of the result on device k of its mesh, for all k."""
     devices = sharding.mesh.flat
     homes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
     same_dtype = len({x.dtype for x in operands}) == 1
@@ -110,14 +117,19 @@ def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, s
 
 @operator(lists_only=True)
 def unshard(arrays: Sequence[ArrayLike], axis: int = 0) -> ShardedTensor:
-    """One tensor from the list that `shard` made, or that `pmap` made of it: its inverse.
+    """Joins a list that `shard` returned, or that `pmap` returned for it, into one tensor: the inverse of `shard`.
 
-    The result is split along ``axis`` over the devices of the list. Where the sizes follow the split rule, nothing
-    moves; else the rows are rebalanced, which is counted, and written to the log.
+    The result is sharded along ``axis`` over the devices of the list, by the rules of `concat`. If the sizes follow the
+    split rule, no data moves; otherwise the elements are rebalanced, by a transfer that is counted as explicit and
+    logged.
+
+    Args:
+        arrays: a list of tensors or host arrays.
+        axis: the dimension along which they are joined.
 
     Raises:
-        ArgumentTypeError: ``arrays`` is a tensor or an array: it is whole already, and its rows are no shards.
-        ShapeError: an empty list, or shapes that differ in another dimension.
+        ArgumentTypeError: ``arrays`` is not a sequence, or is one array, whose rows are not shards.
+        ShapeError: ``arrays`` is empty or has a 0-d array, or shapes differ in another dimension than ``axis``.
 
     >>> st.unshard(st.shard(np.arange(5))).tolist()
     [0, 1, 2, 3, 4]
@@ -140,13 +152,20 @@ def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovem
 
 @operator()
 def stack(arrays: Sequence[ArrayLike], /, *, axis: int = 0) -> ShardedTensor:
-    """One array from several of the same shape, along a new dimension at the position ``axis`` of the result.
+    """Stacks arrays of equal shape along a new dimension.
 
-    Where each lives on a device of its own, the new dimension is split over those devices: see `concat`.
+    If each array is a tensor on a single device and the devices are several of one backend, the new dimension is
+    sharded over those devices. Otherwise the new dimension is not sharded, and the others have the sharding of the
+    operand that would be most expensive to move. The dtype is that to which the arrays are promoted.
+
+    Args:
+        arrays: a sequence of tensors, host arrays or scalars; an array is the sequence of its rows, as in NumPy.
+        axis: the position of the new dimension in the result; negative ones count from the end.
 
     Raises:
-        ArgumentTypeError: ``arrays`` is no sequence.
-        ShapeError: nothing to join, or shapes that differ.
+        ArgumentTypeError: ``arrays`` is not a sequence.
+        AxisError: the result has no such axis.
+        ShapeError: ``arrays`` is empty, or the shapes differ.
 
     >>> st.stack([st.arange(2), st.arange(2)], axis=1).tolist()
     [[0, 0], [1, 1]]
@@ -177,10 +196,11 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> DataMov
 
 
 def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *, new: bool = False) -> NamedSharding:
-    """The layout of joined operands: see `concat`."""
+    """Returns the sharding of joined operands: see `concat`."""
     homes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
     devices = tuple(dict.fromkeys(home[0] for home in homes))
-    together = len({device.backend for device in devices}) == 1  # else they come to the one that is costliest to move
+    # Operands of several backends go to the backend of the one that is most expensive to move.
+    together = len({device.backend for device in devices}) == 1
     if together and len(homes) == len(operands) and len(devices) > 1 and all(len(home) == 1 for home in homes):
         return NamedSharding(mesh_of(devices), P(*[None] * along, "d"))
     inner = [n for d, n in enumerate(shape) if not (new and d == along)]
@@ -201,13 +221,20 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
 
 @operator()
 def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, spec: PartitionSpec) -> ShardedTensor:
-    """One tensor in the layout ``NamedSharding(mesh, spec)`` from the blocks that the devices hold, in mesh order. Of
-    devices along axes that the spec does not name, the first one's block counts.
+    """Assembles one tensor with the sharding ``NamedSharding(mesh, spec)`` from one block for each device.
 
-    Where the sizes follow the split rule, nothing moves; else rows are rebalanced.
+    If the sizes follow the split rule and each block is on its device, no data moves; otherwise the elements are
+    rebalanced, by a transfer that is counted as explicit.
+
+    Args:
+        blocks: the blocks of the devices of ``mesh``, in mesh order, with equal numbers of dimensions. Of the blocks
+            of devices that differ only along mesh axes which ``spec`` does not name, only the first is used.
+        mesh: the mesh of the result.
+        spec: the partition spec of the result.
 
     Raises:
-        ShapeError: blocks whose sizes do not fit together.
+        ShapeError: blocks differ in their numbers of dimensions, or those at the same position along a dimension differ
+            in size there.
 
     >>> from shardtensor.functions.joining import assemble
     >>> mesh = st.make_mesh((2,), ("x",))

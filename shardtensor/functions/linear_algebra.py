@@ -1,4 +1,9 @@
-"""Linear algebra functions of the standard's core, declared."""
+"""Declarations of the linear algebra functions in the core of the array API standard.
+
+The dtype of a result is that to which the operands are promoted. Where a contracted dimension is sharded, each device
+computes partial sums over its part, and these are added in mesh order. If the operands are sharded differently, those
+that are cheapest to move are transferred.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +33,14 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
 
 @operator(_matmul_rule, combine="sum")
 def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
-    """The matrix product over the last two dimensions; those before them broadcast. A 1-d operand is a row or a
-    column, and is gone after.
+    """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
 
-    Rows of x1 and columns of x2 stay split as they are. Where the contracted dimension is split, each device
-    multiplies what it has, and the products are added in mesh order.
+    The leading dimensions broadcast. A 1-d operand is treated as one row (x1) or one column (x2), and the result lacks
+    that dimension. The rows of x1, the columns of x2 and the leading dimensions keep their sharding. Where the
+    contracted dimension is sharded, each device multiplies its parts, and the partial sums are added in mesh order.
 
     Raises:
-        ShapeError: the contracted sizes differ, or an operand is 0-d.
+        ShapeError: the contracted sizes differ, the leading dimensions do not broadcast, or an operand is 0-d.
 
     >>> x = st.ones((4, 3), device=st.make_mesh((4,), ("x",)))
     >>> y = x @ st.asarray([1.0, 2.0, 3.0])
@@ -45,10 +50,10 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int]]:
-    """The dimensions that a `tensordot` of operands with n and m dimensions contracts, of each of them.
+    """Returns the dimensions of x1 and of x2 that `tensordot` contracts, for operands with n and m dimensions.
 
     Raises:
-        AxisError, ArgumentError: as `tensordot` does.
+        AxisError, ArgumentError: as `tensordot`.
     """
     if isinstance(axes, int):
         if not 0 <= axes <= min(n, m):
@@ -75,15 +80,21 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: Axes = 2) -> str:
 
 @operator(_tensordot_rule, combine="sum")
 def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTensor:
-    """The sum of products over pairs of axes: the last ``axes`` of x1 with the first of x2, or those that a pair of
-    sequences names.
+    """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 
-    The other dimensions stay split as they are; see `matmul` for a contracted dimension that is split.
+    The result has the remaining dimensions of x1, then those of x2. They keep their sharding. Partial sums over a
+    sharded contracted dimension are added as in `matmul`.
+
+    Args:
+        x1: a tensor or an array.
+        x2: likewise.
+        axes: an integer n contracts the last n dimensions of x1 with the first n of x2, in order; a pair of sequences
+            of equal length names the dimensions of x1 and those of x2.
 
     Raises:
-        AxisError: an axis that is not there, or named twice.
-        ArgumentError: axes is of another form.
-        ShapeError: the sizes of a pair differ.
+        AxisError: an operand has no such axis, or an axis occurs twice.
+        ArgumentError: ``axes`` is neither an integer nor a pair of sequences of equal length.
+        ShapeError: the sizes of a contracted pair differ.
 
     >>> st.tensordot(st.ones((2, 3)), st.ones((3, 4)), axes=1).shape
     (2, 4)
@@ -92,10 +103,10 @@ def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTens
 
 @implements(tensordot, "kernel")
 def _tensordot(xp: Any, place: Place, x1: Any, x2: Any, *, axes: Axes) -> Any:
-    """By `matmul` where an operand is one element. NumPy multiplies by it with BLAS's axpy there (in `numpy.dot`,
-    `numpy.inner` and `numpy.tensordot`, of floats and complex numbers), which skips a factor of zero: zero times NaN,
-    and zero times infinity, would be zero where a shard is that small, and NaN elsewhere. `numpy.matmul`,
-    `numpy.vecdot` and `numpy.einsum` skip nothing.
+    """Computes the product by ``matmul`` if an operand has one element. For such operands, of floats or complex
+    numbers, `numpy.dot`, `numpy.inner` and `numpy.tensordot` call BLAS's axpy, which skips a factor of zero: zero times
+    NaN or infinity would be zero on a shard that small and NaN on others. `numpy.matmul`, `numpy.vecdot` and
+    `numpy.einsum` skip nothing.
     """
     if place.dtype.kind in "fc" and 1 in (math.prod(x1.shape), math.prod(x2.shape)):
         left, right = _contracted(x1.ndim, x2.ndim, axes)
@@ -120,12 +131,19 @@ def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
 
 @operator(_vecdot_rule, combine="sum")
 def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> ShardedTensor:
-    """The dot product of vectors along ``axis``, x1 conjugated; the other dimensions broadcast and stay split as they
-    are.
+    """Computes the dot product of vectors along ``axis``, with the elements of a complex x1 conjugated.
+
+    The other dimensions broadcast, form the result, and keep their sharding. Partial sums over a sharded ``axis`` are
+    added as in `matmul`.
+
+    Args:
+        x1: a tensor or an array of at least one dimension.
+        x2: likewise.
+        axis: the dimension of the vectors in each operand, before broadcasting.
 
     Raises:
         AxisError: an operand has no such axis.
-        ShapeError: the sizes along it differ, or the others do not broadcast.
+        ShapeError: the sizes along ``axis`` differ, the other dimensions do not broadcast, or an operand is 0-d.
 
     >>> st.vecdot(st.asarray([[1.0, 2.0], [3.0, 4.0]]), st.asarray([1.0, 10.0])).tolist()
     [21.0, 43.0]

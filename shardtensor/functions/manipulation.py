@@ -1,7 +1,13 @@
-"""Manipulation functions (a chapter of the standard), declared. They only move elements, and only those that must:
-where the layout of the result puts an element on a device that has it already, nothing is sent.
+"""Declarations of the manipulation functions (a chapter of the array API standard).
 
-Errors: AxisError for an axis that is not there or occurs twice, ShapeError for shapes that do not fit.
+They only move elements, and transfer exactly those that the result's sharding requires on a device which does not hold
+them. The result has x's dtype. Where NumPy returns a view of a C-contiguous array, so do they, except for
+`broadcast_to`, whose result is independent; writing to a view writes to x.
+
+Raises:
+    AxisError: x has no such axis, or an axis occurs twice.
+    ArgumentTypeError: an axis or a size is not an integer.
+    ShapeError: shapes do not fit.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from shardtensor.tensor.value import Aval
 Operand = Aval | HostAval
 
 
-# -- dimensions that change their place or their number --------------------------------------------
+# -- order and number of dimensions ----------------------------------------------------------------
 
 
 def _permute_rule(shapes: Sequence[Shape], *, axes: tuple[int, ...]) -> str:
@@ -46,7 +52,17 @@ def _names(ndim: int) -> str:
 
 @operator(_permute_rule)
 def permute_dims(x: ArrayLike, /, axes: tuple[int, ...]) -> ShardedTensor:
-    """The dimensions in the order ``axes``; each takes its split along, and nothing moves.
+    """Permutes the dimensions of x: dimension i of the result is dimension ``axes[i]`` of x. A view.
+
+    Each dimension keeps its sharding; no data moves.
+
+    Args:
+        x: a tensor or a host array.
+        axes: the dimensions of x in their new order; negative ones count from the end.
+
+    Raises:
+        AxisError: x has no such axis, or an axis occurs twice.
+        ShapeError: ``axes`` does not name all dimensions.
 
     >>> x = st.zeros((4, 2, 3), device=st.make_mesh((4,), ("x",)))
     >>> st.permute_dims(x, (2, 0, 1)).sharding.spec
@@ -60,7 +76,12 @@ def _permute_window(window: ViewSpec, axes: tuple[int, ...]) -> ViewSpec:
 
 
 def _order_of(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    """The axes as numbers from 0: each once."""
+    """Returns ``axes`` as nonnegative numbers.
+
+    Raises:
+        AxisError: there is no such axis, or an axis occurs twice.
+        ShapeError: ``axes`` does not name all dimensions.
+    """
     order = normalize_axes(axes, ndim)
     if len(order) != ndim:
         raise ShapeError(f"axes={axes} names {len(order)} of x's {ndim} dimensions; name each once")
@@ -69,7 +90,12 @@ def _order_of(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
 
 @operator("... i j -> ... j i")
 def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
-    """The last two dimensions exchanged; each takes its split along, and nothing moves.
+    """Transposes the last two dimensions of x, which has at least two. A view.
+
+    Each dimension keeps its sharding; no data moves.
+
+    Raises:
+        ShapeError: x has fewer than two dimensions.
 
     >>> st.matrix_transpose(st.asarray([[1, 2], [3, 4]])).tolist()
     [[1, 3], [2, 4]]
@@ -84,8 +110,13 @@ def _matrix_transpose_window(window: ViewSpec) -> ViewSpec | None:
 
 @operator()
 def moveaxis(x: ArrayLike, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> ShardedTensor:
-    """The dimensions ``source`` at the positions ``destination``, the others in their order; nothing moves between
-    devices.
+    """Moves the dimensions ``source`` of x to the positions ``destination``; the others remain in order. A view.
+
+    Each dimension keeps its sharding; no data moves.
+
+    Raises:
+        AxisError: x has no such axis, or an axis occurs twice.
+        ArgumentError: ``source`` and ``destination`` have different lengths.
 
     >>> st.moveaxis(st.zeros((2, 3, 4)), 0, -1).shape
     (3, 4, 2)
@@ -105,7 +136,12 @@ def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
 
 
 def _squeezed(shape: Shape, axis: int | tuple[int, ...] | None) -> Sequence[int]:
-    """The dimensions that go."""
+    """Returns the dimensions that `squeeze` removes.
+
+    Raises:
+        AxisError: there is no such axis, or an axis occurs twice.
+        ShapeError: a dimension in ``axis`` has another size than 1.
+    """
     gone = [a for a, n in enumerate(shape) if n == 1] if axis is None else normalize_axes(axis, len(shape))
     for a in gone:
         if shape[a] != 1:
@@ -123,7 +159,13 @@ def _squeeze_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None
 
 @operator(_squeeze_rule)
 def squeeze(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
-    """Without the dimensions ``axis`` of size 1 (all of size 1 for None). Splits of the others stay.
+    """Removes the dimensions ``axis``, which must have size 1; None removes all dimensions of size 1. A view.
+
+    The remaining dimensions keep their sharding; the result is replicated along mesh axes that shard a removed one.
+
+    Raises:
+        AxisError: x has no such axis, or an axis occurs twice.
+        ShapeError: a dimension in ``axis`` has another size than 1.
 
     >>> st.squeeze(st.zeros((1, 3)), 0).shape
     (3,)
@@ -138,7 +180,7 @@ def _squeeze_window(window: ViewSpec, axis: int | tuple[int, ...] | None) -> Vie
 
 @implements(squeeze, "kernel")
 def _squeeze_kernel(xp: Any, place: Place, x: Any, *, axis: int | tuple[int, ...] | None) -> Any:
-    """The whole array says which dimensions have size 1: a part of it may have more of them."""
+    """Removes dimensions that have size 1 in the whole array; a shard may have size 1 along others, too."""
     gone = _squeezed(place.shapes[0], axis)
     return xp.reshape(x, tuple(n for a, n in enumerate(x.shape) if a not in gone))
 
@@ -152,7 +194,12 @@ def _expand_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] = 0) ->
 
 @operator(_expand_rule)
 def expand_dims(x: ArrayLike, /, *, axis: int | tuple[int, ...] = 0) -> ShardedTensor:
-    """With new dimensions of size 1 at the positions ``axis`` of the result. Splits stay with their dimensions.
+    """Inserts dimensions of size 1 at the positions ``axis`` of the result. A view.
+
+    The dimensions of x keep their sharding; the new ones are not sharded. No data moves.
+
+    Raises:
+        AxisError: the result has no such axis, or an axis occurs twice.
 
     >>> st.expand_dims(st.zeros((2, 3)), axis=1).shape
     (2, 1, 3)
@@ -179,8 +226,14 @@ def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shap
 
 @operator(_broadcast_rule)
 def broadcast_to(x: ArrayLike, /, shape: Shape) -> ShardedTensor:
-    """x repeated to ``shape``: new dimensions in front, dimensions of size 1 widened. What is repeated is whole on
-    every device.
+    """Broadcasts x to ``shape``: adds leading dimensions and repeats dimensions of size 1.
+
+    The result is an independent tensor. Dimensions that are not repeated keep their sharding; the new and the repeated
+    ones are not sharded.
+
+    Raises:
+        ArgumentTypeError: ``shape`` is neither an integer nor a sequence of integers.
+        ShapeError: x does not broadcast to ``shape``.
 
     >>> st.broadcast_to(st.asarray([1, 2]), (2, 2)).tolist()
     [[1, 2], [1, 2]]
@@ -193,10 +246,10 @@ def _broadcast_kernel(xp: Any, place: Place, x: Any, *, shape: Shape) -> Any:
 
 
 def checked_shape(shape: Any) -> Shape:
-    """A shape from what users write for one: an integer, or a sequence of them.
+    """Returns a ``shape=`` argument, an integer or a tuple or list of integers, as a tuple of Python integers.
 
     Raises:
-        ArgumentTypeError: it is something else.
+        ArgumentTypeError: ``shape`` is something else.
         ShapeError: a size is negative.
     """
     try:
@@ -210,7 +263,13 @@ def checked_shape(shape: Any) -> Shape:
 
 @operator()
 def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[ShardedTensor, ...]:
-    """The parts of x along ``axis``, one for each index, without that dimension: views, as of ``x[i]``.
+    """Returns a tuple of the slices of x along ``axis``, one for each index, each without that dimension: views.
+
+    Slice i is ``x[i]`` for ``axis=0``, and is sharded like it (see `shardtensor.functions.indexing.getitem`).
+
+    Raises:
+        AxisError: x has no such axis.
+        ShapeError: x is 0-d.
 
     >>> [row.tolist() for row in st.unstack(st.asarray([[1, 2], [3, 4]]))]
     [[1, 2], [3, 4]]
@@ -230,14 +289,21 @@ def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
 
 @operator()
 def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> ShardedTensor:
-    """The same elements, in row-major order, in another shape; one size may be -1 and is worked out.
+    """Reshapes x to ``shape``, with the elements in row-major order.
 
-    Dimensions that merge or part give their split to the first of what they become. Where the boundaries between
-    devices fall differently then, the elements between the old and the new ones move, and no others.
+    Dimensions that are unchanged keep their sharding. Where dimensions are merged or divided, the first of the new ones
+    takes over the sharding. If the boundaries between devices differ then, only the elements between the old and the
+    new boundaries are transferred.
+
+    Args:
+        x: a tensor or a host array.
+        shape: the new shape; one size may be -1 and is inferred from the others.
+        copy: None returns a view where NumPy would, otherwise an independent tensor; True always returns an independent
+            tensor; False always returns a view or raises.
 
     Raises:
-        ShapeError: the sizes do not multiply to x's.
-        ShapeError: ``copy=False`` where the result is no view (``copy=True`` makes sure that it is none).
+        ArgumentTypeError: ``shape`` is neither an integer nor a sequence of integers.
+        ShapeError: the product of the sizes is not x's number of elements, or ``copy=False`` and a copy is required.
 
     >>> x = st.arange(12, device=st.make_mesh((4,), ("x",)))
     >>> with st.transfers() as log:
@@ -287,7 +353,7 @@ def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool 
 
 
 def _reshaped(array: Any, shape: Shape) -> Any:
-    """An array in another shape: a view where that can be."""
+    """Reshapes an array: to a view where the strides allow one, otherwise to a copy."""
     if not array.flags.c_contiguous:
         strides = tuple([stride // array.itemsize for stride in array.strides])
         if reshaped_strides(array.shape, strides, shape) is None:
@@ -298,7 +364,9 @@ def _reshaped(array: Any, shape: Shape) -> Any:
 def _flat(
     target: NamedSharding, result: NamedSharding, old: Shape, new: Shape, groups: Sequence[tuple[list[int], list[int]]]
 ) -> tuple[Grid, Grid]:
-    """Both grids with each group merged into one dimension, of which only the first member is split."""
+    """Returns the grids of operand and result with each group of dimensions merged into one. Only the first dimension
+    of a group is sharded.
+    """
 
     def merge(grid: Grid, shape: Shape, members: Sequence[list[int]]) -> Grid:
         bounds = tuple(grid.offsets[m[0]] * math.prod(shape[d] for d in m[1:]) for m in members)
@@ -312,7 +380,7 @@ def _flat(
 
 
 def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:
-    """The sharding of an operand; a host array is taken to lie as creation functions would lay it out."""
+    """Returns the sharding of an operand; for a host array, the one that ``device=mesh`` means."""
     return x.sharding if isinstance(x, Aval) else as_sharding(mesh, x.ndim, "host array")
 
 
@@ -321,8 +389,12 @@ def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:
 
 @operator()
 def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
-    """The elements in reverse order along ``axis`` (all axes for None). The layout stays; shards exchange their
-    elements.
+    """Reverses the order of the elements along ``axis``, an integer or a tuple; None reverses all dimensions. A view.
+
+    The result has x's sharding, so that reading it transfers elements between devices along a sharded ``axis``.
+
+    Raises:
+        AxisError: x has no such axis, or an axis occurs twice.
 
     >>> st.flip(st.arange(4)).tolist()
     [3, 2, 1, 0]
@@ -333,7 +405,7 @@ def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Shard
 def _flip_window(window: ViewSpec, axis: int | tuple[int, ...] | None) -> ViewSpec:
     turned = reduced_axes(axis, len(window.shape))
     index = Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(window.shape)])
-    return window.at(index, scalar=not index)  # of no dimensions NumPy gives a scalar
+    return window.at(index, scalar=not index)  # NumPy returns a scalar for a 0-d array.
 
 
 @implements(flip, "movement")
@@ -346,13 +418,20 @@ def _flip(operands: Sequence[Operand], mesh: Mesh, *, axis: int | tuple[int, ...
 
 @operator()
 def roll(x: ArrayLike, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
-    """The elements shifted by ``shift`` positions along ``axis``, those that leave at the end coming in at the
-    beginning.
+    """Rolls the elements along ``axis`` by ``shift`` positions; those beyond the last position reappear at the first.
 
-    Without an axis, the array is flattened, rolled and given its shape again. The layout stays.
+    The result is an independent tensor with x's shape and sharding. Along a sharded ``axis``, the elements that change
+    their device are transferred.
+
+    Args:
+        x: a tensor or a host array.
+        shift: the number of positions; a tuple has one for each axis. Negative ones shift towards the first position.
+        axis: the dimension or dimensions to roll; shifts of an axis that occurs twice are added. None rolls the
+            flattened array and restores its shape.
 
     Raises:
-        ArgumentError: several shifts, and not as many axes.
+        AxisError: x has no such axis.
+        ArgumentError: ``shift`` is a tuple whose length is not the number of axes.
 
     >>> st.roll(st.arange(5), 2).tolist()
     [3, 4, 0, 1, 2]
@@ -364,7 +443,7 @@ def _roll_flat(x: Any, shift: Any, axis: Any) -> Any:
     if axis is not None:
         return NotImplemented
     rolled = roll(reshape(x, (-1,)), shift, axis=0)
-    return reshape(rolled, np.shape(x), copy=True)  # a view would keep a base that no name stands for
+    return reshape(rolled, np.shape(x), copy=True)  # A view would keep the temporary as its base.
 
 
 @implements(roll, "movement")
@@ -385,7 +464,7 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
 
 
 def _turned(dimension: int, size: int, shift: int) -> list[Line]:
-    """The one or two runs in which a rolled dimension is read."""
+    """Returns the one or two lines (runs of indices) of a rolled dimension."""
     s = shift % size if size else 0
     lines = [Line(s, size, dimension)]
     return [Line(0, s, dimension, size - s), *lines] if s else lines

@@ -1,7 +1,8 @@
-"""What a reduction over a sharded dimension owes: the monoids by which the shards' results become one.
+"""The monoids that combine the partial results of a reduction over a sharded dimension.
 
-A monoid says what each shard computes (knowing its place), how two such results merge, and how the last one is
-finished. Merging is associative; it is always done in mesh order, so that the same mesh gives the same bits.
+A monoid defines the state that each shard computes (given its position), how two states merge, and how the result is
+computed from the last state. Merging is associative; states are always merged in mesh order, so that the same mesh
+gives the same bits.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ def _finished(xp: Any, place: Place, state: Any, **params: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Monoid:
-    """How the results of shards become one.
+    """The combination of the partial results of shards.
 
     Attributes:
-        merge: two states to one, the left one's shard being earlier in mesh order.
-        partial: a shard's state; None stands for the operator itself, run on the shard.
-        finish: the result from the last state.
-        exact: kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
-            grouped: where devices share one memory, the operator may then run once over all of it.
-        reduces: the operator that merges, where that is all.
-        several: whether a shard is gone through several times for its state.
+        merge: merges two states, ``merge(xp, left, right)``, where the shard of the left one precedes in mesh order.
+        partial: computes the state of a shard, ``partial(xp, place, *arrays, **params)``; None: the state is the
+            operator's result on the shard.
+        finish: computes the result from the last state, ``finish(xp, place, state, **params)``.
+        exact: the kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
+            grouped, so that the operator may run once over the whole array where devices share one memory.
+        reduces: the name of the reduction by which `Backend.all_reduce` can merge integer states; empty if none can.
+        several: whether computing the state of a shard passes over its elements several times.
     """
 
     merge: Merge
@@ -63,7 +65,7 @@ def _count(place: Place, axis: int | tuple[int, ...] | None) -> int:
 
 
 def _widened(xp: Any, x: Any, place: Place) -> Any:
-    """``x`` in the precision that NumPy accumulates in: float16 in float32, integers in float64."""
+    """Casts x to the precision in which NumPy accumulates: float16 to float32, integers and bools to float64."""
     if xp.isdtype(x.dtype, ("bool", "integral")):
         return xp.asarray(x, dtype=xp.float64)
     return xp.asarray(x, dtype=xp.float32) if xp.finfo(x.dtype).bits == 16 else x
@@ -86,8 +88,9 @@ def _var_partial(
     xp: Any, place: Place, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
 ) -> Any:
     x, axes = _widened(xp, x, place), _axes(axis, x.ndim)
-    mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)  # of all a scalar: NumPy subtracts one faster
-    # To NumPy memory that was used before is lent: as much new memory would cost more than the sums.
+    # A mean over all elements is kept as a scalar, which NumPy subtracts faster than an array of one element.
+    mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
+    # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
     deviation = xp.subtract(x, mean, out=pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
     spread = _short_sums(deviation, axes, keepdims) if xp is np else None
     if spread is None:
@@ -96,12 +99,15 @@ def _var_partial(
 
 
 _ROW = 1 << 12
-"""The most elements whose products are added one by one, by as many sums at a time as fit into a core's registers."""
+"""The greatest number of elements whose squares are added sequentially, in the partial sums that fit into the registers
+of a core.
+"""
 
 
 def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-    """The sums of the squares of a NumPy array of real numbers, in one pass over it: of rows that are not too long; or,
-    where all dimensions vanish, of parts, whose sums are then added by pairs. None of what is not made of such rows.
+    """Computes sums of squares of a NumPy array of real numbers in one pass over it: along rows of at most `_ROW`
+    elements, or, where all dimensions are reduced, in blocks of `_ROW` elements, whose sums are added pairwise. Returns
+    None for arrays of other dtypes, strides or sizes.
     """
     if x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
         return None
@@ -115,14 +121,14 @@ def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 def _squared(xp: Any, x: Any) -> Any:
-    """|x|², real for complex x; in its place for real ones."""
+    """Computes |x|², which is real also for complex x; overwrites a real x of at least one dimension."""
     if xp.isdtype(x.dtype, "complex floating"):
         return xp.add(xp.square(xp.real(x)), xp.square(xp.imag(x)))
     return xp.multiply(x, x, out=x) if x.ndim else xp.square(x)
 
 
 def _var_merge(xp: Any, a: Any, b: Any) -> Any:
-    if not a[0] or not b[0]:  # the mean of nothing is NaN
+    if not a[0] or not b[0]:  # The mean of an empty shard is NaN and must not be merged.
         return b if b[0] else a
     count = a[0] + b[0]
     delta = xp.subtract(b[1], a[1])
@@ -141,7 +147,8 @@ def _std_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
     return xp.sqrt(_var_finish(xp, place, state, **params))
 
 
-# -- argmax and argmin: (value, index in the whole array); the earlier index wins a tie, NaN wins over numbers
+# -- argmax and argmin: the state is (value, index in the whole array); the smaller index wins a tie, and NaN wins over
+# numbers
 
 
 def _arg_partial(best: str) -> Partial:
@@ -149,7 +156,7 @@ def _arg_partial(best: str) -> Partial:
         index = getattr(xp, f"arg{best}")(x, axis=axis, keepdims=keepdims)
         if axis is None:
             value = xp.reshape(x, (-1,))[index]
-        elif xp is np:  # not all have it; where it is, x need not be read again
+        elif xp is np:  # NumPy has ``take_along_axis``, which some libraries lack; it avoids reading x again.
             value = np.take_along_axis(x, index if keepdims else np.expand_dims(index, axis), axis)
             value = value if keepdims else np.squeeze(value, axis)
         else:
@@ -204,12 +211,12 @@ MONOIDS: dict[str, Monoid] = {
     "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
     "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
 }
-"""The monoids by name, as ``@operator(..., combine=name)`` names them."""
+"""The monoids by the names that ``@operator(..., combine=name)`` accepts."""
 
 
 def element_bytes(name: str, value: Any, source: Any, params: dict[str, Any]) -> int:
-    """The bytes of a state for one element of the result, as a sample says; ``value`` and ``source`` say the ranks and
-    dtypes of result and operand.
+    """Returns the size in bytes of a monoid's state for one element of the result, measured on a sample. ``value`` and
+    ``source`` are the avals of result and operand, of which the numbers of dimensions and the dtypes are used.
     """
     monoid = MONOIDS[name]
     if not monoid.partial:
@@ -221,7 +228,7 @@ def element_bytes(name: str, value: Any, source: Any, params: dict[str, Any]) ->
 
 
 def state_bytes(state: Any) -> int:
-    """The bytes of the arrays in a state."""
+    """Returns the size in bytes of the arrays in a state."""
     if isinstance(state, tuple):
         return sum(map(state_bytes, state))
     return 0 if type(state) in (int, float) else int(state.nbytes)

@@ -1,4 +1,7 @@
-"""Placement: putting arrays on devices, moving them, and reading them. The moves that a caller asks for."""
+"""Placement: creating tensors from arrays, transferring them between devices, and reading them on the host.
+
+These are explicit transfers, which `transfer_guard` permits.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +51,23 @@ Where = Device | Mesh | NamedSharding
 
 @operator()
 def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None) -> ShardedTensor:
-    """The same elements in another sharding, on the same or on other devices; each goes where it must be and is not
-    yet, once.
+    """Transfers x to another sharding, on the same or on other devices.
+
+    The result is an independent tensor with x's shape, dtype and elements. Each device receives, once, exactly the
+    elements that it must hold and does not hold yet.
 
     Args:
         x: a tensor or a host array.
-        sharding: where to; a Device and a Mesh mean what they mean as ``device=``.
-        donate: gives x's memory away: x cannot be used after.
-        may_alias: whether the result may share memory with x. None: with a tensor, yes (no write ever shows through),
-            with a host array, no. False always copies.
+        sharding: the sharding of the result; a Device or a Mesh has the same meaning as ``device=`` in creation
+            functions.
+        donate: whether x's memory is given away: using x afterwards raises DonatedError.
+        may_alias: whether the result may share memory with x. None permits it for a tensor (writes to either are never
+            visible in the other) and not for a host array; False always copies.
 
     Raises:
         ShardingError: the spec has more dimensions than x.
-        ArgumentError: both ``donate`` and ``may_alias``.
+        ArgumentError: both ``donate`` and ``may_alias`` are true.
+        ArgumentTypeError: ``sharding`` is neither a Device nor a Mesh nor a NamedSharding.
 
     >>> mesh = st.make_mesh((4,), ("x",))
     >>> x = st.reshard(st.ones((8, 4)), st.NamedSharding(mesh, st.P("x")))
@@ -83,12 +90,12 @@ def reshard_to(
     donate: bool = False,
     may_alias: bool | None = None,
 ) -> ShardedTensor:
-    """`reshard` in the name of ``caller``."""
+    """Implements `reshard`; errors and records of transfers name ``caller``."""
     if donate and may_alias:
         raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
     if not isinstance(x, ShardedTensor):
         x, donate = located(np.asarray(x)), False
-        may_alias = bool(may_alias)  # a host array is the caller's, who may write to it
+        may_alias = bool(may_alias)  # By default a host array is copied, because the caller may write to it.
     elif may_alias is None:
         may_alias = True
     try:
@@ -104,14 +111,14 @@ def reshard_to(
 
 
 def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor:
-    """x in that sharding, to be read: itself where it lies so."""
+    """Returns x with the sharding ``target``, for reading: x itself if it has that sharding already."""
     if isinstance(x, ShardedTensor) and x.sharding == target:
         return x
     return reshard_to(x, target, caller)
 
 
 def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool) -> Storage:
-    """Into one buffer: the one that is there, unless it must be a copy."""
+    """Returns the storage for devices that share one memory: x's buffer if it may be shared, otherwise a copy of it."""
     if value.backend.simulated:
         return Storage(move.whole(x, caller, explicit=True))
     elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
@@ -119,20 +126,22 @@ def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_ali
     if not may_alias and not elsewhere:
         whole = passes.copied(whole)
     elif not isinstance(x, ShardedTensor):
-        whole = whole.view()  # whose flag is not the caller's
+        whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
     nbytes = 0 if may_alias and not elsewhere else whole.nbytes
     if is_recording() and (nbytes or not move.stays):
-        # The host copies one buffer, whatever separate memories would send: the first transfers count what it copied.
+        # Separate memories would send each transfer, but the host copies one buffer: ``copying`` records these bytes.
         itemsize = move.source.dtype.itemsize
         record_transfer(caller, 0, True, lambda: move.movement.records(itemsize, False, caller, True).copying(nbytes))
     return Storage(whole_of(whole, value))
 
 
 def _put_apart(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool) -> Storage | DeferredStorage:
-    """Into memories of their own: what is on its device already is shared, unless it must be a copy."""
+    """Returns the storage for devices with separate memories: arrays that are on their device already are shared if
+    they may be, otherwise copied.
+    """
     parked = getattr(x, "_storage", None)
-    if isinstance(parked, OffloadedStorage) and move.stays:  # it is never written: a write makes another one
+    if isinstance(parked, OffloadedStorage) and move.stays:  # Sharing is safe, as a write replaces this storage.
         return parked if value.parked else parked.coming()
     if value.parked and not isinstance(x, ShardedTensor):
         return pinned(value, np.asarray(x))
@@ -144,7 +153,7 @@ def _put_apart(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alia
 
 
 def _count_kind(x: Any, value: Aval, caller: str) -> None:
-    """Counts the way into host memory of kind ``pinned_host``, or out of it."""
+    """Records the transfer if the memory kind changes to or from ``pinned_host``."""
     if is_recording() and isinstance(x, ShardedTensor):
         before, after = x.sharding.memory_kind, value.sharding.memory_kind
         if before != after:
@@ -157,16 +166,21 @@ def _count_kind(x: Any, value: Aval, caller: str) -> None:
 
 
 def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:
-    """x on a device, a mesh, or in a sharding; a pytree of arrays leaf by leaf.
+    """Transfers x, an array or a pytree of arrays, to a device, a mesh or a sharding.
+
+    Returns a tensor with the shape and dtype of x, or a pytree of the same structure with a tensor for each leaf. Each
+    leaf is transferred as by `reshard`; the results are independent tensors.
 
     Args:
         x: a tensor, a host array, a scalar, or a pytree of them.
-        device: where to; None leaves a tensor where it is and puts the rest on the default mesh.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); None returns tensors as they are
+            and shards other leaves over the default mesh.
         donate, may_alias: see `reshard`.
 
     Raises:
         ShardingError: the spec has more dimensions than an array.
-        TypeError: ``device`` is nothing of the kind, or a leaf is no array.
+        ArgumentError: both ``donate`` and ``may_alias`` are true.
+        ArgumentTypeError: ``device`` is neither a Device nor a Mesh nor a NamedSharding, or a leaf is not an array.
 
     >>> st.device_put(np.arange(3), st.devices()[1]).device
     Device('numpy:1')
@@ -184,7 +198,9 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
 
 
 def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
-    """x in that sharding: eagerly the same move as `reshard`; under jit, a demand on the layout of an intermediate.
+    """Returns x with the given sharding: in eager mode by `reshard`, under jit as a constraint on an intermediate.
+
+    Shape, dtype, elements and errors are those of `reshard`.
 
     >>> mesh = st.make_mesh((4,), ("x",))
     >>> st.with_sharding_constraint(st.ones((8, 4)), st.NamedSharding(mesh, st.P(None, "x"))).sharding.spec
@@ -195,8 +211,11 @@ def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
 
 @operator()
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
-    """x, or ``x[index]``, as a NumPy array; read-only where it shares x's memory. Only the devices that hold it are
-    asked.
+    """Returns a tensor x, or ``x[index]`` for a basic index, as a read-only NumPy array of x's dtype.
+
+    The array shares x's memory where possible. Only devices that hold elements of ``x[index]`` send them, and the
+    transfer is counted as explicit. An x that is not a tensor is converted by `numpy.asarray`; ``index`` is then
+    ignored.
 
     >>> from shardtensor.functions.placement import to_host
     >>> to_host(st.arange(5), index=slice(3, None))
@@ -233,21 +252,24 @@ def _to_host(x: Any, index: Any) -> HostArray:
 def asarray(
     obj: Any, /, *, dtype: npt.DTypeLike | None = None, device: Where | None = None, copy: bool | None = None
 ) -> ShardedTensor:
-    """A tensor of what is given.
+    """Converts an array, a scalar or nested lists of scalars to a tensor.
 
     Args:
-        obj: a tensor, an array, a scalar, or nested lists of scalars.
-        dtype: the dtype; that of ``obj`` without it.
-        device: where to put it (see `shardtensor.functions.creation`); without it, a tensor stays where it is, and
-            the rest goes to the default mesh and yields to operands that were placed.
-        copy: False shares the memory of a host array (its later changes show, so make none) and raises where that
-            cannot be; None and True copy host arrays. A tensor that stays where it is is given back itself, unless
-            ``copy=True`` asks for another one.
+        obj: a tensor, a host or backend array, a scalar, or nested lists of scalars.
+        dtype: the dtype of the result; that of ``obj`` by default.
+        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`). By default a tensor keeps its
+            sharding; anything else is sharded over the default mesh and uncommitted, so that operators transfer it to
+            the devices of operands that were placed explicitly.
+        copy: None and True copy a host array; False shares its memory, or raises where that is impossible. Do not write
+            to the host array then: the writes would be visible in the tensor. Without ``device``, a tensor that has
+            the dtype is returned itself, unless ``copy=True``, which returns an independent one.
 
     Raises:
-        ArgumentTypeError: obj is no array and no nesting of scalars, or one of them cannot become ``dtype``.
-        RangeError: an integer in obj does not fit into ``dtype``. It is an OverflowError.
-        ShapeError: nested lists of different lengths, or ``copy=False`` and no memory to share.
+        ArgumentTypeError: ``obj`` is not an array, a scalar or nested lists of scalars, or cannot be converted to
+            ``dtype``.
+        RangeError: ``obj`` contains an integer that ``dtype`` cannot represent (an OverflowError).
+        ShapeError: nested lists have different lengths, or ``copy=False`` and memory cannot be shared.
+        ShardingError: the spec of ``device`` has more dimensions than ``obj``.
 
     >>> st.asarray([[1, 2], [3, 4]], dtype="float32").dtype
     dtype('float32')
@@ -280,13 +302,14 @@ def _asarray_on_device(xp: Any, place: None, *, obj: Any, dtype: Any, copy: bool
 
 
 def host_array(obj: Any, caller: str, dtype: np.dtype[Any] | None = None) -> Any:
-    """What is given as a host array, or as a tensor where it is one, or a backend's array; nested lists of scalars are
-    one array. Python's numbers, in lists or not, become elements of ``dtype`` directly: a dtype in between would round
-    or wrap around what does not fit into it.
+    """Returns ``obj`` as a host array; a tensor or a backend's array as a tensor; nested lists of scalars as one array.
+
+    Python scalars, also in lists, are converted to ``dtype`` directly: an intermediate dtype would round numbers that
+    it cannot represent, or wrap them around.
 
     Raises:
-        ArgumentTypeError: it is no array, or a list of tensors.
-        ShapeError: nested lists of different lengths.
+        ArgumentTypeError: ``obj`` is not an array, a scalar or nested lists of scalars.
+        ShapeError: nested lists have different lengths.
     """
     if isinstance(obj, (list, tuple)):
         if dtype is None:

@@ -1,4 +1,7 @@
-"""The list world: tensors that come apart into lists, one item a device or a batch, and together again."""
+"""Declarations of the functions of the list API that split a tensor into a list: one item for each device or batch.
+
+`shardtensor.functions.joining` declares their inverses.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,23 @@ from shardtensor.tensor.value import aval
 
 @operator()
 def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None) -> list[ShardedTensor]:
-    """A list of tensors, the parts of x along ``axis``, each on one device.
+    """Splits x along ``axis`` into a list of tensors, one for each device.
 
-    Sizes follow the split rule: 10 rows over 4 devices are 3, 3, 2, 2. Parts of a dimension smaller than the number
-        of devices may be empty.
+    Item k is a tensor on device k only, with x's dtype. Sizes follow the split rule: 10 rows over 4 devices are 3, 3,
+    2, 2. If the dimension is smaller than the number of devices, the last items are empty. The parts are transferred
+    as by `reshard`.
 
     Args:
         x: a tensor or a host array of at least one dimension.
         axis: the dimension that is split; negative ones count from the end.
-        devices: where the parts go, in order; without it, all of the default mesh's devices, wherever x lives (in a
-            mapped function: those that the call owns, see `pmap`).
+        devices: a sequence of devices, in the order of the items, or a mesh; by default the devices of the default
+            mesh, regardless of x's sharding (in a mapped function: the devices that the call owns, see `pmap`).
 
     Raises:
         AxisError: x has no such axis.
-        ShardingError: no device, or one given twice.
+        ShapeError: x is 0-d.
+        ShardingError: ``devices`` is empty, or a device occurs twice.
+        ArgumentTypeError: ``devices`` is neither a mesh nor a sequence of devices.
 
     >>> parts = st.shard(np.arange(10), devices=st.devices()[:4])
     >>> [p.tolist() for p in parts], parts[1].device
@@ -57,8 +63,8 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
 
 
 def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:
-    """What each device holds of a tensor, as a tensor of its own; with ``drop``, without that dimension, of which each
-    has one element.
+    """Returns the shard on each device of a tensor as a tensor on that device, in mesh order. With ``drop``, that
+    dimension, in which every shard must have size 1, is removed.
     """
     parts = []
     for device, array in zip(x.sharding.mesh.flat, shard_arrays(x), strict=True):
@@ -69,8 +75,10 @@ def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:
 
 
 def split_over(x: ShardedTensor, axes: Chain, *, drop: int | None = None) -> list[ShardedTensor]:
-    """The same by some mesh axes alone, in mesh order: what the devices hold that do not differ in them, as tensors
-    that are split over the others as before. In each dimension, those axes must come before the others.
+    """Splits a tensor along some mesh axes only, as `split` does along all of them.
+
+    Returns, in mesh order, one tensor for each position along ``axes``: on the devices at that position, and sharded
+    over the remaining mesh axes as before. In each dimension, ``axes`` must precede the remaining mesh axes.
     """
     mesh, grid = x.sharding.mesh, x._aval.grid
     rest = tuple([name for name in mesh.axis_names if name not in axes])
@@ -97,11 +105,11 @@ def _without(array: Any, dimension: int, device: Device) -> Any:
 
 
 def device_row(devices: Any, caller: str) -> Mesh:
-    """The devices that a ``devices=`` argument names, in a row; those of the default mesh for None.
+    """Returns a 1-d mesh of the devices in a ``devices=`` argument; for None, of those of the default mesh.
 
     Raises:
-        ShardingError: there are none, or one occurs twice.
-        ArgumentTypeError: an item is no device.
+        ShardingError: there are no devices, or one occurs twice.
+        ArgumentTypeError: ``devices`` is neither a mesh nor a list, tuple or array of devices.
     """
     if devices is None:
         return mesh_of(default_mesh().flat)
@@ -124,18 +132,21 @@ def device_row(devices: Any, caller: str) -> Mesh:
 
 @operator()
 def to_batched_list(x: ArrayLike, batch_size: int, *, leftover: str = "keep") -> list[ShardedTensor]:
-    """The rows of x in batches, each a tensor over x's group of devices.
+    """Splits the rows of x into a list of batches along the first dimension.
+
+    Each batch is an independent tensor with x's dtype, on x's mesh and sharded like x. A host array is first sharded
+    over the default mesh.
 
     Args:
         x: a tensor or a host array of at least one dimension.
-        batch_size: rows of a batch.
-        leftover: what becomes of the last rows if they do not fill a batch: ``"keep"`` gives a shorter batch,
-            ``"repeat"`` fills it up with the first rows again (which is what Nx does unless told otherwise),
-            ``"discard"`` drops them.
+        batch_size: the number of rows of a batch.
+        leftover: the treatment of the last rows if they do not fill a batch: ``"keep"`` returns a shorter batch,
+            ``"repeat"`` completes it with the first rows of x (the default of Nx), ``"discard"`` omits them.
 
     Raises:
-        ArgumentError: a batch size below 1, or another word for leftover.
-        ShapeError: x has no dimensions.
+        ArgumentTypeError: ``batch_size`` is not an integer.
+        ArgumentError: ``batch_size`` is less than 1, or ``leftover`` is another value.
+        ShapeError: x is 0-d.
 
     >>> [b.tolist() for b in st.to_batched_list(st.arange(5), 2)]
     [[0, 1], [2, 3], [4]]
@@ -171,6 +182,6 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
 
 
 def _rows(x: ShardedTensor, begin: int, end: int) -> ShardedTensor:
-    """Some rows as a tensor of their own."""
+    """Returns rows ``begin`` to ``end`` as an independent tensor."""
     rows = x[begin:end]
     return reshard_to(rows, rows.sharding, "to_batched_list", committed=rows.committed)

@@ -1,10 +1,17 @@
-"""Statistical and utility functions (chapters of the standard): reductions, declared.
+"""Declarations of the statistical and utility functions (chapters of the array API standard): reductions.
 
-What holds for all: ``axis`` is None (all dimensions), an integer or a tuple, negative ones counted from the end; the
-layout of the dimensions that stay is kept. A reduction over a sharded dimension combines the shards' results in mesh
-order, so that the same mesh gives the same bits; the result is then replicated along the mesh axes that split it.
-Errors: AxisError for an axis that is not there or occurs twice, ShapeError where a result of no elements is not
-defined, TypeError for dtypes that the function does not take.
+Common to all of them:
+
+- ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
+- With ``keepdims``, the reduced dimensions remain, with size 1.
+- The remaining dimensions keep their sharding. A reduction over a sharded dimension leaves partial results along the
+  mesh axes that shard it. They are combined in mesh order, so that the same mesh gives the same bits, and the result
+  is replicated along those axes.
+
+Raises:
+    AxisError: x has no such axis, or an axis occurs twice.
+    ShapeError: the reduced dimensions have no elements, and the function has no value for none (`max` and `min`).
+    ArgumentTypeError: the function is not defined for x's dtype.
 """
 
 from __future__ import annotations
@@ -20,7 +27,9 @@ Axis = int | tuple[int, ...] | None
 
 @operator(reduction, combine="all")
 def all(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> ShardedTensor:
-    """Whether every element is true (nonzero); true of no elements.
+    """Tests whether all elements along ``axis`` are true (nonzero, NaN included).
+
+    The result has dtype bool. It is True where there are no elements.
 
     >>> st.all(st.asarray([[True, False], [True, True]]), axis=1).tolist()
     [False, True]
@@ -29,7 +38,9 @@ def all(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Sharde
 
 @operator(reduction, combine="any")
 def any(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> ShardedTensor:
-    """Whether some element is true (nonzero); false of no elements.
+    """Tests whether any element along ``axis`` is true (nonzero, NaN included).
+
+    The result has dtype bool. It is False where there are no elements.
 
     >>> st.any(st.asarray([[0, 0], [0, 2]]), axis=1).tolist()
     [False, True]
@@ -38,7 +49,9 @@ def any(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Sharde
 
 @operator(extremum, combine="max")
 def max(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> ShardedTensor:
-    """The greatest element; NaN if there is one.
+    """Returns the greatest element along ``axis``, or NaN if any element is NaN.
+
+    The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
 
     >>> st.max(st.asarray([[1, 5], [3, 2]]), axis=0).tolist()
     [3, 5]
@@ -47,8 +60,9 @@ def max(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Sharde
 
 @operator(reduction, combine="mean")
 def mean(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> ShardedTensor:
-    """The arithmetic mean: float64 for integers and bools, else of x's dtype (float16 is summed in float32); NaN of
-    no elements.
+    """Returns the arithmetic mean along ``axis``; NaN where there are no elements.
+
+    The result has dtype float64 for integers and bools, otherwise x's dtype. float16 is accumulated in float32.
 
     >>> st.mean(st.asarray([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
     [2.0, 4.0]
@@ -57,7 +71,9 @@ def mean(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Shard
 
 @operator(extremum, combine="min")
 def min(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> ShardedTensor:
-    """The least element; NaN if there is one.
+    """Returns the least element along ``axis``, or NaN if any element is NaN.
+
+    The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
 
     >>> st.min(st.asarray([[1, 5], [3, 2]]), axis=1, keepdims=True).tolist()
     [[1], [2]]
@@ -68,8 +84,10 @@ def min(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Sharde
 def prod(
     x: ArrayLike, /, *, axis: Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
 ) -> ShardedTensor:
-    """The product; 1 of no elements. Integers narrower than 64 bits are multiplied in 64, unless ``dtype`` says
-    otherwise.
+    """Returns the product of the elements along ``axis``; 1 where there are no elements.
+
+    ``dtype`` is the dtype of the computation and of the result. By default it is x's dtype, except that bools and
+    integers narrower than 64 bits are multiplied as 64-bit integers.
 
     >>> st.prod(st.asarray([2, 3, 4])).item()
     24
@@ -78,7 +96,9 @@ def prod(
 
 @operator(reduction, combine="std")
 def std(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
-    """The standard deviation: the square root of `var`, in x's unit.
+    """Returns the standard deviation along ``axis``: the square root of `var`.
+
+    Arguments and dtype are those of `var`.
 
     >>> st.std(st.asarray([1.0, 3.0, 5.0, 7.0]) * 2, correction=0.0).item() ** 2
     20.000000000000004
@@ -89,7 +109,10 @@ def std(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims
 def sum(
     x: ArrayLike, /, *, axis: Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
 ) -> ShardedTensor:
-    """The sum; 0 of no elements. Integers narrower than 64 bits are added in 64, unless ``dtype`` says otherwise.
+    """Returns the sum of the elements along ``axis``; 0 where there are no elements.
+
+    ``dtype`` is the dtype of the computation and of the result. By default it is x's dtype, except that bools and
+    integers narrower than 64 bits are added as 64-bit integers.
 
     >>> x = st.arange(6, device=st.make_mesh((4,), ("x",))).reshape(3, 2)
     >>> st.sum(x, axis=0).tolist(), st.sum(x).item()
@@ -99,10 +122,11 @@ def sum(
 
 @operator(reduction, combine="var")
 def var(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
-    """The mean squared distance from the mean, Σ|x - x̄|² / (n - correction); real for complex x; in the square of
-    x's unit.
+    """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
 
-    Shards' variances are merged as Chan, Golub and LeVeque do (1979), so that nothing cancels.
+    The result is real, also for complex x, and has dtype float64 for integers and bools, otherwise the precision of x
+    (float16 is accumulated in float32). The partial results of shards are merged by the algorithm of Chan, Golub and
+    LeVeque (1979), which avoids cancellation.
 
     >>> st.var(st.asarray([1.0, 3.0, 5.0, 7.0])).item(), st.var(st.asarray([1.0, 3.0]), correction=1).item()
     (5.0, 2.0)
