@@ -122,8 +122,8 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a ufunc with operands that may include Python integers of any size.
 
     CuPy raises OverflowError for integers that do not fit into 64 bits or into the dtype of the selected loop. NumPy
-    compares them with any operand, and converts them to floats if the loop computes in floats. Beside bools, NumPy takes
-    them for int64, where CuPy lets them wrap around.
+    compares them with any operand, and converts them to floats if the loop computes in floats. Beside bools, NumPy
+    takes them for int64, where CuPy lets them wrap around.
     """
     large = [x for x in args if type(x) is int and not -(2**63) <= x < 2**63]
     if large and (compares or "ll->l" in ufunc.types) and all(type(x) is int or _is_bool(x) for x in args):

@@ -907,7 +907,7 @@ BAD_VALUES: list[tuple[str, Any, Any, str]] = [
     ("float64", np.eye(5, 3, dtype=bool), np.ones(2), "(2,)"),
     ("float64", np.eye(5, 3, dtype=bool), np.ones((1, 3)), "2 dimensions"),
     ("float64", np.zeros((5, 3), bool), np.ones(2), "(2,)"),
-    ("float64", np.s_[0], object(), "object"),
+    pytest.param("float64", np.s_[0], object(), "object", id="an object"),
     ("float64", np.s_[0], {}, "dict"),
     ("float64", np.s_[0], 1j, "1j"),
     ("float64", np.s_[0, 0], 1j, "1j"),
