@@ -26,6 +26,7 @@ from shardtensor.errors import BackendError, CollectiveError
 from shardtensor.host import signals as interrupts
 from shardtensor.host import threads as team
 from shardtensor.host.blas_threads import Limit
+from shardtensor.host.fork import in_children
 from shardtensor.spmd import breakpoints
 from shardtensor.spmd.program import MapRun, Program, Rendezvous, Task, WorkerThread, around, check_room, enter, listed
 
@@ -130,11 +131,13 @@ class Scheduler:
         server = WorkerThread(_greenlets().getcurrent)
         with _Interrupts(server) as self._interrupts, breakpoints.prompts() as self._prompts:
             self._prompts_before = self._prompts.count
+            _running.append(self)
             try:
                 if not self._helper_delay:
                     self._call_for_help()
                 self._serve(server)
             finally:
+                _running.remove(self)
                 if self._helpers:
                     self._helpers.dismiss()
 
@@ -179,13 +182,16 @@ class Scheduler:
         """
         if not self._interrupts.are_due(server):
             return
-        self.lock.release()
+        lock = self.lock
+        lock.release()
         error: BaseException | None = None
         try:
             self._interrupts.deliver_to_caller()
         except BaseException as raised:  # Raised again in the caller of the map.
             error = raised
-        self.lock.acquire()
+        lock.acquire(
+            blocking=not self._is_over
+        )  # If the handler forked, the thread that held it may not be in the child.
         if error is not None:
             self.root.errors.append((False, -1, error))
             self.fail(self.root, f"the caller was interrupted: {error!r}")
@@ -394,6 +400,19 @@ class Scheduler:
                 if program is not None:
                     program.group.failed = program.group.failed or why
                     self.release(program, CollectiveError(f"{meeting.call.said}: {why}"))
+
+
+_running: list[Scheduler] = []
+"""Of all threads."""
+
+
+@in_children
+def _abandon() -> None:
+    """In the child of a fork: gives up the maps with helper threads, also if a signal handler forked, which is outside
+    of all programs.
+    """
+    for scheduler in _running:
+        scheduler.abandon()
 
 
 def _returned(meeting: Rendezvous, groups: Sequence[MapRun]) -> list[str]:

@@ -1521,3 +1521,43 @@ def test_threads_change_no_bit_of_a_reduction(name: str, helped: None) -> None:
             made = st.pmap(lambda x: getattr(st, name)(x, "i", **options), parts, axis_name="i")
         seen.append(b"".join(np.asarray(m).tobytes() for m in made[:: 1 if options else 8]))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_in_a_signal_handler_while_the_caller_waits() -> None:
+    """The map goes on in the parent; in the child, whose helper threads are missing, it is an error and no hang."""
+    said = scripted("""
+        import signal, threading, time, warnings
+        import shardtensor_numpy
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: what is tested here
+        shardtensor_numpy.NumPyBackend.helper_delay = 0.0
+        st.set_num_threads(3)
+        main, parent, children = threading.main_thread(), os.getpid(), []
+        started, forked = threading.Event(), threading.Event()
+
+        def fork(number, frame):
+            if not forked.is_set():
+                children.append(os.fork())
+                forked.set()
+
+        def fn(x):
+            if threading.current_thread() is main:
+                started.wait(10)
+            else:
+                started.set()
+                time.sleep(0.1)  # the caller waits for this program meanwhile
+                os.kill(parent, signal.SIGUSR1)
+                forked.wait(10)
+            return st.psum(x, "i")
+
+        signal.signal(signal.SIGUSR1, fork)
+        try:
+            made = st.pmap(fn, [1, 2, 3], axis_name="i")
+        except st.CollectiveError as error:
+            made = "forked" in str(error)
+        if not children[0]:
+            assert st.pmap(lambda x: x + 1, [1, 2, 3]) == [2, 3, 4]
+            os._exit(7 if made is True else 1)
+        print(made, os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
+    """)
+    assert said == "[6, 6, 6] 7\n"
