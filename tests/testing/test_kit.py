@@ -254,7 +254,7 @@ class OnIsForAllThreads:
         return lazy.Namespace()
 
 
-@mutant("test_enter_and_leave", says="Backend.wait_for_caller and leave make no device current")
+@mutant("test_enter_and_leave", says="Backend.wait_for_caller and make_caller_wait make no device current")
 class EnterMakesCurrent:
     def wait_for_caller(self, device: Device) -> None:
         lazy.current.set(self.queues[device])  # type: ignore[attr-defined]
