@@ -91,6 +91,8 @@ def _method(name: str) -> Callable[..., Any]:
     function = getattr(np, name)
 
     def method(self: Any, *args: Any, **params: Any) -> Any:
+        if not args and not params:  # The common case, where there is nothing to translate.
+            return OPS[name].dispatch(self)
         return _as_numpy(function, OPS[name], (self, *args), params)
 
     method.__name__ = name
