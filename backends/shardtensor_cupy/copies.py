@@ -219,7 +219,7 @@ class Copier:
         out = self._cupy.empty(host.shape, host.dtype)
         if not host.nbytes:
             return out, None
-        logical.copies.wait_event(logical.record())  # whoever had this memory before
+        logical.copies.wait_event(logical.record())  # After the last use of this memory.
         if after is not None:
             logical.copies.wait_event(after[0])
         out.set(host, stream=logical.copies)

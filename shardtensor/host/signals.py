@@ -65,7 +65,7 @@ class Interrupts:
                 _put_back()
             if self in _active:
                 _active.remove(self)
-        except BaseException:
+        except BaseException:  # A restored handler raised: the rest is undone before its error goes on.
             self._leave()
             raise
 

@@ -12,7 +12,7 @@ from shardtensor.backend import Backend, Device
 from shardtensor.testing.base import Kit
 
 SOLE = "Backend.is_exclusive: True only where nothing but its holder reaches the memory (False is always right)"
-WRITABLE = "Backend.is_exclusive: an array that is alone is made writable"
+WRITABLE = "Backend.is_exclusive: an exclusive array is made writable"
 ADOPT = "Backend.adopt: an array that nobody outside can write, from one that a mapped function returned"
 COPIED = "Backend.adopt and release say whether they copied: a copy is of its own memory"
 RELEASE = "Backend.release: an array that its only holder may write"

@@ -9,7 +9,11 @@ import importlib
 import logging
 import os
 import pickle
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +21,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend import registry as plugins
-from shardtensor.communication.offload import OffloadedStorage
+from shardtensor.communication.offload import OffloadedStorage, PrefetchedStorage
 from shardtensor.errors import BackendError
 from tests import fakecupy
 from tests.layouts import mesh_of
@@ -402,3 +406,25 @@ def test_layers_come_one_after_the_other(small: Any) -> None:
         total += layer * 2
         del layer
     same(total, sum(weights) * 2)
+
+
+def test_threads_that_read_a_prefetched_tensor_get_one_storage() -> None:
+    """The second thread to pass the check must not find the arrays taken away by the first."""
+    entered = threading.Semaphore(0)
+    waiting: list[int] = []
+
+    def wait(device: Any, token: Any) -> None:
+        waiting.append(threading.get_ident())
+        if len(waiting) == 1:
+            entered.acquire(timeout=0.2)  # times out where a lock keeps the other thread out
+        else:
+            entered.release()
+            while storage._storage is None:
+                time.sleep(0.001)
+
+    value: Any = SimpleNamespace(grid=SimpleNamespace(devices=[None]), backend=SimpleNamespace(wait=wait))
+    storage = PrefetchedStorage(value, (np.ones(2),), [object()])
+    with ThreadPoolExecutor(2) as pool:
+        first, second = [f.result(10) for f in [pool.submit(storage.stored) for _ in range(2)]]
+    assert first is second
+    assert first.arrays is not None

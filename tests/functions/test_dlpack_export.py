@@ -104,6 +104,7 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "mapped": lambda x: st.pmap(lambda a: a, [x]),
     "mapped view": lambda x: st.pmap(lambda a: a[:3], [x]),
     "setitem": lambda x: st.device_put(np.zeros(6, "float32"), x.device).__iadd__(x),
+    "from_dlpack": st.from_dlpack,
     "from_dlpack, copied": lambda x: st.from_dlpack(x, copy=True),
 }
 HOLDS_MEMORY = ("copy", "reshard", "may_alias", "list", "in other hands")
