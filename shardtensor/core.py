@@ -50,7 +50,7 @@ class Op:
             operator with a `movement`, `composite` or `algorithm` that determines the layout itself.
         combine: the name of the monoid (see `shardtensor.functions.monoids`) that combines the partial results of
             shards where a sharded dimension is reduced.
-        kernel: the implementation on the arrays of one device, ``kernel(xp, place, *arrays, **params)``; None means
+        kernel: the implementation on the arrays of one device, ``kernel(xp, context, *arrays, **params)``; None means
             the function of the same name in the backend's namespace.
         movement: for operators that only move elements: ``movement(avals, mesh, **params)`` returns a
             `shardtensor.functions.data_movement.DataMovement`.
@@ -58,7 +58,7 @@ class Op:
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
-        window: for operators that return a view in NumPy: ``window(window, *params)`` returns the view spec of the
+        view_spec: for operators that return a view in NumPy: ``view_spec(spec, *params)`` returns the view spec of the
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
@@ -85,7 +85,7 @@ class Op:
         "rule",
         "split",
         "variadic",
-        "window",
+        "view_spec",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +99,7 @@ class Op:
         self.movement: Callable[..., Any] | None = None
         self.composite: Callable[..., Any] | None = None
         self.algorithm: Callable[..., Any] | None = None
-        self.window: Callable[..., Any] | None = None
+        self.view_spec: Callable[..., Any] | None = None
         arguments = inspect.signature(function).parameters.values()
         kinds = {a.name: str(a.annotation) for a in arguments}
         self.operands = tuple(n for n, kind in kinds.items() if "ArrayLike" in kind)
@@ -197,7 +197,7 @@ def operator(
 
 def implements(function: Callable[..., Any], part: str) -> Callable[[Function], Function]:
     """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
-    ``algorithm`` or ``window``.
+    ``algorithm`` or ``view_spec``.
     """
 
     def attach(body: Function) -> Function:

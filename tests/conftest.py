@@ -18,19 +18,19 @@ from typing import Any
 import hypothesis
 import pytest
 
-from shardtensor.backend import registry as plugins
+from shardtensor.backend import registry
 from shardtensor.errors import BackendError
 from tests import fakecupy
 
 os.environ["SHARDTENSOR_BACKEND"] = "numpy"
-plugins.default_backend()  # also where there is a GPU
+registry.default_backend()  # also where there is a GPU
 del os.environ["SHARDTENSOR_BACKEND"]
 
 
 def usable(name: str) -> str:
     """Why a backend cannot be used here; nothing if it can."""
     try:
-        plugins.load(name)
+        registry.load(name)
     except BackendError as error:
         return str(error)
     return ""
@@ -39,7 +39,7 @@ def usable(name: str) -> str:
 NO_GPU = usable("cupy")
 if NO_GPU:
     fakecupy.install()
-    plugins.load("cupy")
+    registry.load("cupy")
 NO_TORCH = usable("torch")
 
 hypothesis.settings.register_profile(

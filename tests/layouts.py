@@ -14,9 +14,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.registry import load
-from shardtensor.host import memory_pool as pool
-from shardtensor.interpreters.execution import plan_cache as running
-from shardtensor.interpreters.execution import strategies as work
+from shardtensor.host import memory_pool
+from shardtensor.interpreters.execution import plan_cache, strategies
 from shardtensor.testing.layouts import (
     DTYPES,
     FLOATS,
@@ -111,9 +110,9 @@ def cut(module: Any, **sizes: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, size in sizes.items():
             patch.setattr(module, name, size)
-        for other in (pool, work):
+        for other in (memory_pool, strategies):
             patch.setattr(other, "POOLED_FROM", 1)
-        patch.setattr(running, "_plans", {})
+        patch.setattr(plan_cache, "_plans", {})
         yield
 
 
@@ -124,10 +123,10 @@ def allocated(backend: str) -> Iterator[list[int]]:
     """
     peak: list[int] = []
     if backend == "cupy":
-        pool = importlib.import_module("cupy").get_default_memory_pool()
-        before = sum(_pools(pool))
+        memory_pool = importlib.import_module("cupy").get_default_memory_pool()
+        before = sum(_pools(memory_pool))
         yield peak
-        peak.append(sum(_pools(pool, free=False)) - before)
+        peak.append(sum(_pools(memory_pool, free=False)) - before)
     elif backend == "torch":
         with _counted() as peak:
             yield peak
@@ -151,10 +150,10 @@ def in_use(backend: str) -> int:
         return total
     if backend == "cupy":
         cupy = importlib.import_module("cupy")
-        pool = cupy.get_default_memory_pool()
+        memory_pool = cupy.get_default_memory_pool()
         for device in range(cupy.cuda.runtime.getDeviceCount()):
             with cupy.cuda.Device(device):
-                total += int(pool.used_bytes())
+                total += int(memory_pool.used_bytes())
         return total
     torch = importlib.import_module("torch")
     if torch.cuda.is_available():
@@ -163,14 +162,14 @@ def in_use(backend: str) -> int:
     return total + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
-def _pools(pool: Any, free: bool = True) -> list[int]:
+def _pools(memory_pool: Any, free: bool = True) -> list[int]:
     """The bytes that CuPy's pool has of each GPU, after giving back those that nobody uses."""
     cuda, sizes = importlib.import_module("cupy").cuda, []
     for device in range(cuda.runtime.getDeviceCount()):
         with cuda.Device(device):
             if free:
-                pool.free_all_blocks()
-            sizes.append(int(pool.total_bytes()))
+                memory_pool.free_all_blocks()
+            sizes.append(int(memory_pool.total_bytes()))
     return sizes
 
 

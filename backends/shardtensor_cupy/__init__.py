@@ -139,7 +139,7 @@ class CuPyBackend(Backend):
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """Copies an array to another device, directly between peers and otherwise through page-locked host memory."""
-        return self._copier.across(array, self._logical_devices[source], self._logical_devices[destination])
+        return self._copier.d2d(array, self._logical_devices[source], self._logical_devices[destination])
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to the device. The host array has been read when this returns."""

@@ -160,7 +160,7 @@ class Copier:
         self.flights = InFlight()
         self.peers = Peers(cupy)
 
-    def across(self, array: Any, source: LogicalDevice, destination: LogicalDevice) -> Any:
+    def d2d(self, array: Any, source: LogicalDevice, destination: LogicalDevice) -> Any:
         """Copies a row-major array to another logical device, which is current and ordered after the source.
 
         The copy runs directly between GPUs that are peers, otherwise through page-locked host memory.

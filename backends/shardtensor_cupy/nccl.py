@@ -34,20 +34,20 @@ def _communicators(gpus: tuple[int, ...]) -> Any:
     return _library().NcclCommunicator.initAll(list(gpus))
 
 
-def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[LogicalDevice], operator: str) -> list[Any] | None:
+def all_reduce(cupy: Any, arrays: Sequence[Any], devices: Sequence[LogicalDevice], operator: str) -> list[Any] | None:
     """Combines integer arrays of equal shapes and dtypes by NCCL.
 
     Args:
         cupy: the module cupy.
         arrays: one array per logical device.
-        lanes: the logical devices.
+        devices: the logical devices.
         operator: ``"add"``, ``"multiply"``, ``"maximum"`` or ``"minimum"``.
 
     Returns:
         The combined array on each logical device. None if NCCL is not available or does not apply: the dtype is not
         supported, there are no elements, fewer than two GPUs, or several logical devices on one GPU.
     """
-    gpus = tuple([logical.gpu.id for logical in lanes])
+    gpus = tuple([logical.gpu.id for logical in devices])
     first = arrays[0]
     if len(gpus) < 2 or len(set(gpus)) < len(gpus) or first.dtype.char not in _TYPES or not first.nbytes:
         return None
@@ -56,7 +56,7 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[LogicalDevice],
         return None
     sources, out = [], []
     # All arrays are allocated before the NCCL group starts, because a CUDA call inside it may block on another rank.
-    for logical, array in zip(lanes, arrays, strict=True):
+    for logical, array in zip(devices, arrays, strict=True):
         with logical.gpu, logical.stream:
             sources.append(cupy.ascontiguousarray(array))  # NCCL is given an address and a count, and no strides
             out.append(cupy.empty(first.shape, first.dtype))
@@ -65,7 +65,7 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], lanes: Sequence[LogicalDevice],
         communicators = _communicators(gpus)
         nccl.groupStart()
         try:
-            for communicator, logical, array, result in zip(communicators, lanes, sources, out, strict=True):
+            for communicator, logical, array, result in zip(communicators, devices, sources, out, strict=True):
                 communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, logical.stream.ptr)
         finally:
             nccl.groupEnd()

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.host import blockwise as passes
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.memory_pool import owner_of as owner_of
 
 
@@ -28,7 +27,7 @@ def read_only(array: HostArray) -> HostArray:
 
 def copied(array: HostArray) -> HostArray:
     """Returns a copy of a host array in row-major order; a large copy reuses memory from the host's memory pool."""
-    return passes.copied(array)
+    return blockwise.copied(array)
 
 
 def is_alone(array: HostArray, holders: int) -> bool:
@@ -43,8 +42,8 @@ def is_alone(array: HostArray, holders: int) -> bool:
     owner = array.base
     if owner is None:
         return True
-    lent = type(owner) is pool.Lease
-    ours = lent or (type(owner) is np.ndarray and (owner.base is None or type(owner.base) is pool.Lease))
+    leased = type(owner) is memory_pool.Lease
+    ours = leased or (type(owner) is np.ndarray and (owner.base is None or type(owner.base) is memory_pool.Lease))
     return ours and references(owner) <= 2
 
 

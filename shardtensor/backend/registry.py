@@ -97,8 +97,8 @@ def load(name: str) -> Backend:
             raise
         except Exception as error:  # A plugin may fail in any way; the message keeps the reason.
             raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
-        if (said := getattr(backend, "name", None)) != name:
-            raise BackendError(f"backend {name!r} calls itself {said!r}; its `name` must be the entry point's")
+        if (given := getattr(backend, "name", None)) != name:
+            raise BackendError(f"backend {name!r} calls itself {given!r}; its `name` must be the entry point's")
         _loaded[name] = backend
         return backend
 

@@ -140,12 +140,12 @@ def as_tensors(results: Sequence[Any], groups: Sequence[tuple[Device, ...]]) -> 
     """Converts the results of a collective to the form that mapped functions receive: abstract arrays to tensors."""
     if type(results[0]) is not AbstractArray:
         return results
-    return [as_tensor(ghost, device) for ghost, (device,) in zip(results, groups, strict=True)]
+    return [as_tensor(array, device) for array, (device,) in zip(results, groups, strict=True)]
 
 
-def as_tensor(ghost: AbstractArray, device: Device) -> ShardedTensor:
+def as_tensor(array: AbstractArray, device: Device) -> ShardedTensor:
     """Returns an abstract array as a tensor on one simulated device."""
-    return tensor(_value(ghost.shape, ghost.dtype, device), Storage(ghost))
+    return tensor(_value(array.shape, array.dtype, device), Storage(array))
 
 
 @functools.lru_cache(16384)

@@ -45,7 +45,7 @@ class ReduceOps:
 
 
 def all_reduce(
-    group: Sequence[int], contributors: Sequence[int], states: Sequence[Any], ways: ReduceOps, size: int, chunked: bool
+    group: Sequence[int], contributors: Sequence[int], states: Sequence[Any], ops: ReduceOps, size: int, chunked: bool
 ) -> dict[int, Any]:
     """Combines the states of devices, and returns the result for every device of a group, by position.
 
@@ -53,7 +53,7 @@ def all_reduce(
         group: the positions of the group's devices.
         contributors: those of them that contribute to the result, in mesh order.
         states: the state of each position.
-        ways: the operations on states; see `ReduceOps`.
+        ops: the operations on states; see `ReduceOps`.
         size: the number of elements of the result.
         chunked: whether every contributor combines a chunk (a reduce-scatter and an all-gather: each link carries 2 (n
             - 1) / n of the result), or the first one the whole result, which is then broadcast along a binomial tree.
@@ -62,21 +62,21 @@ def all_reduce(
         leader = contributors[0]
         state = states[leader]
         for position in contributors[1:]:
-            state = ways.merge(leader, state, ways.send(states[position], position, leader))
-        results = {leader: ways.finish(leader, state)}
+            state = ops.merge(leader, state, ops.send(states[position], position, leader))
+        results = {leader: ops.finish(leader, state)}
         for source, destination in binomial_tree(leader, group):
-            results[destination] = ways.send(results[source], source, destination)
+            results[destination] = ops.send(results[source], source, destination)
         return results
     bounds = offsets(size, (len(contributors),)).tolist()
     chunks = []
     for owner, (begin, end) in zip(contributors, itertools.pairwise(bounds), strict=True):
-        parts = [ways.send(ways.cut(k, states[k], begin, end), k, owner) for k in contributors]
+        parts = [ops.send(ops.cut(k, states[k], begin, end), k, owner) for k in contributors]
         state = parts[0]
         for part in parts[1:]:
-            state = ways.merge(owner, state, part)
-        chunks.append(ways.finish(owner, state))
+            state = ops.merge(owner, state, part)
+        chunks.append(ops.finish(owner, state))
     return {
-        k: ways.join(k, [ways.send(chunk, owner, k) for owner, chunk in zip(contributors, chunks, strict=True)])
+        k: ops.join(k, [ops.send(chunk, owner, k) for owner, chunk in zip(contributors, chunks, strict=True)])
         for k in group
     }
 

@@ -21,8 +21,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.all_reduce import CHUNKED_FROM, Message, ReduceOps, all_reduce, binomial_tree, messages
 from shardtensor.communication.transfer import copied, send
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
-from shardtensor.host import blockwise as passes
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import offsets
 from shardtensor.tensor.value import in_place
@@ -81,14 +80,14 @@ class Communicator:
         chunked = nbytes >= CHUNKED_FROM and len(arrays) > 2
         self._note(lambda: messages(group, group, nbytes, nbytes, chunked))
         if self.shared_memory:
-            total = _fold(getattr(np, ufunc), arrays)
+            total = _reduced(getattr(np, ufunc), arrays)
             return [self._deliver(0, total / len(arrays) if mean else total)] * len(arrays)
         if len(arrays) == 1 and not mean:
             return [self._deliver(0, copied(arrays[0], self.devices[0]))]
         together = None if mean else self._by_library(arrays, ufunc)
         if together is not None:
             return [self._deliver(k, array) for k, array in enumerate(together)]
-        results = all_reduce(group, group, arrays, self._ways(arrays, ufunc, mean), size, chunked)
+        results = all_reduce(group, group, arrays, self._reduce_ops(arrays, ufunc, mean), size, chunked)
         return [self._deliver(k, results[k]) for k in group]
 
     def gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
@@ -102,7 +101,7 @@ class Communicator:
                 return xp.concat(here, axis=axis) if tiled else xp.stack(here, axis=axis)
 
         if self.shared_memory:
-            whole = self._in_place(arrays, axis) if tiled else None
+            whole = self._adjacent(arrays, axis) if tiled else None
             return [self._deliver(0, joined(0)) if whole is None else whole] * len(arrays)
         return [self._deliver(k, joined(k)) for k in range(len(arrays))]
 
@@ -121,7 +120,7 @@ class Communicator:
             ]
         )
         if self.shared_memory:
-            whole = _fold(getattr(np, ufunc), arrays)
+            whole = _reduced(getattr(np, ufunc), arrays)
             return [self._deliver(k, whole[part]) for k, part in enumerate(parts)]
         results = []
         for k, part in enumerate(parts):
@@ -130,7 +129,7 @@ class Communicator:
             for i, array in enumerate(arrays):
                 piece = self._bring(self._view(array, i, part), i, k)
                 with self.backends[k].on(self.devices[k]):
-                    state = function(state, piece) if i else self._own(piece, i, k)
+                    state = function(state, piece) if i else self._owned(piece, i, k)
             results.append(self._deliver(k, state))
         return results
 
@@ -148,7 +147,7 @@ class Communicator:
         self._note(
             lambda: [(i, k, _nbytes(piece)) for i, row in enumerate(pieces()) for k, piece in enumerate(row) if i != k]
         )
-        whole = self._in_place(arrays, concat_axis) if tiled and split_axis != concat_axis else None
+        whole = self._adjacent(arrays, concat_axis) if tiled and split_axis != concat_axis else None
         if whole is not None:
             return [whole[part] for part in cuts[0]]
         columns = list(zip(*pieces(), strict=True))
@@ -172,7 +171,7 @@ class Communicator:
                 with self.backends[k].on(self.devices[k]):
                     results.append(self._deliver(k, self.backends[k].xp.zeros_like(arrays[k])))
             else:
-                results.append(self._deliver(k, self._own(self._bring(arrays[i], i, k), i, k)))
+                results.append(self._deliver(k, self._owned(self._bring(arrays[i], i, k), i, k)))
         return results
 
     def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
@@ -180,7 +179,7 @@ class Communicator:
         edges = binomial_tree(source, range(len(arrays)))
         self._note(lambda: [(i, k, _nbytes(arrays[source])) for i, k in edges])
         if self.shared_memory:
-            return [self._deliver(source, passes.copied(arrays[source]))] * len(arrays)
+            return [self._deliver(source, blockwise.copied(arrays[source]))] * len(arrays)
         held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
         for i, k in edges:
             held[k] = self._bring(held[i], i, k)
@@ -188,7 +187,7 @@ class Communicator:
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _in_place(self, arrays: Sequence[Any], axis: int) -> Any:
+    def _adjacent(self, arrays: Sequence[Any], axis: int) -> Any:
         """Returns the arrays concatenated without a copy, if they are adjacent in one buffer; otherwise None.
 
         They must be read-only, and their memory must be that of ``given`` arrays or of results of collectives, which no
@@ -196,8 +195,8 @@ class Communicator:
         """
         if not self.shared_memory or any(a.flags.writeable for a in arrays):
             return None
-        known = [{id(pool.owner_of(x)) for x in given} for given in self.given]
-        owners = [id(pool.owner_of(a)) for a in arrays]
+        known = [{id(memory_pool.owner_of(x)) for x in given} for given in self.given]
+        owners = [id(memory_pool.owner_of(a)) for a in arrays]
         if not all(owner in _shared or owner in own for owner, own in zip(owners, known, strict=True)):
             return None
         ends = list(itertools.accumulate([a.shape[axis] for a in arrays], initial=0))
@@ -215,7 +214,7 @@ class Communicator:
         self._sent.add((source, destination))
         return send(array, self.devices[source], self.devices[destination])
 
-    def _own(self, array: Any, source: int, destination: int) -> Any:
+    def _owned(self, array: Any, source: int, destination: int) -> Any:
         """Returns the result of `_bring` as memory that no mapped function has a reference to."""
         if self.devices[source] == self.devices[destination] or self.shared_memory:
             return copied(array, self.devices[destination])
@@ -235,7 +234,7 @@ class Communicator:
             return None
         return backend.all_reduce(arrays, self.devices, ufunc) if backend.dtype_of(arrays[0]).kind in "iu" else None
 
-    def _ways(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> ReduceOps:
+    def _reduce_ops(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> ReduceOps:
         """Returns the operations of `all_reduce` on contributions."""
         devices, backends, shape = self.devices, self.backends, tuple(arrays[0].shape)
 
@@ -284,17 +283,17 @@ class Communicator:
         record_transfer(self.caller, 0, True, records)
 
 
-def _fold(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+def _reduced(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
     """Combines host arrays of one shape and dtype from the first to the last, in memory that nothing else refers to."""
     if len(arrays) == 1:
-        return passes.copied(arrays[0])
+        return blockwise.copied(arrays[0])
     first, second, *rest = arrays
     if first.nbytes <= _BLOCK or not all(a.flags.c_contiguous for a in arrays):
         total = np.asarray(ufunc(first, second))
         for array in rest:
             ufunc(total, array, out=total)
         return total
-    out = pool.empty(first.shape, first.dtype)
+    out = memory_pool.empty(first.shape, first.dtype)
     flat, into = [a.reshape(-1) for a in arrays], out.reshape(-1)
     step = _BLOCK // first.itemsize
 
@@ -326,7 +325,7 @@ def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]
         shapes.append(shape)
         begins.append(end)
         end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
-    buffer = pool.empty((end,), np.uint8)
+    buffer = memory_pool.empty((end,), np.uint8)
     results = []
     for parts, shape, begin in zip(joins, shapes, begins, strict=True):
         nbytes = math.prod(shape) * dtype.itemsize
@@ -359,7 +358,7 @@ _shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
 
 def _remember(array: Any) -> None:
     """Registers that the memory of a host array cannot be written to by user code, for as long as the memory exists."""
-    owner = pool.owner_of(array)
+    owner = memory_pool.owner_of(array)
     key = id(owner)
     if key not in _shared:
         _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
@@ -372,5 +371,5 @@ def received(array: Any) -> tuple[Any, ...]:
     """
     if not _shared or not isinstance(array, np.ndarray):
         return ()
-    owner = pool.owner_of(array)
+    owner = memory_pool.owner_of(array)
     return (owner,) if owner is not array and id(owner) in _shared else ()

@@ -21,14 +21,14 @@ class Exported(DeferredStorage):
     consumer has released the memory.
 
     Attributes:
-        lent: the original storage, for writes, which copy it while a consumer holds its memory.
+        exported: the original storage, for writes, which copy it while a consumer holds its memory.
     """
 
-    __slots__ = ("_lock", "_released", "_value", "lent")
+    __slots__ = ("_lock", "_released", "_value", "exported")
 
     def __init__(self, value: Aval, storage: Storage) -> None:
         self._value = value
-        self.lent = storage
+        self.exported = storage
         self._released = False
         self._lock = threading.Lock()
 
@@ -36,7 +36,7 @@ class Exported(DeferredStorage):
         """Returns the original storage if no consumer holds its memory, otherwise a storage with a copy."""
         with self._lock:
             if self._is_released():
-                return self.lent
+                return self.exported
         array = self.read(lambda array: array)
         return Storage(array) if self._value.backend.shared_memory else Storage(arrays=(array,))
 
@@ -49,7 +49,7 @@ class Exported(DeferredStorage):
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
         with self._lock:
             held = not self._is_released()
-            array = only_array(self.lent)
+            array = only_array(self.exported)
         with backend.on(device):
             if not held:
                 return take(array)
@@ -76,11 +76,11 @@ class Exported(DeferredStorage):
     def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
         """Returns whether a consumer still holds the memory, and if so the result of ``make`` for one more consumer."""
         with self._lock:
-            return (False, None) if self._is_released() else (True, make(only_array(self.lent)))
+            return (False, None) if self._is_released() else (True, make(only_array(self.exported)))
 
     def _is_released(self) -> bool:
         """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""
-        if not self._released and is_exclusive(self.lent, self._value):
+        if not self._released and is_exclusive(self.exported, self._value):
             self._released = True
             # The consumer may have queued writes to the memory.
             self._value.backend.wait_for_caller(self._value.sharding.mesh.flat[0])

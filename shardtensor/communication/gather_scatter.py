@@ -98,8 +98,8 @@ class GatherPlan:
                 for d, (part, *_) in zip(self.others, combination, strict=True):
                     mine[d] = part
                 candidates = self.holders[tuple(mine[d] for d in range(len(offsets)))]
-                at_home = [j for j in candidates if self.source.devices[j] == want.device]
-                j = at_home[0] if at_home else candidates[k % len(candidates)]
+                in_place = [j for j in candidates if self.source.devices[j] == want.device]
+                j = in_place[0] if in_place else candidates[k % len(candidates)]
                 runs_here = tuple([slice(a, b) for _, a, b, _ in combination])
                 to = tuple([slice(at, at + b - a) for _, a, b, at in combination])
                 size = len(rows) * math.prod(b - a for _, a, b, _ in combination)
@@ -168,5 +168,5 @@ def on_device(index: Ints, device: Device) -> Any:
 def last_of_each(coordinates: Sequence[Ints], sizes: Sequence[int]) -> Ints | None:
     """Returns the positions of the last occurrence of each index tuple; None if no tuple occurs twice."""
     key = np.ravel_multi_index(tuple(coordinates), tuple(sizes))
-    places, last = np.unique(key[::-1], return_index=True)
-    return None if len(places) == len(key) else np.sort(len(key) - 1 - last)
+    targets, last = np.unique(key[::-1], return_index=True)
+    return None if len(targets) == len(key) else np.sort(len(key) - 1 - last)

@@ -112,7 +112,7 @@ def offloaded(value: Aval, arrays: Sequence[Any]) -> Storage | OffloadedStorage:
 
     ``arrays`` has one array for each device. Those of memory kind ``pinned_host`` are offloaded, each part once.
     """
-    if not value.parked:
+    if not value.offloaded:
         return Storage(arrays=tuple(arrays))
     backend, grid = value.backend, value.grid
     parts, hosts, tokens = grid.linear_parts().tolist(), {}, {}

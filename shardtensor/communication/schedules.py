@@ -330,7 +330,7 @@ def combination(
     operator: str,
     devices: tuple[Device, ...],
     groups: Ints,
-    speaks: Any,
+    contributes: Any,
     sizes: Ints,
     state: int,
     result: int,
@@ -342,7 +342,7 @@ def combination(
         operator: the name of the operator.
         devices: the devices, in mesh order.
         groups: the positions of the devices, one row for each group.
-        speaks: for each position, whether its device contributes to the result.
+        contributes: for each position, whether its device contributes to the result.
         sizes: the number of elements of each group's result.
         state, result: bytes of one element of a partial result, and of the result.
         least: bytes of a result from which it is combined in chunks.
@@ -350,7 +350,7 @@ def combination(
     ids = _ids_of_mesh(devices)
     parts = []
     for group, size in zip(groups, sizes.tolist(), strict=True):
-        contributors = np.flatnonzero(speaks[group])
+        contributors = np.flatnonzero(contributes[group])
         if not len(contributors):
             contributors = np.zeros(1, np.int64)
         chunked = size * result >= least and len(contributors) > 2

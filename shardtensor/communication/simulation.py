@@ -415,11 +415,11 @@ class SimulationReport:
         rows = [_TITLES, *[_row(t) for t in (*self.operators, self.total)]]
         shown = [i for i, title in enumerate(_TITLES) if title not in _MAY_LACK or any(cells[i] for cells in rows[1:])]
         rows = [[cells[i] for i in shown] for cells in rows]
-        places = [
+        alignments = [
             (str.ljust if title in ("operator", "axis") else str.rjust, max(map(len, column)))
             for title, column in zip(rows[0], zip(*rows, strict=True), strict=True)
         ]
-        lines = ["  ".join([put(cell, n) for cell, (put, n) in zip(cells, places, strict=True)]) for cells in rows]
+        lines = ["  ".join([put(cell, n) for cell, (put, n) in zip(cells, alignments, strict=True)]) for cells in rows]
         rule = "─" * len(lines[0])
         return "\n".join([repr(self.mesh), lines[0], rule, *lines[1:-1], rule, lines[-1]])
 

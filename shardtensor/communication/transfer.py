@@ -162,10 +162,10 @@ def _share(array: Any, source: Device, destination: Device) -> Any:
     """Copies an array to a device of another backend that can address the memory of the array."""
     giver, taker = backend_of(source), backend_of(destination)
     with giver.on(source):
-        lent = giver.to_dlpack(array)
+        capsule = giver.to_dlpack(array)
     giver.synchronize(source)  # the backends do not share an order of execution
     with taker.on(destination):
-        copy = taker.xp.asarray(taker.from_dlpack(lent, destination), copy=True)
+        copy = taker.xp.asarray(taker.from_dlpack(capsule, destination), copy=True)
     taker.synchronize(destination)  # the source may be overwritten or freed after this call
     return copy
 
@@ -228,8 +228,8 @@ operand_transfer = functools.lru_cache(1024)(OperandTransfer)
 
 
 @functools.lru_cache(1024)
-def _abstract_move(way: OperandTransfer, operator: str, explicit: bool) -> Move:
-    source, result = way.source, way.target.grid(way.source.shape)
+def _abstract_move(transfer: OperandTransfer, operator: str, explicit: bool) -> Move:
+    source, result = transfer.source, transfer.target.grid(transfer.source.shape)
     return Move((identity(source.shape),), (source.grid,), result, source.dtype.itemsize, operator, explicit)
 
 

@@ -218,8 +218,10 @@ class TransferLog:
         if not any(axis for _, axis, _ in groups):
             rows = [(row[0], *row[2:]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        places = [(titles[title], width) for title, width in zip(rows[0], widths, strict=True)]
-        lines = ["  ".join([put(cell, width) for cell, (put, width) in zip(row, places, strict=True)]) for row in rows]
+        alignments = [(titles[title], width) for title, width in zip(rows[0], widths, strict=True)]
+        lines = [
+            "  ".join([put(cell, width) for cell, (put, width) in zip(row, alignments, strict=True)]) for row in rows
+        ]
         rule = "─" * len(lines[0])
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
@@ -274,8 +276,8 @@ def _figures(count: int, devices: Sequence[Device], columns: _Columns) -> list[l
     kinds, sources, destinations, nbytes, copied = columns
     away = np.where(sources != destinations, nbytes, 0)
     ends = np.zeros((count, 2, len(devices)), np.int64)
-    for way, end in enumerate((sources, destinations)):
-        np.add.at(ends.reshape(-1), (2 * kinds + way) * len(devices) + end, away)
+    for direction, end in enumerate((sources, destinations)):
+        np.add.at(ends.reshape(-1), (2 * kinds + direction) * len(devices) + end, away)
     ends[:, :, [k for k, device in enumerate(devices) if device == HOST]] = 0
     transfers = np.bincount(kinds, minlength=count).tolist()
     order = np.argsort(kinds, kind="stable")

@@ -26,23 +26,23 @@ from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import checked_shape
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.mesh import Mesh
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import converted, fill_value, sharded_dtype
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 Where = Device | Mesh | NamedSharding | None
-Said = tuple[Shape, Any]
+ShapeAndDtype = tuple[Shape, Any]
 
 
-def _shaped(kinds: Any, *, shape: Any, dtype: Any = None) -> Said:
+def _shaped(kinds: Any, *, shape: Any, dtype: Any = None) -> ShapeAndDtype:
     return checked_shape(shape), sharded_dtype(np.float64 if dtype is None else dtype)
 
 
-def _like(kinds: Any, *, dtype: Any = None) -> Said:
+def _like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
     return kinds[0].shape, sharded_dtype(kinds[0].dtype if dtype is None else dtype)
 
 
@@ -131,7 +131,7 @@ def _kind_dtype(kind: Any) -> Any:
     return kind.dtype
 
 
-def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> Said:
+def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> ShapeAndDtype:
     return checked_shape(shape), sharded_dtype(_kind_dtype(kinds[0]) if dtype is None else dtype)
 
 
@@ -156,7 +156,7 @@ def full(
     """
 
 
-def _filled_like(kinds: Any, *, dtype: Any = None) -> Said:
+def _filled_like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
     _kind_dtype(kinds[1])
     return _like(kinds, dtype=dtype)
 
@@ -185,14 +185,14 @@ def full_like(
 def _maker(name: str) -> Callable[..., Any]:
     """Returns the kernel of a function that fills its shard with one value. The kernel ignores a prototype operand."""
 
-    def kernel(xp: Any, place: Place, *operands: Any, **params: Any) -> Any:
+    def kernel(xp: Any, context: ShardContext, *operands: Any, **params: Any) -> Any:
         fill = operands[-1:] if name == "full" else ()
         if fill and (type(fill[0]) in SCALARS or isinstance(fill[0], (np.generic, np.ndarray))):
             # NumPy converts the value, because libraries treat values that do not fit differently.
-            fill = (fill_value(fill[0], place.dtype),)
+            fill = (fill_value(fill[0], context.dtype),)
         if xp is not np or name == "zeros":  # The operating system allocates pages of zeros only when they are touched.
-            return getattr(xp, name)(place.local_shape, *fill, dtype=place.dtype)
-        out = pool.empty(place.local_shape, place.dtype)
+            return getattr(xp, name)(context.local_shape, *fill, dtype=context.dtype)
+        out = memory_pool.empty(context.local_shape, context.dtype)
         if name != "empty":
             copy_into(out, *fill or (1,), breaks=True)
         return out
@@ -216,7 +216,7 @@ def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
     return (0, start, step) if stop is None else (start, stop, step)
 
 
-def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Said:
+def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ShapeAndDtype:
     first, last, by = _steps(start, stop, step)
     if not all(map(math.isfinite, (first, last, by))):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
@@ -263,23 +263,23 @@ def arange(
 
 
 @implements(arange, "kernel")
-def _arange(xp: Any, place: Place, *, start: Any, stop: Any, step: Any, dtype: Any) -> Any:
+def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any, dtype: Any) -> Any:
     first, _, by = _steps(start, stop, step)
-    ((begin, end),) = place.box
-    if place.dtype.kind == "b":  # There are at most two elements, and NumPy cannot subtract bools.
-        return xp.asarray([bool(value) for value in (first, first + by)[begin:end]], dtype=place.dtype)
+    ((begin, end),) = context.box
+    if context.dtype.kind == "b":  # There are at most two elements, and NumPy cannot subtract bools.
+        return xp.asarray([bool(value) for value in (first, first + by)[begin:end]], dtype=context.dtype)
     low, high = sorted((first + begin * by, first + end * by))
-    exact = place.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int)
+    exact = context.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int)
     if exact and low >= -(2**63) and high < 2**63:  # The libraries' own ``arange`` computes in int64.
-        return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=place.dtype)
+        return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=context.dtype)
     # NumPy's formula, start + i * (second - first) in the result's dtype, gives every element NumPy's bits.
-    origin = np.asarray(first, place.dtype)
-    delta = np.asarray(first + by, place.dtype) - origin
-    steps = xp.asarray(xp.arange(begin, end), dtype=place.dtype)
+    origin = np.asarray(first, context.dtype)
+    delta = np.asarray(first + by, context.dtype) - origin
+    steps = xp.asarray(xp.arange(begin, end), dtype=context.dtype)
     return xp.add(xp.multiply(steps, delta.item()), origin.item())
 
 
-def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> Said:
+def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> ShapeAndDtype:
     if not isinstance(k, (int, np.integer)):
         raise ArgumentTypeError(f"k is {k!r}; wanted an integer, the number of a diagonal")
     return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), sharded_dtype(
@@ -310,10 +310,10 @@ def eye(
 
 
 @implements(eye, "kernel")
-def _eye(xp: Any, place: Place, *, n_rows: int, n_cols: int | None, k: int, dtype: Any) -> Any:
-    (top, _), (left, _) = place.box
-    rows, columns = place.local_shape
+def _eye(xp: Any, context: ShardContext, *, n_rows: int, n_cols: int | None, k: int, dtype: Any) -> Any:
+    (top, _), (left, _) = context.box
+    rows, columns = context.local_shape
     diagonal = k + top - left
     if not -rows < diagonal < columns:  # The diagonal does not cross this shard.
-        return xp.zeros((rows, columns), dtype=place.dtype)
-    return xp.eye(rows, columns, k=diagonal, dtype=place.dtype)
+        return xp.zeros((rows, columns), dtype=context.dtype)
+    return xp.eye(rows, columns, k=diagonal, dtype=context.dtype)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shardtensor.backend.registry import owner_of
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -42,8 +42,8 @@ def _astype_itself(x: Any, dtype: Any, copy: bool) -> Any:
 
 
 @implements(astype, "kernel")
-def _astype(xp: Any, place: Place, x: Any, *, dtype: Any, copy: bool) -> Any:
-    return xp.asarray(x, dtype=place.dtype)
+def _astype(xp: Any, context: ShardContext, x: Any, *, dtype: Any, copy: bool) -> Any:
+    return xp.asarray(x, dtype=context.dtype)
 
 
 def _dtype_of(x: Any) -> Any:

@@ -17,7 +17,7 @@ from shardtensor.communication.exported_storage import Exported, is_exclusive, o
 from shardtensor.communication.transfer import whole_array
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
-from shardtensor.tensor.tensor import ShardedTensor, current_storage, ledger_of, shard_arrays
+from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays, write_state_of
 
 
 def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
@@ -27,39 +27,39 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
     Returns None if the memory is not exclusive, the part is not a view of that array, or ``make`` returns None; the
     caller must copy then.
     """
-    base, window = _base_of(x)
-    if x._is_scalar or base._aval.parked:  # A scalar is immutable, and other tensors may share an offloaded storage.
+    base, view_spec = _base_of(x)
+    if x._is_scalar or base._aval.offloaded:  # A scalar is immutable, and other tensors may share an offloaded storage.
         return None
 
-    def of_window(array: Any) -> Any:
-        part = _part_of(array, base, window)
+    def of_view(array: Any) -> Any:
+        part = _part_of(array, base, view_spec)
         return None if part is None else make(part)
 
-    return _export(base, of_window)
+    return _export(base, of_view)
 
 
 def array_of(x: ShardedTensor) -> Any:
     """Returns the array of a tensor on one device; for a view, the part of its base's array if that needs no copy."""
-    base, window = _base_of(x)
-    part = _part_of(shard_arrays(base)[0], base, window)
+    base, view_spec = _base_of(x)
+    part = _part_of(shard_arrays(base)[0], base, view_spec)
     return shard_arrays(x)[0] if part is None else part
 
 
 def _base_of(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec | None]:
     """Returns the tensor that owns x's memory, and the view spec of x if x is a view of it, otherwise None."""
     storage = x._storage
-    return getattr(storage, "base", x), getattr(storage, "window", None)
+    return getattr(storage, "base", x), getattr(storage, "view_spec", None)
 
 
-def _part_of(array: Any, base: ShardedTensor, window: ViewSpec | None) -> Any:
+def _part_of(array: Any, base: ShardedTensor, view_spec: ViewSpec | None) -> Any:
     """Returns the part of the base's array that a view spec selects; None if it cannot be a view of that array."""
-    if window is None:
+    if view_spec is None:
         return array
     backend = base._aval.backend
     with backend.on(base._aval.sharding.mesh.flat[0]):
-        if len(window.boxes) > 1 and not backend.is_contiguous(array):
+        if len(view_spec.boxes) > 1 and not backend.is_contiguous(array):
             return None
-        return window.of(backend, array)
+        return view_spec.of(backend, array)
 
 
 def _export(base: ShardedTensor, make: Callable[[Any], Any]) -> Any:
@@ -68,8 +68,8 @@ def _export(base: ShardedTensor, make: Callable[[Any], Any]) -> Any:
     """
     if base._aval.backend.shared_memory and type(base._storage) is Storage:
         whole_array(base, "to_dlpack")  # A storage of several arrays becomes one of a single buffer.
-    ledger = ledger_of(base)
-    with ledger.lock:
+    write_state = write_state_of(base)
+    with write_state.lock:
         storage = current_storage(base)
         if type(storage) is Exported:
             held, made = storage.export(make)
@@ -77,10 +77,10 @@ def _export(base: ShardedTensor, make: Callable[[Any], Any]) -> Any:
                 return made
         if isinstance(storage, DeferredStorage):
             storage = storage.stored()
-        writing = PendingWrite(ledger)
+        writing = PendingWrite(write_state)
         try:
             base._storage = writing
-            ledger.forget()
+            write_state.forget()
             if references(storage) == 1 and is_exclusive(storage, base._aval):
                 made = make(only_array(storage))
                 if made is not None:

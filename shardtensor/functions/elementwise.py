@@ -304,9 +304,9 @@ def imag(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@implements(imag, "window")
-def _imag_window(window: ViewSpec) -> ViewSpec | None:
-    return None if window.part else window.only("imag")
+@implements(imag, "view_spec")
+def _imag_view(view_spec: ViewSpec) -> ViewSpec | None:
+    return None if view_spec.part else view_spec.only("imag")
 
 
 @operator("... -> ...")
@@ -516,9 +516,9 @@ def real(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@implements(real, "window")
-def _real_window(window: ViewSpec) -> ViewSpec:
-    return window if window.part else window.only("real")
+@implements(real, "view_spec")
+def _real_view(view_spec: ViewSpec) -> ViewSpec:
+    return view_spec if view_spec.part else view_spec.only("real")
 
 
 @operator("... -> ...")

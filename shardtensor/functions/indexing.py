@@ -12,7 +12,7 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of
 from shardtensor.sharding.index import Index, canonical, region_of, to_numpy
 from shardtensor.sharding.mesh import Mesh
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, converted
@@ -51,17 +51,17 @@ def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """
 
 
-@implements(getitem, "window")
-def _getitem_window(window: ViewSpec, index: Any) -> ViewSpec | None:
+@implements(getitem, "view_spec")
+def _getitem_view(view_spec: ViewSpec, index: Any) -> ViewSpec | None:
     if type(index) is Index:
-        return window.at(index)
-    found = canonical(index, window.shape)
+        return view_spec.at(index)
+    found = canonical(index, view_spec.shape)
     if found is None:
         return None
     scalar = not any(type(e) is not int for e in found) and Ellipsis not in (
         index if type(index) is tuple else (index,)
     )
-    return window.at(found, scalar)
+    return view_spec.at(found, scalar)
 
 
 @implements(getitem, "composite")
@@ -73,7 +73,7 @@ def _canonical_getitem(x: Any, index: Any) -> Any:
 
 
 @implements(getitem, "kernel")
-def _getitem_on_device(xp: Any, place: Place, x: Any, *, index: Index) -> Any:
+def _getitem_on_device(xp: Any, context: ShardContext, x: Any, *, index: Index) -> Any:
     return x[to_numpy(index)]
 
 
@@ -100,7 +100,7 @@ def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
 
 
 @implements(gather, "kernel")
-def _gather_on_device(xp: Any, place: Place, x: Any, *, index: Any) -> Any:
+def _gather_on_device(xp: Any, context: ShardContext, x: Any, *, index: Any) -> Any:
     return x[index]
 
 
@@ -145,7 +145,7 @@ def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
 
 
 @implements(setitem, "kernel")
-def _setitem_on_device(xp: Any, place: Place, x: Any, value: Any, *, index: Any) -> Any:
+def _setitem_on_device(xp: Any, context: ShardContext, x: Any, value: Any, *, index: Any) -> Any:
     new = xp.asarray(x, copy=True)
     new[index] = value
     return new

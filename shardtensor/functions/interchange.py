@@ -96,7 +96,7 @@ def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTens
 
 
 @implements(from_dlpack, "kernel")
-def _from_dlpack_on_device(xp: Any, place: None, *, x: Any, copy: bool | None) -> Any:
+def _from_dlpack_on_device(xp: Any, context: None, *, x: Any, copy: bool | None) -> Any:
     device = current_device()
     assert device is not None
     (array,) = shard_arrays(_from_dlpack(x, device, copy))
@@ -111,17 +111,17 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
             x.copy(), as_sharding(where or x.sharding, x.ndim, "from_dlpack"), "from_dlpack", committed=committed
         )
     mesh = None if where is None else _mesh_of(where)
-    home = assign_devices([memory], mesh.flat) if mesh else devices_for([memory])
-    if mesh and not home:  # No device of the mesh uses x's memory, so that x must be transferred.
+    devices = assign_devices([memory], mesh.flat) if mesh else devices_for([memory])
+    if mesh and not devices:  # No device of the mesh uses x's memory, so that x must be transferred.
         if copy is False:
             raise InterchangeError(
                 f"from_dlpack: copy=False, and {what} lies in {described(memory)}, which is not that of {mesh!r}"
             )
-        home = None if memory == HOST_MEMORY else devices_for([memory])
-    source = x if home and memory != HOST_MEMORY else _host_array(x, what, memory, copy)
-    if home:
-        source = _shared(source, what, home[0], copy)
-    target = as_sharding(where or (home[0] if home else default_mesh().flat[0]), source.ndim, "from_dlpack")
+        devices = None if memory == HOST_MEMORY else devices_for([memory])
+    source = x if devices and memory != HOST_MEMORY else _host_array(x, what, memory, copy)
+    if devices:
+        source = _shared(source, what, devices[0], copy)
+    target = as_sharding(where or (devices[0] if devices else default_mesh().flat[0]), source.ndim, "from_dlpack")
     if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).shared_memory:
         raise InterchangeError(
             f"from_dlpack: copy=False, and {what} is one array for {target.mesh!r}, whose devices have memories of "
@@ -156,7 +156,7 @@ def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArr
             "`shardtensor info` says why"
         )
     try:
-        return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(_Lent(x, copy))
+        return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(_Exported(x, copy))
     except Exception as error:  # Other libraries raise exceptions of any class.
         where = f" in {described(memory)}, which no usable backend drives (`shardtensor info` says why),"
         raise _refused(what, x, error, where if elsewhere else "") from error
@@ -175,7 +175,7 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
         if backwards:  # PyTorch does not raise an error for negative strides but aborts the process.
             raise BufferError("strides are negative")
         with backend.on(device):
-            array = backend.export(backend.from_dlpack(_Lent(x, copy), device))
+            array = backend.export(backend.from_dlpack(_Exported(x, copy), device))
         dtype = x.dtype if isinstance(x, np.ndarray) else backend.dtype_of(array)
     except ShardTensorError:
         raise
@@ -189,7 +189,7 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
     return mark_array(tensor(value, Storage(array) if backend.shared_memory else Storage(arrays=(array,))))
 
 
-class _Lent:
+class _Exported:
     """A wrapper that has only the DLPack methods of an array, and adds ``copy=False`` to requests if a copy is
     forbidden. Libraries that implement older versions of DLPack do not accept that argument; they never copy.
     """
@@ -249,7 +249,7 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     shape = _whole_shape(parts, sharding)
     arrays = tuple([shard_arrays(part)[0] for part in parts])
     value = aval(shape, first.dtype, sharding, True)
-    if not value.parked:
+    if not value.offloaded:
         return mark_array(tensor(value, Storage(arrays=arrays)))
     _check_kind("x", sharding, copy)
     there = aval(shape, first.dtype, sharding.with_memory_kind("device"), True)
@@ -262,10 +262,10 @@ def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Sha
     Raises:
         ShapeError: no tensor has them.
     """
-    places = sharding.grid((0,) * parts[0].ndim).parts.tolist()
+    bounds = sharding.grid((0,) * parts[0].ndim).parts.tolist()
     sizes: list[dict[int, int]] = [{} for _ in parts[0].shape]
-    for part, place in zip(parts, places, strict=True):
-        for known, p, n in zip(sizes, place, part.shape, strict=True):
+    for part, ends in zip(parts, bounds, strict=True):
+        for known, p, n in zip(sizes, ends, part.shape, strict=True):
             known.setdefault(p, n)
     shape = tuple([sum(known.values()) for known in sizes])
     grid = sharding.grid(shape)
@@ -456,11 +456,11 @@ def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, m
     wishes = {} if stream is None else {"stream": stream}
     backend.make_caller_wait(device)
     with backend.on(device):
-        lent = backend.to_dlpack(array)
+        exported = backend.to_dlpack(array)
         try:
-            return lent.__dlpack__(**wishes, max_version=max_version)
+            return exported.__dlpack__(**wishes, max_version=max_version)
         except TypeError:  # Libraries that implement only one version of DLPack do not accept ``max_version``.
-            return lent.__dlpack__(**wishes)
+            return exported.__dlpack__(**wishes)
 
 
 def _only_device(x: Any, caller: str) -> Device:

@@ -15,13 +15,13 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.layout import NamedSharding, Shape, offsets
 from shardtensor.sharding.mesh import Mesh, mesh_of
 from shardtensor.sharding.rules import normalize_axis, parse, propagate
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P, PartitionSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
@@ -99,18 +99,18 @@ def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMoveme
 
 def _new(shape: Shape, arrays: Sequence[Any]) -> Any:
     """Returns the uninitialized host array into which ``arrays`` are joined, of the dtype to which they promote."""
-    return pool.empty(shape, np.result_type(*[a.dtype for a in arrays]))
+    return memory_pool.empty(shape, np.result_type(*[a.dtype for a in arrays]))
 
 
 def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, sizes: Sequence[int]) -> bool:
     """Returns whether operand k is exactly the shard of the result on device k of its mesh, for all k."""
     devices = sharding.mesh.flat
-    homes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
+    submeshes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
     same_dtype = len({x.dtype for x in operands}) == 1
     return (
         same_dtype
         and len(devices) > 1
-        and homes == [(device,) for device in devices]
+        and submeshes == [(device,) for device in devices]
         and np.array_equal(np.cumsum(sizes), offsets(size, (len(devices),))[1:])
     )
 
@@ -137,7 +137,7 @@ def unshard(arrays: Sequence[ArrayLike], axis: int = 0) -> ShardedTensor:
 
 
 @implements(unshard, "kernel")
-def _unshard_on_device(xp: Any, place: Place, *arrays: Any, axis: int) -> Any:
+def _unshard_on_device(xp: Any, context: ShardContext, *arrays: Any, axis: int) -> Any:
     return xp.concat(list(arrays), axis=axis)
 
 
@@ -197,16 +197,21 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> DataMov
 
 def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *, new: bool = False) -> NamedSharding:
     """Returns the sharding of joined operands: see `concat`."""
-    homes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
-    devices = tuple(dict.fromkeys(home[0] for home in homes))
+    submeshes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
+    devices = tuple(dict.fromkeys(group[0] for group in submeshes))
     # Operands of several backends go to the backend of the one that is most expensive to move.
     together = len({device.backend for device in devices}) == 1
-    if together and len(homes) == len(operands) and len(devices) > 1 and all(len(home) == 1 for home in homes):
+    if (
+        together
+        and len(submeshes) == len(operands)
+        and len(devices) > 1
+        and all(len(group) == 1 for group in submeshes)
+    ):
         return NamedSharding(mesh_of(devices), P(*[None] * along, "d"))
     inner = [n for d, n in enumerate(shape) if not (new and d == along)]
     layouts = [
         layout_of(x, mesh).spec.chains_of(len(inner))
-        if not homes or (isinstance(x, Aval) and x.sharding.mesh == mesh)
+        if not submeshes or (isinstance(x, Aval) and x.sharding.mesh == mesh)
         else None
         for x in operands
     ]
@@ -274,6 +279,6 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
         return out
 
     by_rule = all(np.array_equal(b, offsets(n, c)) for b, n, c in zip(begins, shape, counts, strict=True))
-    at_home = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)] == [(d,) for d in mesh.flat]
-    as_pieces = (lambda array: array) if by_rule and at_home and len({x.dtype for x in operands}) == 1 else None
+    in_place = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)] == [(d,) for d in mesh.flat]
+    as_pieces = (lambda array: array) if by_rule and in_place and len({x.dtype for x in operands}) == 1 else None
     return DataMovement(shape, sharding, tuple(fresh.values()), whole, copies=True, explicit=True, as_pieces=as_pieces)

@@ -15,7 +15,7 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
@@ -102,13 +102,13 @@ def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTens
 
 
 @implements(tensordot, "kernel")
-def _tensordot(xp: Any, place: Place, x1: Any, x2: Any, *, axes: Axes) -> Any:
+def _tensordot(xp: Any, context: ShardContext, x1: Any, x2: Any, *, axes: Axes) -> Any:
     """Computes the product by ``matmul`` if an operand has one element. For such operands, of floats or complex
     numbers, `numpy.dot`, `numpy.inner` and `numpy.tensordot` call BLAS's axpy, which skips a factor of zero: zero times
     NaN or infinity would be zero on a shard that small and NaN on others. `numpy.matmul`, `numpy.vecdot` and
     `numpy.einsum` skip nothing.
     """
-    if place.dtype.kind in "fc" and 1 in (math.prod(x1.shape), math.prod(x2.shape)):
+    if context.dtype.kind in "fc" and 1 in (math.prod(x1.shape), math.prod(x2.shape)):
         left, right = _contracted(x1.ndim, x2.ndim, axes)
         if all(x1.shape[d] == 1 for d in left) and all(x2.shape[d] == 1 for d in right):
             shape = [n for d, n in enumerate(x1.shape) if d not in left]

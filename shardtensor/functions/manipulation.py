@@ -28,7 +28,7 @@ from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec, reshape_groups, reshaped_chains, reshaped_strides
 from shardtensor.tensor.operands import HostAval
@@ -70,9 +70,9 @@ def permute_dims(x: ArrayLike, /, axes: tuple[int, ...]) -> ShardedTensor:
     """
 
 
-@implements(permute_dims, "window")
-def _permute_window(window: ViewSpec, axes: tuple[int, ...]) -> ViewSpec:
-    return window.permuted(_order_of(axes, len(window.shape)))
+@implements(permute_dims, "view_spec")
+def _permute_view(view_spec: ViewSpec, axes: tuple[int, ...]) -> ViewSpec:
+    return view_spec.permuted(_order_of(axes, len(view_spec.shape)))
 
 
 def _order_of(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
@@ -102,10 +102,10 @@ def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@implements(matrix_transpose, "window")
-def _matrix_transpose_window(window: ViewSpec) -> ViewSpec | None:
-    ndim = len(window.shape)
-    return None if ndim < 2 else window.permuted((*range(ndim - 2), ndim - 1, ndim - 2))
+@implements(matrix_transpose, "view_spec")
+def _matrix_transpose_view(view_spec: ViewSpec) -> ViewSpec | None:
+    ndim = len(view_spec.shape)
+    return None if ndim < 2 else view_spec.permuted((*range(ndim - 2), ndim - 1, ndim - 2))
 
 
 @operator()
@@ -172,16 +172,16 @@ def squeeze(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> Shard
     """
 
 
-@implements(squeeze, "window")
-def _squeeze_window(window: ViewSpec, axis: int | tuple[int, ...] | None) -> ViewSpec:
-    gone = _squeezed(window.shape, axis)
-    return window.at(Index([0 if a in gone else (0, n, 1) for a, n in enumerate(window.shape)]))
+@implements(squeeze, "view_spec")
+def _squeeze_view(view_spec: ViewSpec, axis: int | tuple[int, ...] | None) -> ViewSpec:
+    gone = _squeezed(view_spec.shape, axis)
+    return view_spec.at(Index([0 if a in gone else (0, n, 1) for a, n in enumerate(view_spec.shape)]))
 
 
 @implements(squeeze, "kernel")
-def _squeeze_kernel(xp: Any, place: Place, x: Any, *, axis: int | tuple[int, ...] | None) -> Any:
+def _squeeze_kernel(xp: Any, context: ShardContext, x: Any, *, axis: int | tuple[int, ...] | None) -> Any:
     """Removes dimensions that have size 1 in the whole array; a shard may have size 1 along others, too."""
-    gone = _squeezed(place.shapes[0], axis)
+    gone = _squeezed(context.shapes[0], axis)
     return xp.reshape(x, tuple(n for a, n in enumerate(x.shape) if a not in gone))
 
 
@@ -206,11 +206,11 @@ def expand_dims(x: ArrayLike, /, *, axis: int | tuple[int, ...] = 0) -> ShardedT
     """
 
 
-@implements(expand_dims, "window")
-def _expand_window(window: ViewSpec, axis: int | tuple[int, ...]) -> ViewSpec:
-    ndim = len(window.shape) + (1 if not isinstance(axis, tuple) else len(axis))
-    new, sizes = normalize_axes(axis, ndim), iter(window.shape)
-    return window.at(Index([None if d in new else (0, next(sizes), 1) for d in range(ndim)]))
+@implements(expand_dims, "view_spec")
+def _expand_view(view_spec: ViewSpec, axis: int | tuple[int, ...]) -> ViewSpec:
+    ndim = len(view_spec.shape) + (1 if not isinstance(axis, tuple) else len(axis))
+    new, sizes = normalize_axes(axis, ndim), iter(view_spec.shape)
+    return view_spec.at(Index([None if d in new else (0, next(sizes), 1) for d in range(ndim)]))
 
 
 def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shape]:
@@ -241,8 +241,8 @@ def broadcast_to(x: ArrayLike, /, shape: Shape) -> ShardedTensor:
 
 
 @implements(broadcast_to, "kernel")
-def _broadcast_kernel(xp: Any, place: Place, x: Any, *, shape: Shape) -> Any:
-    return xp.broadcast_to(x, place.local_shape)
+def _broadcast_kernel(xp: Any, context: ShardContext, x: Any, *, shape: Shape) -> Any:
+    return xp.broadcast_to(x, context.local_shape)
 
 
 def checked_shape(shape: Any) -> Shape:
@@ -313,13 +313,13 @@ def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> Shard
     """
 
 
-@implements(reshape, "window")
-def _reshape_window(window: ViewSpec, shape: Shape, copy: bool | None) -> ViewSpec | None:
-    return None if copy else window.reshaped(_whole_size(shape, window.size))
+@implements(reshape, "view_spec")
+def _reshape_view(view_spec: ViewSpec, shape: Shape, copy: bool | None) -> ViewSpec | None:
+    return None if copy else view_spec.reshaped(_whole_size(shape, view_spec.size))
 
 
 @implements(reshape, "kernel")
-def _reshape_on_device(xp: Any, place: Place, x: Any, *, shape: Shape, copy: bool | None) -> Any:
+def _reshape_on_device(xp: Any, context: ShardContext, x: Any, *, shape: Shape, copy: bool | None) -> Any:
     return xp.reshape(x, _whole_size(shape, math.prod(x.shape)))
 
 
@@ -401,11 +401,11 @@ def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Shard
     """
 
 
-@implements(flip, "window")
-def _flip_window(window: ViewSpec, axis: int | tuple[int, ...] | None) -> ViewSpec:
-    turned = reduced_axes(axis, len(window.shape))
-    index = Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(window.shape)])
-    return window.at(index, scalar=not index)  # NumPy returns a scalar for a 0-d array.
+@implements(flip, "view_spec")
+def _flip_view(view_spec: ViewSpec, axis: int | tuple[int, ...] | None) -> ViewSpec:
+    turned = reduced_axes(axis, len(view_spec.shape))
+    index = Index([(n - 1, n, -1) if d in turned else (0, n, 1) for d, n in enumerate(view_spec.shape)])
+    return view_spec.at(index, scalar=not index)  # NumPy returns a scalar for a 0-d array.
 
 
 @implements(flip, "movement")

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.host import memory_pool as pool
-from shardtensor.sharding.shard_context import Place
+from shardtensor.host import memory_pool
+from shardtensor.sharding.shard_context import ShardContext
 
 Partial = Callable[..., Any]  # (xp, place, *arrays, **params) -> state
 Merge = Callable[[Any, Any, Any], Any]  # (xp, state, state) -> state
 Finish = Callable[..., Any]  # (xp, place, state, **params) -> array
 
 
-def _finished(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+def _finished(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
     return state
 
 
@@ -32,9 +32,9 @@ class Monoid:
 
     Attributes:
         merge: merges two states, ``merge(xp, left, right)``, where the shard of the left one precedes in mesh order.
-        partial: computes the state of a shard, ``partial(xp, place, *arrays, **params)``; None: the state is the
+        partial: computes the state of a shard, ``partial(xp, context, *arrays, **params)``; None: the state is the
             operator's result on the shard.
-        finish: computes the result from the last state, ``finish(xp, place, state, **params)``.
+        finish: computes the result from the last state, ``finish(xp, context, state, **params)``.
         exact: the kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
             grouped, so that the operator may run once over the whole array where devices share one memory.
         reduces: the name of the reduction by which `Backend.all_reduce` can merge integer states; empty if none can.
@@ -59,43 +59,43 @@ def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     return tuple(a % ndim for a in ((axis,) if isinstance(axis, int) else axis))
 
 
-def _count(place: Place, axis: int | tuple[int, ...] | None) -> int:
-    box = place.boxes[0]
+def _count(context: ShardContext, axis: int | tuple[int, ...] | None) -> int:
+    box = context.boxes[0]
     return math.prod(box[a][1] - box[a][0] for a in _axes(axis, len(box)))
 
 
-def _widened(xp: Any, x: Any, place: Place) -> Any:
+def _widened(xp: Any, x: Any, context: ShardContext) -> Any:
     """Casts x to the precision in which NumPy accumulates: float16 to float32, integers and bools to float64."""
     if xp.isdtype(x.dtype, ("bool", "integral")):
         return xp.asarray(x, dtype=xp.float64)
     return xp.asarray(x, dtype=xp.float32) if xp.finfo(x.dtype).bits == 16 else x
 
 
-def _mean_partial(xp: Any, place: Place, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
-    return xp.sum(_widened(xp, x, place), axis=axis, keepdims=keepdims), _count(place, axis)
+def _mean_partial(xp: Any, context: ShardContext, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
+    return xp.sum(_widened(xp, x, context), axis=axis, keepdims=keepdims), _count(context, axis)
 
 
 def _mean_merge(xp: Any, a: Any, b: Any) -> Any:
     return xp.add(a[0], b[0]), a[1] + b[1]
 
 
-def _mean_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+def _mean_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
     total, count = state
-    return xp.asarray(xp.divide(total, count), dtype=place.dtype)
+    return xp.asarray(xp.divide(total, count), dtype=context.dtype)
 
 
 def _var_partial(
-    xp: Any, place: Place, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
+    xp: Any, context: ShardContext, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
 ) -> Any:
-    x, axes = _widened(xp, x, place), _axes(axis, x.ndim)
+    x, axes = _widened(xp, x, context), _axes(axis, x.ndim)
     # A mean over all elements is kept as a scalar, which NumPy subtracts faster than an array of one element.
     mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
-    deviation = xp.subtract(x, mean, out=pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
+    deviation = xp.subtract(x, mean, out=memory_pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
     spread = _short_sums(deviation, axes, keepdims) if xp is np else None
     if spread is None:
         spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
-    return _count(place, axis), xp.reshape(mean, spread.shape), spread
+    return _count(context, axis), xp.reshape(mean, spread.shape), spread
 
 
 _ROW = 1 << 12
@@ -137,14 +137,14 @@ def _var_merge(xp: Any, a: Any, b: Any) -> Any:
     return count, mean, spread
 
 
-def _var_finish(xp: Any, place: Place, state: Any, *, correction: float = 0.0, **params: Any) -> Any:
+def _var_finish(xp: Any, context: ShardContext, state: Any, *, correction: float = 0.0, **params: Any) -> Any:
     count, _, spread = state
     freedom = max(count - correction, 0.0)
-    return xp.asarray(xp.divide(spread, freedom), dtype=place.dtype)
+    return xp.asarray(xp.divide(spread, freedom), dtype=context.dtype)
 
 
-def _std_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
-    return xp.sqrt(_var_finish(xp, place, state, **params))
+def _std_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
+    return xp.sqrt(_var_finish(xp, context, state, **params))
 
 
 # -- argmax and argmin: the state is (value, index in the whole array); the smaller index wins a tie, and NaN wins over
@@ -152,7 +152,7 @@ def _std_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
 
 
 def _arg_partial(best: str) -> Partial:
-    def partial(xp: Any, place: Place, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
+    def partial(xp: Any, context: ShardContext, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
         index = getattr(xp, f"arg{best}")(x, axis=axis, keepdims=keepdims)
         if axis is None:
             value = xp.reshape(x, (-1,))[index]
@@ -161,7 +161,7 @@ def _arg_partial(best: str) -> Partial:
             value = value if keepdims else np.squeeze(value, axis)
         else:
             value = getattr(xp, best)(x, axis=axis, keepdims=keepdims)
-        box, shape = place.boxes[0], place.shapes[0]
+        box, shape = context.boxes[0], context.shapes[0]
         if axis is not None:
             return value, xp.add(index, box[axis][0])
         whole = xp.zeros_like(index)
@@ -190,7 +190,7 @@ def _arg_merge(better: str) -> Merge:
     return merge
 
 
-def _arg_finish(xp: Any, place: Place, state: Any, **params: Any) -> Any:
+def _arg_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
     return state[1]
 
 
@@ -222,9 +222,9 @@ def element_bytes(name: str, value: Any, source: Any, params: dict[str, Any]) ->
     if not monoid.partial:
         return int(value.dtype.itemsize)
     shape = (1,) * source.ndim
-    place = Place.everywhere((1,) * value.ndim, [shape], value.dtype)
+    context = ShardContext.everywhere((1,) * value.ndim, [shape], value.dtype)
     with np.errstate(all="ignore"):
-        return state_bytes(monoid.partial(np, place, np.ones(shape, source.dtype), **params))
+        return state_bytes(monoid.partial(np, context, np.ones(shape, source.dtype), **params))
 
 
 def state_bytes(state: Any) -> int:

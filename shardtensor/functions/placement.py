@@ -26,7 +26,7 @@ from shardtensor.communication.transfer import (
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, BackendError, ShapeError
-from shardtensor.host import blockwise as passes
+from shardtensor.host import blockwise
 from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -104,7 +104,7 @@ def reshard_to(
         raise BackendError(f"{caller}: {error}") from None
     move = operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
     _count_kind(x, value, caller)
-    storage = (_put_shared if value.backend.shared_memory else _put_apart)(x, value, move, caller, may_alias)
+    storage = (_put_shared if value.backend.shared_memory else _put_separate)(x, value, move, caller, may_alias)
     if donate and isinstance(x, ShardedTensor):
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
@@ -124,7 +124,7 @@ def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_ali
     elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
     whole = gather(x, caller)
     if not may_alias and not elsewhere:
-        whole = passes.copied(whole)
+        whole = blockwise.copied(whole)
     elif not isinstance(x, ShardedTensor):
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
@@ -136,14 +136,16 @@ def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_ali
     return Storage(whole_of(whole, value))
 
 
-def _put_apart(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool) -> Storage | DeferredStorage:
+def _put_separate(
+    x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool
+) -> Storage | DeferredStorage:
     """Returns the storage for devices with separate memories: arrays that are on their device already are shared if
     they may be, otherwise copied.
     """
-    parked = getattr(x, "_storage", None)
-    if isinstance(parked, OffloadedStorage) and move.stays:  # Sharing is safe, as a write replaces this storage.
-        return parked if value.parked else parked.coming()
-    if value.parked and not isinstance(x, ShardedTensor):
+    storage = getattr(x, "_storage", None)
+    if isinstance(storage, OffloadedStorage) and move.stays:  # Sharing is safe, as a write replaces this storage.
+        return storage if value.offloaded else storage.coming()
+    if value.offloaded and not isinstance(x, ShardedTensor):
         return pinned(value, np.asarray(x))
     arrays = move.shards(x, caller, explicit=True)
     if not may_alias and isinstance(x, ShardedTensor):
@@ -297,7 +299,7 @@ def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> S
 
 
 @implements(asarray, "kernel")
-def _asarray_on_device(xp: Any, place: None, *, obj: Any, dtype: Any, copy: bool | None) -> Any:
+def _asarray_on_device(xp: Any, context: None, *, obj: Any, dtype: Any, copy: bool | None) -> Any:
     return xp.asarray(obj, dtype=dtype, copy=copy)
 
 

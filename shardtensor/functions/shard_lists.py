@@ -17,7 +17,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, Sha
 from shardtensor.functions.joining import concat
 from shardtensor.functions.placement import host_array, reshard_to
 from shardtensor.sharding.layout import NamedSharding, as_sharding
-from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, places_along
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.storage import Storage
@@ -90,10 +90,10 @@ def split_over(x: ShardedTensor, axes: Chain, *, drop: int | None = None) -> lis
         del chains[drop]
         arrays = tuple([_without(a, drop, d) for a, d in zip(arrays, mesh.flat, strict=True)])
     parts = []
-    for group, place in places_along(mesh, rest):
+    for group, part in submeshes_along(mesh, rest):
         boxes = [grid.box(k) for k in group]
         shape = [max(b[d][1] for b in boxes) - min(b[d][0] for b in boxes) for d in range(x.ndim) if d != drop]
-        value = aval(tuple(shape), x.dtype, NamedSharding(place, P(*chains)), True)
+        value = aval(tuple(shape), x.dtype, NamedSharding(part, P(*chains)), True)
         parts.append(tensor(value, Storage(arrays=tuple([arrays[k] for k in group]))))
     return parts
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from shardtensor.host import memory_pool as pool
-from shardtensor.host.fp_errors import Complaints
+from shardtensor.host import memory_pool
+from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.signals import Interrupts
 from shardtensor.host.threads import each
 
@@ -78,7 +78,7 @@ def elementwise(function: Function, arrays: Sequence[Any], shape: tuple[int, ...
         DeviceMemoryError: the host does not have enough free memory.
     """
     order = _order(arrays, shape)
-    out = pool.empty(tuple([shape[d] for d in order]), dtype)
+    out = memory_pool.empty(tuple([shape[d] for d in order]), dtype)
     if order != tuple(range(len(shape))):
         out = out.transpose(np.argsort(order))
     into(out, function, arrays)
@@ -122,10 +122,10 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
         except MemoryError:
             if breaks:
                 raise
-            pool.free_cache()  # The block is tried again, since `out` must not stay half written.
+            memory_pool.free_cache()  # The block is tried again, since `out` must not stay half written.
             function(*parts, out=target)
 
-    with Interrupts(), Complaints(name):
+    with Interrupts(), FloatingPointErrors(name):
         each(work, len(blocks), breaks=breaks)
 
 
@@ -154,9 +154,9 @@ def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
 
 def copied(array: HostArray) -> HostArray:
     """Returns a copy of an array in row-major order."""
-    if array.nbytes < pool.POOLED_FROM or array.dtype.hasobject:
+    if array.nbytes < memory_pool.POOLED_FROM or array.dtype.hasobject:
         return np.array(array, order="C", subok=False)
-    out = pool.empty(array.shape, array.dtype)
+    out = memory_pool.empty(array.shape, array.dtype)
     copy_into(out, array, breaks=True)
     return out
 

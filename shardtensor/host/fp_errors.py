@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 
-class Complaints(AbstractContextManager["Complaints"]):
+class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
     """A context manager that collects the floating-point errors of the NumPy calls inside it and reports each kind once
     at its end, as `numpy.errstate` specifies, as if there had been one call.
 
@@ -28,7 +28,7 @@ class Complaints(AbstractContextManager["Complaints"]):
         self._name = name
         self._heard: dict[str, int] = {}
 
-    def __enter__(self) -> Complaints:
+    def __enter__(self) -> FloatingPointErrors:
         self._modes: Any = np.geterr()
         self._call: Any = np.geterrcall()
         kinds: Any = {kind: "ignore" if mode == "ignore" else "call" for kind, mode in self._modes.items()}

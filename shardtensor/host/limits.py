@@ -88,10 +88,10 @@ def memory() -> tuple[int, int] | None:
     """Returns (free, total) bytes of memory: what this process can still allocate, and its maximum. Swap space counts,
     and so do the limits of control groups. Returns None where the operating system does not report it.
     """
-    said = dict(line.split(":") for line in _read("/proc/meminfo").splitlines())
-    if "MemAvailable" not in said:
+    fields = dict(line.split(":") for line in _read("/proc/meminfo").splitlines())
+    if "MemAvailable" not in fields:
         return None
-    free, total = (sum(int(said[n].split()[0]) << 10 for n in names if n in said) for names in _COUNTED)
+    free, total = (sum(int(fields[n].split()[0]) << 10 for n in names if n in fields) for names in _COUNTED)
     for group, most, current in _limited_memory():
         used = _read(group / current)
         if used.isdigit():
@@ -111,8 +111,8 @@ def _limited_memory() -> list[tuple[Path, int, str]]:
     contains its current usage.
     """
     files = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-    said = [(group, _read(group / most), current) for group in _groups() for most, current in files]
-    return [(group, int(most), current) for group, most, current in said if most.isdigit() and int(most) < _NO_LIMIT]
+    fields = [(group, _read(group / most), current) for group in _groups() for most, current in files]
+    return [(group, int(most), current) for group, most, current in fields if most.isdigit() and int(most) < _NO_LIMIT]
 
 
 _NO_LIMIT = 1 << 60

@@ -87,7 +87,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._idle: dict[int, deque[_Buffer]] = {}
-        self._lent: dict[int, int] = {}  # the capacity of each lease, by the lease's id()
+        self._leased: dict[int, int] = {}  # the capacity of each lease, by the lease's id()
         self._hits = self._misses = 0
         self._limit: int | None = None
 
@@ -97,8 +97,8 @@ class Pool:
         where that is unknown.
         """
         if self._limit is None:
-            said = memory()
-            self._limit = said[1] // 4 if said else 1 << 30
+            available = memory()
+            self._limit = available[1] // 4 if available else 1 << 30
         return self._limit
 
     @limit.setter
@@ -116,7 +116,7 @@ class Pool:
         if nbytes < POOLED_FROM or dtype.hasobject:
             return np.empty(shape, dtype)
         capacity = _capacity(nbytes)
-        buffer = self._waiting(capacity)
+        buffer = self._reused(capacity)
         if buffer is None:
             buffer = self._new(capacity)
             self._misses += 1
@@ -124,16 +124,16 @@ class Pool:
             self._hits += 1
         lease: Lease = buffer.view(Lease)
         lease.buffer = buffer
-        self._lent[id(lease)] = capacity
+        self._leased[id(lease)] = capacity
         return np.ndarray(shape, dtype, lease)
 
-    def _waiting(self, capacity: int) -> _Buffer | None:
-        waiting = self._idle.pop(capacity, None)
-        if waiting is None:
+    def _reused(self, capacity: int) -> _Buffer | None:
+        idle = self._idle.pop(capacity, None)
+        if idle is None:
             return None
-        self._idle[capacity] = waiting  # moves the capacity to the end
+        self._idle[capacity] = idle  # moves the capacity to the end
         try:
-            return waiting.pop()
+            return idle.pop()
         except IndexError:
             return None
 
@@ -154,10 +154,10 @@ class Pool:
         Raises:
             DeviceMemoryError: the host does not have enough free memory.
         """
-        if nbytes < _ASKED_FROM or (said := memory()) is None or nbytes <= said[0]:
+        if nbytes < _ASKED_FROM or (available := memory()) is None or nbytes <= available[0]:
             return
         self.free()
-        free, total = memory() or said
+        free, total = memory() or available
         if nbytes > free:
             raise DeviceMemoryError(
                 f"the result needs {readable(nbytes)} of host memory, and {readable(free)} of {readable(total)} are "
@@ -167,24 +167,24 @@ class Pool:
     def take_back(self, lease: Lease, buffer: _Buffer) -> None:
         """Caches the buffer of a lease that no array uses any more, if the limit allows it."""
         capacity, limit = buffer.size, self._limit or 0
-        self._lent.pop(id(lease), None)
+        self._leased.pop(id(lease), None)
         if capacity <= limit:
-            waiting = self._idle.pop(capacity, None) or deque()
-            waiting.append(buffer)
-            self._idle[capacity] = waiting  # moves the capacity to the end
+            idle = self._idle.pop(capacity, None) or deque()
+            idle.append(buffer)
+            self._idle[capacity] = idle  # moves the capacity to the end
             self._shrink(limit)
 
     @property
     def _cached(self) -> int:
-        return sum([capacity * len(waiting) for capacity, waiting in list(self._idle.items())])
+        return sum([capacity * len(idle) for capacity, idle in list(self._idle.items())])
 
     def _shrink(self, nbytes: int) -> None:
         """Frees buffers until at most ``nbytes`` are cached, those of the least recently used capacities first."""
         cached = self._cached
-        for capacity, waiting in list(self._idle.items()):
-            while cached > nbytes and waiting:
+        for capacity, idle in list(self._idle.items()):
+            while cached > nbytes and idle:
                 with contextlib.suppress(IndexError):  # Another thread may take the last buffer meanwhile.
-                    waiting.popleft()
+                    idle.popleft()
                 cached -= capacity
             if cached <= nbytes:
                 return
@@ -196,7 +196,7 @@ class Pool:
 
     def info(self) -> CacheInfo:
         """Returns the statistics of the pool."""
-        return CacheInfo(sum(list(self._lent.values())), self._cached, self.limit, self._hits, self._misses)
+        return CacheInfo(sum(list(self._leased.values())), self._cached, self.limit, self._hits, self._misses)
 
 
 def _capacity(nbytes: int) -> int:
@@ -230,8 +230,8 @@ def reserve(nbytes: int) -> None:
 
 def out_of_memory(caller: str, error: MemoryError) -> DeviceMemoryError:
     """Returns the error for an operator in which a library failed to allocate host memory."""
-    said = memory()
-    free = f"; {readable(said[0])} of {readable(said[1])} of host memory are free" if said else ""
+    available = memory()
+    free = f"; {readable(available[0])} of {readable(available[1])} of host memory are free" if available else ""
     return DeviceMemoryError(
         f"{caller}: {str(error) or 'there is no memory left'}{free}; delete arrays, or work on smaller parts"
     )

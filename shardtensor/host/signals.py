@@ -111,10 +111,10 @@ class _Held:
     user's handler immediately.
     """
 
-    __slots__ = ("_own",)
+    __slots__ = ("_handler_before",)
 
-    def __init__(self, own: Callable[[int, FrameType | None], Any]) -> None:
-        self._own = own
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler_before = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if _may_run():
@@ -125,7 +125,7 @@ class _Held:
     def run(self, number: int, frame: FrameType | None) -> None:
         """Calls the user's handler. Handlers that it installs are replaced, too."""
         try:
-            self._own(number, frame)
+            self._handler_before(number, frame)
         finally:
             if _active:
                 _hold()
@@ -133,7 +133,7 @@ class _Held:
     def put_back(self, number: int) -> None:
         """Restores the user's handler, unless another one has been installed meanwhile."""
         if _handler(number) is self:
-            _set_handler(number, self._own)
+            _set_handler(number, self._handler_before)
 
 
 _active: list[Interrupts] = []
@@ -159,9 +159,9 @@ def _hold() -> None:
     global _owner
     _owner = threading.get_ident()
     for number in itertools.compress(_NUMBERS, map(callable, map(_handler, _NUMBERS))):
-        own = _handler(number)
-        if callable(own) and type(own) is not _Held:
-            _held[number] = _Held(own)
+        handler = _handler(number)
+        if callable(handler) and type(handler) is not _Held:
+            _held[number] = _Held(handler)
             _set_handler(number, _held[number])
 
 

@@ -24,9 +24,9 @@ from shardtensor.host.signals import Interrupts
 # -- how many --------------------------------------------------------------------------------------
 
 _threads_here: contextvars.ContextVar[int | None] = contextvars.ContextVar("shardtensor_threads", default=None)
-_said: list[set_num_threads] = []  # the settings for the whole process, of which the last one applies
+_settings: list[set_num_threads] = []  # the settings for the whole process, of which the last one applies
 _KEPT = 64
-"""The maximum length of `_said`, which would otherwise grow with every call."""
+"""The maximum length of `_settings`, which would otherwise grow with every call."""
 
 
 def num_threads() -> int:
@@ -42,7 +42,7 @@ def num_threads() -> int:
     ...     st.num_threads()
     1
     """
-    return _threads_here.get() or (_said[-1].number if _said else None) or _default_threads()
+    return _threads_here.get() or (_settings[-1].number if _settings else None) or _default_threads()
 
 
 MOST_THREADS = 1 << 12
@@ -82,12 +82,12 @@ class set_num_threads:  # noqa: N801 - used like a function
                 f"set_num_threads: number is {number!r:.60}; wanted a whole number from 1 to {MOST_THREADS:,}, or None"
             )
         self.number = number
-        _said.append(self)
-        del _said[:-_KEPT]
+        _settings.append(self)
+        del _settings[:-_KEPT]
 
     def __enter__(self) -> None:
         with contextlib.suppress(ValueError):  # A context manager does not set the number for the process.
-            _said.remove(self)
+            _settings.remove(self)
         self._token = _threads_here.set(self.number or _default_threads())
 
     def __exit__(self, *error: object) -> None:
@@ -103,7 +103,7 @@ more.
 """
 
 
-class _Team:
+class _ThreadPool:
     """The helper threads of the process, as many as were ever requested at once. They end with the interpreter.
 
     Attributes:
@@ -159,11 +159,11 @@ class _Team:
         return None if self.is_closed or self.is_parents else self._inbox.get()
 
 
-def _serve(team: _Team) -> None:
-    while (work := team.next_work()) is not None:
+def _serve(pool: _ThreadPool) -> None:
+    while (work := pool.next_work()) is not None:
         work.take_part()
         del work  # It refers to arrays, which must not stay alive while the thread waits for the next work.
-    if team.is_parents:  # This thread has forked: in the child it is the main thread, and has no caller to return to.
+    if pool.is_parents:  # This thread has forked: in the child it is the main thread, and has no caller to return to.
         os._exit(1)
 
 
@@ -187,7 +187,7 @@ class Helpers:
         if count < 1:
             return
         self._work, self._context = work, context
-        _team.hand(self, count)
+        _pool.hand(self, count)
 
     def take_part(self) -> None:
         """Runs the work in the calling helper thread, unless the helpers are dismissed."""
@@ -241,8 +241,8 @@ class Helpers:
         self._work = None
 
 
-_team = _Team()
-atexit.register(lambda: _team.close())
+_pool = _ThreadPool()
+atexit.register(lambda: _pool.close())
 
 
 def each(work: Callable[[int], None], count: int, *, threads: int | None = None, breaks: bool = True) -> None:
@@ -293,6 +293,6 @@ def each(work: Callable[[int], None], count: int, *, threads: int | None = None,
 @in_children
 def _forget() -> None:
     """Replaces the team in the child of a fork, where the parent's threads do not exist."""
-    global _team
-    _team.is_parents = True
-    _team = _Team()
+    global _pool
+    _pool.is_parents = True
+    _pool = _ThreadPool()

@@ -40,7 +40,7 @@ class AbstractDeviceInterpreter:
             return as_tensor(abstract_operand(np.asarray(params[0], params[1])), self.device)
         operands = self._here(operands)
         key: Any = None
-        if op.rule and not (op.window or op.composite or op.algorithm or op.creates):
+        if op.rule and not (op.view_spec or op.composite or op.algorithm or op.creates):
             kinds = [self._kind(x) for x in operands]
             key = None if None in kinds else (op, params, *map(type, params), *kinds)
             try:

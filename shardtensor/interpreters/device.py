@@ -16,7 +16,7 @@ from shardtensor.interpreters.eager import apply
 from shardtensor.interpreters.execution.planning import result_dtype
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
@@ -104,10 +104,10 @@ class DeviceInterpreter:
             said = op.rule(shapes, **named) if callable(op.rule) else op.rule
             shape = said[1] if isinstance(said, tuple) else shapes[0] if shapes else ()
             dtype = result_dtype(op, kinds, named) if shapes else None
-        return op.kernel(xp, Place.everywhere(shape, shapes, dtype), *arrays, **named)
+        return op.kernel(xp, ShardContext.everywhere(shape, shapes, dtype), *arrays, **named)
 
 
 @functools.cache
-def _on_place(place: Mesh) -> DeviceInterpreter:
+def on_submesh(submesh: Mesh) -> DeviceInterpreter:
     """Returns the interpreter of a mesh of one device."""
-    return DeviceInterpreter(place.flat[0])
+    return DeviceInterpreter(submesh.flat[0])

@@ -22,7 +22,7 @@ def apply(op: Op, operands: Operands, params: Params) -> Any:
             that raised.
     """
     try:
-        if op.window and type(operands[0]) is ShardedTensor:
+        if op.view_spec and type(operands[0]) is ShardedTensor:
             view = make_view(op, operands[0], params)
             if view is not None:
                 return view

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import registry as plugins
+from shardtensor.backend import registry
 from shardtensor.backend.abstract import _backend, phantom
 from shardtensor.errors import ArgumentTypeError, ShardingError
 from shardtensor.sharding.mesh import Mesh
@@ -47,7 +47,7 @@ class AbstractMesh(Mesh):
             ) from None
         if any(n < 1 for n in sizes):
             raise ShardingError(f"AbstractMesh: axis_sizes={tuple(sizes)} must be positive")
-        plugins.install(_backend)
+        registry.install(_backend)
         grid = np.empty(math.prod(sizes), object)
         grid[:] = [phantom(k) for k in range(len(grid))]
         super().__init__(grid.reshape(sizes), axis_names)

@@ -125,14 +125,14 @@ class RegionCopies:
             fro = fro * count + numbers[d]
         receivers = _holders(result)[to]  # shape (pieces, replicas): every holder of the part receives the piece
         givers = _holders(source)[fro]
-        home = _positions(source.devices, result.devices)[
+        own = _positions(source.devices, result.devices)[
             receivers
         ]  # the receiver's position in the source's mesh, or -1
-        mine = np.where(home >= 0, source.linear_parts()[home], -1) == fro[:, None]
+        mine = np.where(own >= 0, source.linear_parts()[own], -1) == fro[:, None]
         # The r-th receiver receives from the r-th source replica, cyclically, so that replicas share the sending.
         turn = givers[:, np.arange(receivers.shape[1]) % givers.shape[1]]
         self.local = mine.ravel()
-        self.source = np.where(mine, home, turn).ravel()
+        self.source = np.where(mine, own, turn).ravel()
         self.destination = receivers.ravel()
         self._rows = [np.repeat(r, receivers.shape[1]) for r in rows]
         self.sizes = np.repeat(sizes, receivers.shape[1])

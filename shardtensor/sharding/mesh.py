@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend import registry as plugins
+from shardtensor.backend import registry
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.errors import ArgumentTypeError, ShardingError
@@ -96,7 +96,7 @@ class Mesh:
     @property
     def local_devices(self) -> list[Device]:
         """The devices of the mesh that this process owns."""
-        return [d for d in self.flat if d.process_index == plugins.process_index()]
+        return [d for d in self.flat if d.process_index == registry.process_index()]
 
     @property
     def coordinates(self) -> npt.NDArray[np.int64]:
@@ -116,7 +116,7 @@ class Mesh:
     def on_known_devices(self) -> Mesh:
         """Returns an equal mesh whose devices are this process's own `Device` objects; used for unpickled meshes."""
         grid = np.empty(self.size, object)
-        grid[:] = plugins.known(self.flat)
+        grid[:] = registry.known(self.flat)
         return Mesh(grid.reshape(self._grid), self.axis_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,7 +179,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
         sizes = [operator.index(s) for s in axis_sizes]
     except TypeError:
         raise ArgumentTypeError(f"make_mesh: axis_sizes is {axis_sizes!r}; wanted a sequence of integers") from None
-    pool: Sequence[Device] = plugins.devices() if devices is None else list(devices)
+    pool: Sequence[Device] = registry.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
         if rest == 0 or len(pool) % rest:
@@ -196,7 +196,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
             f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
         )
     if devices is None:
-        pool = plugins.default_backend().adjacent_devices(wanted)
+        pool = registry.default_backend().adjacent_devices(wanted)
     grid = np.empty(wanted, object)
     grid[:] = pool[:wanted]
     return Mesh(grid.reshape(sizes), axis_names)
@@ -236,7 +236,7 @@ def default_mesh() -> Mesh:
     It is the mesh of the innermost `use_mesh`; inside a mapped function, the devices that the call owns; else all
     devices of the default backend along the axis ``d``.
     """
-    return _mesh.get() or _all_devices(plugins.default_backend())
+    return _mesh.get() or _all_devices(registry.default_backend())
 
 
 @functools.cache
@@ -295,7 +295,7 @@ def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
 
 
 @functools.lru_cache(1024)
-def places_along(mesh: Mesh, axes: Chain) -> tuple[tuple[tuple[int, ...], Mesh], ...]:
+def submeshes_along(mesh: Mesh, axes: Chain) -> tuple[tuple[tuple[int, ...], Mesh], ...]:
     """Returns the positions of each group of devices that differ only along the given mesh axes, and its submesh.
 
     The groups are in mesh order of the other axes. Without axes, each device is a group.

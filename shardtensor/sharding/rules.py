@@ -92,13 +92,13 @@ class Propagated:
         result: the mesh axes that split each dimension of the result.
         shape: the shape of the result; names that occur only in the result have size 0, since only the operator knows
             their size.
-        owed: the mesh axes along which the devices hold partial results, which are yet to be combined.
+        partial_axes: the mesh axes along which the devices hold partial results, which are yet to be combined.
     """
 
     operands: tuple[Chains, ...]
     result: Chains
     shape: Shape
-    owed: Chain
+    partial_axes: Chain
 
 
 def propagate(
@@ -158,11 +158,11 @@ def propagate(
         tuple(chains[n] if size == sizes[n] else () for n, size in zip(names, shape, strict=True))
         for names, shape in zip(rule.operands, shapes, strict=True)
     )
-    owed = tuple(
+    partial_axes = tuple(
         axis for name, axes in chains.items() if name not in rule.result for axis in axes if axis_sizes[axis] > 1
     )
     result = tuple(chains.get(n, ()) for n in rule.result)
-    return Propagated(operands, result, tuple(1 if n == "1" else sizes.get(n, 0) for n in rule.result), owed)
+    return Propagated(operands, result, tuple(1 if n == "1" else sizes.get(n, 0) for n in rule.result), partial_axes)
 
 
 def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`Place`: the boxes of the shards that a kernel or monoid works on, which it receives as an argument."""
+"""`ShardContext`: the boxes of the shards that a kernel or monoid works on, which it receives as an argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardContext:
     """The boxes of one device's shards within the result and the operands of an operator.
 
     Attributes:
@@ -30,7 +30,7 @@ class Place:
     dtype: Any
 
     @classmethod
-    def everywhere(cls, shape: Shape, shapes: Sequence[Shape], dtype: Any) -> Place:
+    def everywhere(cls, shape: Shape, shapes: Sequence[Shape], dtype: Any) -> ShardContext:
         """Returns the context of a computation on unsplit arrays."""
         boxes = tuple([tuple([(0, n) for n in s]) for s in shapes])
         return cls(tuple([(0, n) for n in shape]), boxes, shape, tuple(shapes), dtype)

@@ -236,13 +236,13 @@ class ViewSpec:
         return ViewSpec(boxes, strides, self.offset, chains, self.part)
 
     @property
-    def turns(self) -> bool:
+    def reverses(self) -> bool:
         """Whether a slice of the view has a negative step."""
         entries = [e for box in self.boxes for e in box.entries]
         return any(type(e) is tuple and e[2] < 0 for e in entries)
 
     @property
-    def place(self) -> Index:
+    def origin(self) -> Index:
         """The index of the view's first element in the base array."""
         where, rest = [], self.offset
         for n in reversed(self.boxes[0].over):
@@ -252,7 +252,7 @@ class ViewSpec:
 
     def _one(self, shape: Shape) -> ViewSpec:
         """Returns the view spec of the single element of this view, in a shape of ones."""
-        box = BoxIndex(self.boxes[0].over, tuple(self.place), (None,) * len(shape), shape)  # type: ignore[arg-type]
+        box = BoxIndex(self.boxes[0].over, tuple(self.origin), (None,) * len(shape), shape)  # type: ignore[arg-type]
         return ViewSpec((box,), (0,) * len(shape), self.offset, ((),) * len(shape), self.part)
 
     def only(self, part: str | None) -> ViewSpec:
@@ -275,12 +275,12 @@ class ViewSpec:
         return mine == (other.shape, other.offset, other.part, _walked(other))
 
 
-def _walked(window: ViewSpec) -> list[int]:
-    return [s for s, n in zip(window.strides, window.shape, strict=True) if n > 1]
+def _walked(view_spec: ViewSpec) -> list[int]:
+    return [s for s, n in zip(view_spec.strides, view_spec.shape, strict=True) if n > 1]
 
 
 @functools.lru_cache(4096)
-def whole_window(shape: Shape, chains: tuple[Chain, ...]) -> ViewSpec:
+def whole_view_spec(shape: Shape, chains: tuple[Chain, ...]) -> ViewSpec:
     """Returns the view spec of all elements of an array of that shape, split along the given mesh axes."""
     strides = tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
     return ViewSpec((whole_box(shape),), strides, 0, chains)

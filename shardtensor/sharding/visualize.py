@@ -198,7 +198,7 @@ class _Part:
         return self.box[:-2]
 
     @property
-    def place(self) -> tuple[Range, ...]:
+    def extent(self) -> tuple[Range, ...]:
         """The ranges of rows and columns of the picture that the part covers; missing dimensions count as size 1."""
         return ((0, 1), (0, 1), *self.box)[-2:]
 
@@ -231,7 +231,7 @@ def _parts(grid: Grid) -> list[_Part]:
 
 
 def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
-    rows, columns = zip(*(part.place for part in parts), strict=True)
+    rows, columns = zip(*(part.extent for part in parts), strict=True)
     return sorted(set(rows)), sorted(set(columns))
 
 
@@ -311,7 +311,7 @@ def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
                     rows = [(0, size) for size in shape[-2:-1]]
                     title = _slices([*block, *rows, (band[0][0], band[-1][1])], shape)
                     console.print(_text(console, title), soft_wrap=True)
-                _print_table(console, [part for part in block_parts if part.place[1] in band], cells, columns)
+                _print_table(console, [part for part in block_parts if part.extent[1] in band], cells, columns)
     if line := _empty(grid, console.width):
         console.print(_text(console, line), soft_wrap=True)
 
@@ -325,12 +325,12 @@ def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], l
     at_once = max(1, (width - 1) // (least + 1))
     bands = [columns[first : first + at_once] for first in range(0, len(columns), at_once)]
     widths = _lengths(columns, least, 2 * _LINES * wide // tall, width - 1 - len(columns))
-    spaces = [widths[part.place[1]] for part in parts]
+    spaces = [widths[part.extent[1]] for part in parts]
     captions = _captions(parts, separator, spaces)
     lines = max(caption.count("\n") + 1 for caption in captions)
     flat = ndim < 2 or len(bands) > 1
     heights = _lengths(rows, lines, 0 if flat else sum(widths.values()) * tall // (2 * wide), _LINES)
-    high = [heights[part.place[0]] for part in parts]
+    high = [heights[part.extent[0]] for part in parts]
     return list(map(_centered, captions, spaces, high)), bands
 
 
@@ -388,7 +388,7 @@ def _print_table(console: Console, parts: Sequence[_Part], cells: Sequence[str],
     from rich.table import Table
 
     table = Table(box=SQUARE, show_header=False, show_lines=True, padding=0, pad_edge=False)
-    for _, row in itertools.groupby(parts, lambda part: part.place[0]):
+    for _, row in itertools.groupby(parts, lambda part: part.extent[0]):
         table.add_row(*[_text(console, cells[part.number], _style(console, part.number, columns)) for part in row])
     console.print(table)
 
@@ -436,7 +436,7 @@ def _svg(parts: Sequence[_Part], ndim: int) -> str:
 
 
 def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
-    (top, bottom), (begin, end) = part.place
+    (top, bottom), (begin, end) = part.extent
     x, y, width, height = 1 + begin * right, 1 + top * down, (end - begin) * right, (bottom - top) * down
     label = part.label(int(width / _CHARACTER), named=named)
     return (

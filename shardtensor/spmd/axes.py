@@ -23,7 +23,7 @@ class AxisPosition:
         key: identifies the set of these programs: equal for exactly its members.
         size: the number of these programs.
         index: the position, row-major in the order in which the axes were named.
-        said: the axis names, for error messages.
+        description: the axis names, for error messages.
         axis: the axis names as the transfer log writes them.
         key_at: the key of the program at any position along all axes of the map.
     """
@@ -31,7 +31,7 @@ class AxisPosition:
     key: Any
     size: int
     index: int
-    said: str
+    description: str
     axis: str
     key_at: Callable[[tuple[int, ...]], Any]
 
@@ -98,17 +98,19 @@ def axis_position(
     if not isinstance(name, str) and not (isinstance(name, tuple) and all(isinstance(n, str) for n in name)):
         raise ArgumentTypeError(f"{caller}: axis_name is {name!r:.60}; wanted the name of an axis, or a tuple of names")
     if in_mesh_order and isinstance(name, tuple):
-        order = {axis: d for d, axis in enumerate(program.group.axes)}
+        order = {axis: d for d, axis in enumerate(program.run.axes)}
         name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
     found = program.positions.get(name) or _find(caller, program, name)
-    return found if groups is None else _grouped(caller, program.group.known[name], found, groups)
+    return found if groups is None else _grouped(caller, program.run.known[name], found, groups)
 
 
 def _find(caller: str, program: Program, axis_name: Any) -> AxisPosition:
-    group = program.group
-    axes = group.known.get(axis_name) or _look_up(caller, group, axis_name)
-    place = program.place
-    found = AxisPosition(axes.key_at(place), axes.size, axes.index_at(place), axes.said, axes.axis, axes.key_at)
+    run = program.run
+    axes = run.known.get(axis_name) or _look_up(caller, run, axis_name)
+    coordinates = program.coordinates
+    found = AxisPosition(
+        axes.key_at(coordinates), axes.size, axes.index_at(coordinates), axes.description, axes.axis, axes.key_at
+    )
     program.positions[axis_name] = found
     return found
 
@@ -120,58 +122,58 @@ class _Axes:
         at: the positions of these axes among all axes of the map and of those around it.
         others: the positions of the remaining axes.
         size: the product of the sizes of these axes.
-        said: the axis names, for error messages.
+        description: the axis names, for error messages.
         axis: the axis names as the transfer log writes them.
     """
 
-    __slots__ = ("_common", "_extents", "at", "axis", "others", "said", "size")
+    __slots__ = ("_common", "_extents", "at", "axis", "description", "others", "size")
 
-    def __init__(self, group: MapRun, names: tuple[str, ...]) -> None:
-        self.at = tuple([group.axes.index(name) for name in names])
-        self.others = tuple([d for d in range(len(group.axes)) if d not in self.at])
-        self.size = math.prod(group.extents[d] for d in self.at)
-        self.said = repr(names[0]) if len(names) == 1 else repr(names)
+    def __init__(self, run: MapRun, names: tuple[str, ...]) -> None:
+        self.at = tuple([run.axes.index(name) for name in names])
+        self.others = tuple([d for d in range(len(run.axes)) if d not in self.at])
+        self.size = math.prod(run.extents[d] for d in self.at)
+        self.description = repr(names[0]) if len(names) == 1 else repr(names)
         self.axis = ", ".join(names)
-        self._extents = group.extents
+        self._extents = run.extents
         # The extents are part of the key, since inner maps of different calls may differ in size.
         order = tuple(sorted(self.at))
-        self._common = (group.axes, order, tuple([group.extents[d] for d in order]))
+        self._common = (run.axes, order, tuple([run.extents[d] for d in order]))
 
-    def index_at(self, place: tuple[int, ...]) -> int:
+    def index_at(self, coordinates: tuple[int, ...]) -> int:
         """Returns the index along these axes, row-major in the order in which they were named."""
         index = 0
         for d in self.at:
-            index = index * self._extents[d] + place[d]
+            index = index * self._extents[d] + coordinates[d]
         return index
 
-    def key_at(self, place: tuple[int, ...]) -> Any:
+    def key_at(self, coordinates: tuple[int, ...]) -> Any:
         """Returns the key shared by the program at a position and those that differ from it only along these axes."""
-        return (*self._common, tuple([place[d] for d in self.others]))
+        return (*self._common, tuple([coordinates[d] for d in self.others]))
 
 
-def _look_up(caller: str, group: MapRun, axis_name: Any) -> _Axes:
+def _look_up(caller: str, run: MapRun, axis_name: Any) -> _Axes:
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     for name in names:
-        if name not in group.axes:
-            there = ", ".join([repr(n) for n in group.axes if not n.startswith("#")])
+        if name not in run.axes:
+            there = ", ".join([repr(n) for n in run.axes if not n.startswith("#")])
             raise ShardingError(
                 f"{caller}: no axis is called {name!r} here; "
                 + (f"the maps around this call bind {there}" if there else "no map around this call names its axis")
             )
         if names.count(name) > 1:
             raise ShardingError(f"{caller}: axis {name!r} occurs twice in {axis_name!r}")
-    found = group.known[axis_name] = _Axes(group, names)
+    found = run.known[axis_name] = _Axes(run, names)
     return found
 
 
 def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
     try:
-        lists = [[operator.index(i) for i in group] for group in groups]
+        lists = [[operator.index(i) for i in run] for run in groups]
     except TypeError:
         raise ArgumentTypeError(
             f"{caller}: axis_index_groups is {groups!r}; wanted a list of lists of indices"
         ) from None
-    if sorted(i for group in lists for i in group) != list(range(found.size)):
+    if sorted(i for run in lists for i in run) != list(range(found.size)):
         raise ArgumentError(
             f"{caller}: axis_index_groups is {groups!r}; every index from 0 to {found.size - 1} must occur once"
         )
@@ -180,9 +182,11 @@ def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Seq
     def number_of(index: int) -> int:
         return next(n for n, row in enumerate(rows) if index in row)
 
-    def key_at(place: tuple[int, ...]) -> Any:
-        return axes.key_at(place), rows, number_of(axes.index_at(place))
+    def key_at(coordinates: tuple[int, ...]) -> Any:
+        return axes.key_at(coordinates), rows, number_of(axes.index_at(coordinates))
 
     number = number_of(found.index)
     mine = rows[number]
-    return AxisPosition((found.key, rows, number), len(mine), mine.index(found.index), found.said, found.axis, key_at)
+    return AxisPosition(
+        (found.key, rows, number), len(mine), mine.index(found.index), found.description, found.axis, key_at
+    )

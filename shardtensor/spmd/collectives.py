@@ -34,7 +34,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, Shap
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size
-from shardtensor.spmd.rendezvous import Columns, rendezvous
+from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
 __all__ = [
     "all_gather", "all_to_all", "axis_index", "axis_size", "pbroadcast", "pmax", "pmean", "pmin", "ppermute", "pprod",
@@ -142,12 +142,12 @@ def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
 def _reduction(caller: str, x: Any, axis_name: AxisName, groups: Groups, ufunc: str) -> Any:
     at = axis_position(caller, axis_name, groups)
 
-    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
-        if not hasattr(column[0], "shape"):
-            return [_of_scalars(caller, column, ufunc)] * len(column)
+    def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
+        if not hasattr(arrays[0], "shape"):
+            return [_of_scalars(caller, arrays, ufunc)] * len(arrays)
         if caller == "pmean":
-            return exchange.reduce(_converted(exchange, column, "biu", "float64"), ufunc, mean=True)
-        return exchange.reduce(_counting(exchange, column) if ufunc in ("add", "multiply") else column, ufunc)
+            return communicator.reduce(_converted(communicator, arrays, "biu", "float64"), ufunc, mean=True)
+        return communicator.reduce(_counting(communicator, arrays) if ufunc in ("add", "multiply") else arrays, ufunc)
 
     return rendezvous(caller, at, x, (), body, alike=True, scalars=True)
 
@@ -165,17 +165,17 @@ def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
     return nan if nan is not None else (max if ufunc == "maximum" else min)(values)
 
 
-def _counting(exchange: Communicator, arrays: Columns) -> Columns:
+def _counting(communicator: Communicator, arrays: Arrays) -> Arrays:
     """Converts bool arrays to integers and returns other arrays unchanged."""
-    return _converted(exchange, arrays, "b", "int64")
+    return _converted(communicator, arrays, "b", "int64")
 
 
-def _converted(exchange: Communicator, arrays: Columns, kinds: str, dtype: str) -> Columns:
+def _converted(communicator: Communicator, arrays: Arrays, kinds: str, dtype: str) -> Arrays:
     """Converts arrays whose dtype is of one of ``kinds`` (NumPy's letters) to ``dtype``; returns others unchanged."""
-    if exchange.backends[0].dtype_of(arrays[0]).kind not in kinds:
+    if communicator.backends[0].dtype_of(arrays[0]).kind not in kinds:
         return arrays
     converted = []
-    for array, backend, device in zip(arrays, exchange.backends, exchange.devices, strict=True):
+    for array, backend, device in zip(arrays, communicator.backends, communicator.devices, strict=True):
         with backend.on(device):
             converted.append(backend.xp.asarray(array, dtype=np.dtype(dtype)))
     return converted
@@ -212,11 +212,11 @@ def psum_scatter(
     caller = "psum_scatter"
     at = axis_position(caller, axis_name, axis_index_groups)
 
-    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
-        arrays = _counting(exchange, column)
+    def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
+        arrays = _counting(communicator, arrays)
         dimension = _dimension(caller, "scatter_dimension", scatter_dimension, arrays[0].ndim)
         _fits(caller, arrays[0].shape, dimension, at, tiled)
-        return exchange.reduce_scatter(arrays, "add", dimension, tiled)
+        return communicator.reduce_scatter(arrays, "add", dimension, tiled)
 
     return rendezvous(caller, at, x, (("scatter_dimension", scatter_dimension), ("tiled", tiled)), body, alike=True)
 
@@ -252,10 +252,10 @@ def all_gather(
     caller = "all_gather"
     at = axis_position(caller, axis_name, axis_index_groups)
 
-    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
-        along = _dimension(caller, "axis", axis, column[0].ndim + (not tiled))
-        _agree(caller, exchange.devices, [a.shape for a in column], along if tiled else None)
-        return exchange.gather(column, along, tiled)
+    def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
+        along = _dimension(caller, "axis", axis, arrays[0].ndim + (not tiled))
+        _agree(caller, communicator.devices, [a.shape for a in arrays], along if tiled else None)
+        return communicator.gather(arrays, along, tiled)
 
     return rendezvous(caller, at, x, (("axis", axis), ("tiled", tiled)), body)
 
@@ -320,14 +320,14 @@ def _all_to_all(
 ) -> Any:
     at = axis_position(caller, axis_name, groups)
 
-    def body(exchange: Communicator, column: Columns) -> Sequence[Any]:
-        ndim = column[0].ndim
+    def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
+        ndim = arrays[0].ndim
         cut = _dimension(caller, "split_axis", split_axis, ndim)
         join = _dimension(caller, "concat_axis", concat_axis, ndim)
-        for array in column:
+        for array in arrays:
             _fits(caller, array.shape, cut, at, tiled)
-        _agree(caller, exchange.devices, [a.shape for a in column], join if tiled else None)
-        return exchange.all_to_all(column, cut, join, tiled)
+        _agree(caller, communicator.devices, [a.shape for a in arrays], join if tiled else None)
+        return communicator.all_to_all(arrays, cut, join, tiled)
 
     details = (("split_axis", split_axis), ("concat_axis", concat_axis), ("tiled", tiled))
     return rendezvous(caller, at, x, details, body)
@@ -362,13 +362,15 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         raise ArgumentTypeError(
             f"{caller}: perm is {perm!r:.80}; wanted pairs (source, destination) of integers"
         ) from None
-    pairs, sources = _permutation(pairs, at.size, at.said)
-    return rendezvous(caller, at, x, (("perm", pairs),), lambda exchange, column: exchange.permute(column, sources))
+    pairs, sources = _permutation(pairs, at.size, at.description)
+    return rendezvous(
+        caller, at, x, (("perm", pairs),), lambda communicator, arrays: communicator.permute(arrays, sources)
+    )
 
 
 @functools.lru_cache(64)
 def _permutation(
-    pairs: tuple[tuple[int, int], ...], size: int, said: str
+    pairs: tuple[tuple[int, int], ...], size: int, description: str
 ) -> tuple[tuple[tuple[int, int], ...], list[int | None]]:
     """Returns the checked pairs of `ppermute`, and the source index of each destination (None: no source); cached, so
     that all programs share the same objects.
@@ -377,7 +379,9 @@ def _permutation(
         seen: set[int] = set()
         for pair in pairs:
             if not 0 <= pair[k] < size:
-                raise ArgumentError(f"ppermute: perm has the {end} {pair[k]}; axis {said} goes from 0 to {size - 1}")
+                raise ArgumentError(
+                    f"ppermute: perm has the {end} {pair[k]}; axis {description} goes from 0 to {size - 1}"
+                )
             if pair[k] in seen:
                 raise ArgumentError(f"ppermute: perm has the {end} {pair[k]} twice")
             seen.add(pair[k])
@@ -410,7 +414,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     if sorted(sources) != list(range(at.size)):
         raise ArgumentError(f"{caller}: perm is {sources!r:.80}; wanted each index from 0 to {at.size - 1} once")
     return rendezvous(
-        caller, at, x, (("perm", tuple(sources)),), lambda exchange, column: exchange.permute(column, sources)
+        caller, at, x, (("perm", tuple(sources)),), lambda communicator, arrays: communicator.permute(arrays, sources)
     )
 
 
@@ -437,8 +441,10 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     except TypeError:
         raise ArgumentTypeError(f"{caller}: source is {source!r:.80}; wanted an integer") from None
     if not 0 <= index < at.size:
-        raise ArgumentError(f"{caller}: source is {index}; axis {at.said} goes from 0 to {at.size - 1}")
-    return rendezvous(caller, at, x, (("source", index),), lambda exchange, column: exchange.broadcast(column, index))
+        raise ArgumentError(f"{caller}: source is {index}; axis {at.description} goes from 0 to {at.size - 1}")
+    return rendezvous(
+        caller, at, x, (("source", index),), lambda communicator, arrays: communicator.broadcast(arrays, index)
+    )
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -466,7 +472,7 @@ def _fits(caller: str, shape: Shape, dimension: int, at: AxisPosition, tiled: bo
     if not tiled and shape[dimension] != at.size:
         raise ShapeError(
             f"{caller}: x of shape {shape} has {shape[dimension]} elements along dimension {dimension}, and axis "
-            f"{at.said} has {at.size} devices; wanted as many, or tiled=True"
+            f"{at.description} has {at.size} devices; wanted as many, or tiled=True"
         )
 
 

@@ -19,7 +19,7 @@ from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import interpret_by
 from shardtensor.errors import BackendError, ShardingError
 from shardtensor.interpreters.abstract_device import AbstractDeviceInterpreter
-from shardtensor.interpreters.device import DeviceInterpreter, _on_place
+from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
@@ -66,14 +66,14 @@ def code_key(fn: Any) -> Hashable:
 def run_mapped(
     fn: Callable[..., Any],
     columns: Sequence[MappedArgument],
-    places: Sequence[Mesh],
+    submeshes: Sequence[Mesh],
     caller: str,
     *,
     names: Sequence[str] = (),
     sizes: Sequence[int] = (),
     owned: Sequence[Mesh] | None = None,
 ) -> list[Any]:
-    """Calls ``fn`` once for each mesh in ``places``, concurrently, with one argument from each column.
+    """Calls ``fn`` once for each mesh in ``submeshes``, concurrently, with one argument from each column.
 
     A call on one device receives the backend's arrays, and arrays that it returns become tensors on that device. A call
     on several devices receives and returns tensors unchanged: maps inside of it run on single devices.
@@ -81,12 +81,12 @@ def run_mapped(
     Args:
         fn: the function.
         columns: its arguments.
-        places: the devices of each call.
+        submeshes: the devices of each call.
         caller: the map, for error messages and the transfer log.
         names: the axes along which the calls are numbered, row-major; collectives refer to them.
         sizes: the sizes of those axes.
         owned: the devices that each call owns, which are the default mesh inside of it; by default its item of
-            ``places``.
+            ``submeshes``.
 
     Returns:
         The list of results, one for each call.
@@ -98,7 +98,7 @@ def run_mapped(
     _check_names(names, caller)
     wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
 
-    def task(i: int, place: Mesh) -> Callable[[Program], Any]:
+    def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
         """Returns the task of one call. Afterwards only the task holds the arguments, so that donated arrays are
         exclusive.
         """
@@ -108,40 +108,40 @@ def run_mapped(
         for c, column in enumerate(columns):
             if type(column.items) is Unmapped:
                 argument, arrays = column.items.value, ()
-            elif place.size > 1:
+            elif submesh.size > 1:
                 argument, arrays = _unheld(column.items[i]) if column.each else column.items, ()
             elif column.each:
-                argument, arrays = _onto(column.items[i], place.flat[0], caller, column.donated)
+                argument, arrays = _onto(column.items[i], submesh.flat[0], caller, column.donated)
             else:
-                if (c, place) not in wholes:
-                    wholes[c, place] = _onto(column.items, place.flat[0], caller, False)
-                argument, arrays = wholes[c, place]
+                if (c, submesh) not in wholes:
+                    wholes[c, submesh] = _onto(column.items, submesh.flat[0], caller, False)
+                argument, arrays = wholes[c, submesh]
             arguments.append(argument)
             shards += arrays
-        mine = owned[i] if owned else place
-        if place.size > 1 or simulated:
-            return functools.partial(_call_over, fn, arguments, place, mine, modes)
-        return functools.partial(_call_on, fn, arguments, shards, place, mine, modes, caller)
+        mine = owned[i] if owned else submesh
+        if submesh.size > 1 or simulated:
+            return functools.partial(_call_over, fn, arguments, submesh, mine, modes)
+        return functools.partial(_call_on, fn, arguments, shards, submesh, mine, modes, caller)
 
-    used = {place.flat[0].backend: place for place in places}
-    backends = [backend_of(place.flat[0]) for place in used.values()]
+    used = {submesh.flat[0].backend: submesh for submesh in submeshes}
+    backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
     simulated = any(backend.simulated for backend in backends)
-    tasks = [task(i, place) for i, place in enumerate(places)]
-    queues = _queues(backends, places)
+    tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
+    queues = _queues(backends, submeshes)
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
     try:
-        return run(tasks, _Labels(places), names=names, sizes=sizes, helper_delay=helper_delay, text=code_key(fn))
+        return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, text=code_key(fn))
     except Failed as failure:
         number, error = failure.number, failure.error
     finally:
         for backend, device in queues:
             backend.make_caller_wait(device)
     if number >= 0:
-        note = f"{caller}: raised for shard {number} on {_said(places[number])}"
+        note = f"{caller}: raised for shard {number} on {_described(submeshes[number])}"
         if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
             error.add_note(note)
     try:
@@ -157,7 +157,7 @@ def _unheld(tree: Any) -> Any:
     return map_leaves(lambda leaf: leaf.value if type(leaf) is Unmapped else leaf, tree)
 
 
-def _queues(backends: Sequence[Backend], places: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
+def _queues(backends: Sequence[Backend], submeshes: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
     """Returns the devices whose work must be ordered with the caller's, each with its backend; none where no backend
     overrides `Backend.wait_for_caller` or `Backend.make_caller_wait`.
     """
@@ -167,33 +167,33 @@ def _queues(backends: Sequence[Backend], places: Sequence[Mesh]) -> list[tuple[B
         for backend in backends
     ):
         return []
-    return [(backend_of(device), device) for device in dict.fromkeys(d for place in places for d in place.flat)]
+    return [(backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)]
 
 
 def _check_names(names: Sequence[str], caller: str) -> None:
     program = around()
     for name in names:
-        if program and name in program.group.axes:
+        if program and name in program.run.axes:
             raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
 
 
 class _Labels(Sequence[str]):
     """The names of programs in errors: their devices, preceded by their numbers where a device has several programs."""
 
-    def __init__(self, places: Sequence[Mesh]) -> None:
-        self._places = places
+    def __init__(self, submeshes: Sequence[Mesh]) -> None:
+        self._submeshes = submeshes
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._submeshes)
 
     def __getitem__(self, number: Any) -> Any:
-        place = self._places[number]
-        shared = self._places.count(place) > 1
-        return f"shard {number} on {_said(place)}" if shared else _said(place)
+        submesh = self._submeshes[number]
+        shared = self._submeshes.count(submesh) > 1
+        return f"shard {number} on {_described(submesh)}" if shared else _described(submesh)
 
 
-def _said(place: Mesh) -> str:
-    return str(place.flat[0]) if place.size == 1 else f"{place.flat[0]}..{place.flat[-1]}"
+def _described(submesh: Mesh) -> str:
+    return str(submesh.flat[0]) if submesh.size == 1 else f"{submesh.flat[0]}..{submesh.flat[-1]}"
 
 
 class _DeviceContext:
@@ -203,8 +203,8 @@ class _DeviceContext:
 
     __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
 
-    def __init__(self, backend: Backend, place: Mesh, modes: Callable[[], None] | None) -> None:
-        self.devices = place.flat
+    def __init__(self, backend: Backend, submesh: Mesh, modes: Callable[[], None] | None) -> None:
+        self.devices = submesh.flat
         self._backend = backend
         self._modes = modes
 
@@ -241,16 +241,16 @@ def _modes_of(backend: Backend) -> Callable[[], None] | None:
 def _call_over(
     fn: Callable[..., Any],
     arguments: list[Any],
-    place: Mesh,
+    submesh: Mesh,
     owned: Mesh,
     modes: dict[str, Callable[[], None]],
     program: Program,
 ) -> Any:
     """Runs one call of a mapped function on several devices, or on simulated ones."""
-    backend = backend_of(place.flat[0])
-    execution_context = program.execution_context = _DeviceContext(backend, place, modes.get(backend.name))
+    backend = backend_of(submesh.flat[0])
+    execution_context = program.execution_context = _DeviceContext(backend, submesh, modes.get(backend.name))
     settle_on(owned)
-    interpret_by(None if place.size > 1 else AbstractDeviceInterpreter(place.flat[0]))
+    interpret_by(None if submesh.size > 1 else AbstractDeviceInterpreter(submesh.flat[0]))
     with execution_context:
         return program.call(fn, arguments)
 
@@ -301,17 +301,17 @@ def _call_on(
     fn: Callable[..., Any],
     arguments: list[Any],
     shards: Sequence[Any],
-    place: Mesh,
+    submesh: Mesh,
     owned: Mesh,
     modes: dict[str, Callable[[], None]],
     caller: str,
     program: Program,
 ) -> Any:
     """Runs one call of a mapped function on one device, and returns its result with its arrays as tensors."""
-    here = _on_place(place)
+    here = on_submesh(submesh)
     backend = here.backend
     execution_context = program.execution_context = here.no_context or _DeviceContext(
-        backend, place, modes.get(backend.name)
+        backend, submesh, modes.get(backend.name)
     )
     program.given = shards
     settle_on(owned)  # It need not be restored, since the program has a context of its own.

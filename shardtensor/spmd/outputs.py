@@ -19,7 +19,7 @@ from shardtensor.functions.joining import assemble
 from shardtensor.functions.placement import reshard_to
 from shardtensor.functions.shard_lists import split
 from shardtensor.sharding.layout import NamedSharding, as_sharding
-from shardtensor.sharding.mesh import Mesh, places_along
+from shardtensor.sharding.mesh import Mesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import form_of, leaves, paths, replaced
@@ -91,8 +91,8 @@ def joined_leaf(
     if spec is None:
         raise ArgumentError(f"{what} is a {type(column[0]).__name__}, and out_specs says None for it; wanted a P")
     rest = tuple([name for name in mesh.axis_names if name not in mapped])
-    places = places_along(mesh, rest)
-    blocks = [_block(leaf, place, what) for leaf, (_, place) in zip(column, places, strict=True)]
+    submeshes = submeshes_along(mesh, rest)
+    blocks = [_block(leaf, submesh, what) for leaf, (_, submesh) in zip(column, submeshes, strict=True)]
     first = blocks[0]
     if len(spec) > first.ndim:
         raise AxisError(f"{what} has shape {first.shape}, and {spec} speaks of {len(spec)} dimensions")
@@ -107,34 +107,34 @@ def joined_leaf(
         pairs = zip(spec.chains_of(first.ndim), inner.chains_of(first.ndim), strict=True)
         spec = P(*[outer + within for outer, within in pairs])
         held: dict[int, ShardedTensor] = {}
-        for block, (group, _) in zip(blocks, places, strict=True):
+        for block, (group, _) in zip(blocks, submeshes, strict=True):
             held.update(zip(group, split(block), strict=True))
         blocks = [held[k] for k in range(mesh.size)]
     try:
         return assemble(blocks, mesh, spec)
     except ShapeError as error:
         there = {block.shape: block.device for block in reversed(blocks)}
-        said = ", ".join([f"{shape} on {device}" for shape, device in reversed(list(there.items())[-4:])])
-        raise ShapeError(f"{what}: {str(error).removeprefix('assemble: ')}; there are {said}") from None
+        listing = ", ".join([f"{shape} on {device}" for shape, device in reversed(list(there.items())[-4:])])
+        raise ShapeError(f"{what}: {str(error).removeprefix('assemble: ')}; there are {listing}") from None
 
 
-def _block(leaf: Any, place: Mesh, what: str) -> ShardedTensor:
+def _block(leaf: Any, submesh: Mesh, what: str) -> ShardedTensor:
     """Returns the result of one call as a tensor on the devices of that call."""
     if isinstance(leaf, ShardedTensor):
         there = leaf.sharding.mesh
-        if there == place:
+        if there == submesh:
             return leaf
-        if (there.flat, there.axis_sizes) != (place.flat, place.axis_sizes):
-            return reshard_to(leaf, as_sharding(place, leaf.ndim, "join"), what.partition(":")[0])
-        names = dict(zip(there.axis_names, place.axis_names, strict=True))
+        if (there.flat, there.axis_sizes) != (submesh.flat, submesh.axis_sizes):
+            return reshard_to(leaf, as_sharding(submesh, leaf.ndim, "join"), what.partition(":")[0])
+        names = dict(zip(there.axis_names, submesh.axis_names, strict=True))
         chains = [tuple([names[a] for a in chain]) for chain in leaf.sharding.spec.chains_of(leaf.ndim)]
-        value = aval(leaf.shape, leaf.dtype, NamedSharding(place, P(*chains)), True)
+        value = aval(leaf.shape, leaf.dtype, NamedSharding(submesh, P(*chains)), True)
         return tensor(value, leaf.copy()._storage)
     if leaf is None:
-        raise ArgumentTypeError(f"{what} is a NoneType on {place.flat[0]}; wanted an array on every device")
+        raise ArgumentTypeError(f"{what} is a NoneType on {submesh.flat[0]}; wanted an array on every device")
     check_array(leaf, what)
     array = np.asarray(as_operand(leaf, "join"))
-    return reshard_to(array, as_sharding(place, array.ndim, "join"), what.partition(":")[0])
+    return reshard_to(array, as_sharding(submesh, array.ndim, "join"), what.partition(":")[0])
 
 
 def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mesh, mapped: Chain, what: str) -> None:
@@ -152,7 +152,7 @@ def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mes
             )
     if blocks[0]._aval.backend.simulated and is_recording():
         caller = what.partition(":")[0]
-        record_transfer(caller, 0, True, lambda: _imagined_checks(blocks, _twins(spec, mesh, mapped), caller))
+        record_transfer(caller, 0, True, lambda: _abstract_checks(blocks, _twins(spec, mesh, mapped), caller))
 
 
 @functools.lru_cache(1024)
@@ -178,17 +178,17 @@ def _same(a: ShardedTensor, b: ShardedTensor, caller: str) -> bool:
         b = reshard_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)
     if a._aval.backend.simulated:
         return True  # Abstract arrays have no elements; `_check_equal` records the transfers of all comparisons.
-    places = zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
+    submeshes = zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
     pairs = zip(shard_arrays(a), shard_arrays(b), strict=True)
-    return all(_alike(x, y, here, there, caller) for (x, y), (here, there) in zip(pairs, places, strict=True))
+    return all(_alike(x, y, here, there, caller) for (x, y), (here, there) in zip(pairs, submeshes, strict=True))
 
 
-def _imagined_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int, int]], caller: str) -> list[Transfer]:
+def _abstract_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int, int]], caller: str) -> list[Transfer]:
     """Returns the transfers that the comparisons by `_alike` would make."""
     records = []
     for first, other in twins:
-        places = zip(blocks[first].sharding.mesh.flat, blocks[other].sharding.mesh.flat, strict=True)
-        for (here, there), array in zip(places, shard_arrays(blocks[other]), strict=True):
+        submeshes = zip(blocks[first].sharding.mesh.flat, blocks[other].sharding.mesh.flat, strict=True)
+        for (here, there), array in zip(submeshes, shard_arrays(blocks[other]), strict=True):
             records.append(Transfer(array.nbytes, 0, there, here, caller, True))
     return records
 

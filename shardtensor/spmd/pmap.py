@@ -17,7 +17,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, Sha
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding, offsets
-from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, places_along, shares
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
@@ -182,15 +182,15 @@ class _Pmap:
             else:
                 mapped = type(argument) is list
                 columns.append(MappedArgument(argument, mapped, self._donate and mapped))
-        places, owned = self._places(call, count)
-        return run_mapped(fn, columns, places, "pmap", names=self._names, sizes=(count,), owned=owned)
+        submeshes, owned = self._submeshes(call, count)
+        return run_mapped(fn, columns, submeshes, "pmap", names=self._names, sizes=(count,), owned=owned)
 
-    def _places(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
+    def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
-        homes = [None if self._devices is not None else _home_of(items) for items in zip(*call.lists, strict=True)]
-        rows = [] if homes and all(homes) else _rows(_grid_of(self._devices))
-        if self._devices is None and not any(homes):
-            row = tuple([place.flat[0] for place in rows])
+        given = [None if self._devices is not None else _submesh_of(items) for items in zip(*call.lists, strict=True)]
+        rows = [] if given and all(given) else _rows(_grid_of(self._devices))
+        if self._devices is None and not any(given):
+            row = tuple([submesh.flat[0] for submesh in rows])
             if self._inner is not None:
                 groups = nesting.groups(row, self._demands(call))
                 return groups, groups
@@ -198,8 +198,8 @@ class _Pmap:
                 return rows[:count], shares(row, count)
         ends = offsets(count, (max(len(rows), 1),))[1:].tolist()
         dealt = [k for k, (a, b) in enumerate(itertools.pairwise([0, *ends])) for _ in range(b - a)]
-        places = [home or rows[k] for home, k in zip(homes, dealt, strict=True)]
-        return places, places
+        submeshes = [found or rows[k] for found, k in zip(given, dealt, strict=True)]
+        return submeshes, submeshes
 
     def _demands(self, call: Call) -> list[int]:
         """Returns the number of devices that each call over lists requires: one for each call of the innermost map."""
@@ -229,10 +229,10 @@ class _Pmap:
             )
         if self._in_axes == 0:
             return
-        said = list(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else [self._in_axes] * len(given)
+        in_axes = list(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else [self._in_axes] * len(given)
         for i, argument in enumerate(given):
             wanted = 0 if type(argument) is list else None
-            if i not in static and (i >= len(said) or said[i] != wanted):
+            if i not in static and (i >= len(in_axes) or in_axes[i] != wanted):
                 raise ArgumentError(
                     f"pmap: in_axes is {self._in_axes!r}; where lists of shards are given, it says 0 for each list and "
                     "None for everything else"
@@ -297,18 +297,19 @@ class _Pmap:
     def _axes_of(self, call: Call) -> list[Any]:
         """Returns for each argument the axes of its leaves; None for a static argument."""
         given, static, positional = call.given, call.static, call.positional
-        said = self._in_axes
-        if isinstance(said, list):
-            said = tuple(said)
-        if not isinstance(said, tuple):
-            said = (said,) * positional
-        if len(said) != positional:
+        in_axes = self._in_axes
+        if isinstance(in_axes, list):
+            in_axes = tuple(in_axes)
+        if not isinstance(in_axes, tuple):
+            in_axes = (in_axes,) * positional
+        if len(in_axes) != positional:
             raise ArgumentError(
-                f"pmap: in_axes has {len(said)} entries for {positional} arguments; wanted one for each, or one for all"
+                f"pmap: in_axes has {len(in_axes)} entries for {positional} arguments; wanted one for each, "
+                "or one for all"
             )
-        said = (*said, *[0] * (len(given) - positional))
+        in_axes = (*in_axes, *[0] * (len(given) - positional))
         axes: list[Any] = []
-        for i, (argument, entry) in enumerate(zip(given, said, strict=True)):
+        for i, (argument, entry) in enumerate(zip(given, in_axes, strict=True)):
             if i in static:
                 axes.append(None)
                 continue
@@ -485,15 +486,15 @@ def _grid_of(devices: Any) -> Mesh:
 
 def _rows(grid: Mesh) -> list[Mesh]:
     """Returns the devices of each call as a mesh: the rows of the grid."""
-    return [place for _, place in places_along(grid, grid.axis_names[1:])]
+    return [submesh for _, submesh in submeshes_along(grid, grid.axis_names[1:])]
 
 
-def _home_of(items: Sequence[Any]) -> Mesh | None:
+def _submesh_of(items: Sequence[Any]) -> Mesh | None:
     """Returns the mesh of the call that gets these items of lists; None if they contain no tensor."""
-    return next(filter(None, map(_home, items)), None)
+    return next(filter(None, map(_submesh_of_item, items)), None)
 
 
-def _home(item: Any) -> Mesh | None:
+def _submesh_of_item(item: Any) -> Mesh | None:
     """Returns the mesh of an item of a list; None if it contains no tensor. A list has the devices of all of its items,
     any other pytree those of its first tensor.
     """
@@ -502,8 +503,8 @@ def _home(item: Any) -> Mesh | None:
     inside = items_of(item)
     if inside is None:
         return None
-    homes = filter(None, (_home(inner) for _, inner in inside))
+    submeshes = filter(None, (_submesh_of_item(inner) for _, inner in inside))
     if type(item) is not list:
-        return next(homes, None)
-    devices = tuple(dict.fromkeys(device for home in homes for device in home.flat))
+        return next(submeshes, None)
+    devices = tuple(dict.fromkeys(device for found in submeshes for device in found.flat))
     return mesh_of(devices) if devices else None

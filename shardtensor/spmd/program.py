@@ -93,9 +93,9 @@ class SchedulerProtocol(Protocol):
     """
 
     lock: threading.Lock
-    meetings: dict[Hashable, Rendezvous]
+    pending_rendezvous: dict[Hashable, Rendezvous]
 
-    def open(self, group: MapRun) -> None:
+    def open(self, run: MapRun) -> None:
         """Adds a map whose programs are to be started."""
 
     def resume(self, program: Program, result: Any) -> None:
@@ -104,7 +104,7 @@ class SchedulerProtocol(Protocol):
     def release(self, program: Program, error: BaseException) -> None:
         """Marks a suspended program as ready to continue with an error."""
 
-    def fail(self, group: MapRun, why: str) -> None:
+    def fail(self, run: MapRun, why: str) -> None:
         """Releases every waiting program of a map with an error, and starts no more of its programs."""
 
     def withdraw(self, program: Program, why: str) -> None:
@@ -160,8 +160,8 @@ def _leave_maps() -> None:
     global _current
     program = _current.get()
     # The scheduler deletes the attribute at the end of the map.
-    world = getattr(program.group, "world", None) if program is not None else None
-    if world is not None and world.abandon():
+    scheduler = getattr(program.run, "scheduler", None) if program is not None else None
+    if scheduler is not None and scheduler.abandon():
         _current = contextvars.ContextVar(_current.name, default=None)
 
 
@@ -200,8 +200,22 @@ class MapRun:
     """
 
     __slots__ = (
-        "_next", "axes", "context", "depth", "errors", "extents", "failed", "known", "labels", "left", "live", "parent",
-        "results", "sizes", "tasks", "world",
+        "_next",
+        "axes",
+        "context",
+        "depth",
+        "errors",
+        "extents",
+        "failed",
+        "known",
+        "labels",
+        "left",
+        "live",
+        "parent",
+        "results",
+        "scheduler",
+        "sizes",
+        "tasks",
     )  # fmt: skip
 
     def __init__(
@@ -212,8 +226,8 @@ class MapRun:
         sizes: Sequence[int],
         parent: Program | None,
     ) -> None:
-        outer = parent.group.axes if parent else ()
-        self.extents: tuple[int, ...] = (*(parent.group.extents if parent else ()), *sizes)
+        outer = parent.run.axes if parent else ()
+        self.extents: tuple[int, ...] = (*(parent.run.extents if parent else ()), *sizes)
         self.tasks = tasks
         self.labels = labels
         self.sizes = tuple(sizes)
@@ -227,16 +241,16 @@ class MapRun:
         self.left = len(tasks)
         self.live: dict[int, Program] = {}
         self.known: dict[Any, Any] = {}
-        self.world: SchedulerProtocol
+        self.scheduler: SchedulerProtocol
         self._next = 0
 
-    def place(self, number: int) -> tuple[int, ...]:
+    def coordinates(self, number: int) -> tuple[int, ...]:
         """Returns the position of a program along the axes of this map and of those around it."""
         at = []
         for size in reversed(self.sizes):
             number, index = divmod(number, size)
             at.append(index)
-        return (*(self.parent.place if self.parent else ()), *reversed(at))
+        return (*(self.parent.coordinates if self.parent else ()), *reversed(at))
 
     @property
     def unstarted(self) -> int:
@@ -287,34 +301,37 @@ class CollectiveCall:
     """Describes a collective call of a program; the calls of one rendezvous must be equal.
 
     Attributes:
-        said: the call for error messages, such as ``psum over 'x'``.
+        description: the call for error messages, such as ``psum over 'x'``.
         details: everything else in which calls may differ: pairs of a name and a value.
         key_at: the rendezvous key of the program at a given position, for error messages; not compared.
     """
 
-    __slots__ = ("details", "key_at", "said")
+    __slots__ = ("description", "details", "key_at")
 
     def __init__(
         self,
-        said: str,
+        description: str,
         details: tuple[tuple[str, Any], ...] = (),
         key_at: Callable[[tuple[int, ...]], Any] | None = None,
     ) -> None:
-        self.said = said
+        self.description = description
         self.details = details
         self.key_at = key_at
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CollectiveCall) and (self.said, self.details) == (other.said, other.details)
+        return isinstance(other, CollectiveCall) and (self.description, self.details) == (
+            other.description,
+            other.details,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
     def beside(self, other: CollectiveCall) -> tuple[str, str]:
         """Describes both calls by the first property in which they differ."""
-        if self.said != other.said:
-            return self.said, other.said
+        if self.description != other.description:
+            return self.description, other.description
         (name, mine), (_, theirs) = next((a, b) for a, b in zip(self.details, other.details, strict=True) if a != b)
-        return f"{self.said} with {name} = {mine}", f"{other.said} with {name} = {theirs}"
+        return f"{self.description} with {name} = {mine}", f"{other.description} with {name} = {theirs}"
 
 
 class Program:
@@ -324,7 +341,7 @@ class Program:
         execution_context: the thread-local state of the program, suspended together with it.
         given: the arrays of its arguments that nothing writes to.
         positions: cached axis positions, by axis names.
-        server: the thread in which it runs.
+        thread: the thread in which it runs.
         thread: the greenlet in which it is suspended.
         pending: the rendezvous or the inner map for which it waits.
         result, error: the result of that, or the error with which it is resumed.
@@ -332,30 +349,30 @@ class Program:
 
     execution_context: ExecutionContext | None = None
     given: Sequence[Any] = ()
-    thread: greenlet
+    suspended: greenlet
     pending: Rendezvous | MapRun | None = None
     result: Any = None
     error: BaseException | None = None
 
-    def __init__(self, group: MapRun, number: int, server: WorkerThread) -> None:
-        self.group = group
+    def __init__(self, run: MapRun, number: int, thread: WorkerThread) -> None:
+        self.run = run
         self.number = number
-        self.server = server
+        self.thread = thread
         self.positions: dict[Any, Any] = {}
 
     def __str__(self) -> str:
-        return self.group.labels[self.number]
+        return self.run.labels[self.number]
 
     @property
-    def place(self) -> tuple[int, ...]:
-        """The position of the program along ``group.axes``."""
-        return self.group.place(self.number)
+    def coordinates(self) -> tuple[int, ...]:
+        """The position of the program along ``run.axes``."""
+        return self.run.coordinates(self.number)
 
     def is_running(self) -> bool:
         """Whether the caller is the program itself; False in another thread that has a copy of its context, and after
         the program's end.
         """
-        return self.server.running is self and self.server.is_here()
+        return self.thread.running is self and self.thread.is_here()
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -363,13 +380,13 @@ class Program:
         """Calls user code of the program. Only inside of it may signal handlers run, and raise, between any two
         instructions.
         """
-        self.server.inside = True
+        self.thread.inside = True
         try:
             return fn(*arguments)
         finally:
-            self.server.inside = False
+            self.thread.inside = False
 
-    def meet(self, key: Hashable, call: CollectiveCall, size: int, seat: int, contribution: Any, work: Work) -> Any:
+    def meet(self, key: Hashable, call: CollectiveCall, size: int, position: int, contribution: Any, work: Work) -> Any:
         """Contributes to a collective, waits until ``size`` programs have contributed under ``key``, and returns this
         program's item of the results of ``work``.
 
@@ -379,7 +396,7 @@ class Program:
             key: identifies the rendezvous.
             call: the collective call, which must be equal for all programs.
             size: the number of programs.
-            seat: the index of this program among them.
+            position: the index of this program among them.
             contribution: the item of this program in the argument of ``work``.
             work: computes the results of all programs from their contributions.
 
@@ -390,52 +407,54 @@ class Program:
         check_room()
         if not self.is_running():
             raise CollectiveError(
-                f"{call.said}: called beside {self}, in a copy of its context: in another thread, or after its end; "
-                "only a program itself can meet others"
+                f"{call.description}: called beside {self}, in a copy of its context: in another thread, or "
+                "after its end; only a program itself can call collectives"
             )
-        self.server.inside = False
+        self.thread.inside = False
         try:
-            result = self._meet(key, call, size, seat, contribution, work)
+            result = self._meet(key, call, size, position, contribution, work)
         finally:
-            self.server.inside = True
+            self.thread.inside = True
         hear()
         return result
 
-    def _meet(self, key: Hashable, call: CollectiveCall, size: int, seat: int, contribution: Any, work: Work) -> Any:
-        world = self.group.world
-        with world.lock:
-            if self.group.failed:
-                raise secondary(f"{call.said}: {self.group.failed}")
-            meeting = world.meetings.get(key)
-            if meeting is None:
-                meeting = world.meetings[key] = Rendezvous(key, call, size)
-            elif call != meeting.call:
-                raise CollectiveError(_disagreement(self, call, meeting))
-            meeting.members[seat] = self
-            meeting.contributions[seat] = contribution
-            meeting.missing -= 1
-            last = not meeting.missing  # Other threads decrement it as soon as the lock is released.
+    def _meet(
+        self, key: Hashable, call: CollectiveCall, size: int, position: int, contribution: Any, work: Work
+    ) -> Any:
+        scheduler = self.run.scheduler
+        with scheduler.lock:
+            if self.run.failed:
+                raise secondary(f"{call.description}: {self.run.failed}")
+            rendezvous = scheduler.pending_rendezvous.get(key)
+            if rendezvous is None:
+                rendezvous = scheduler.pending_rendezvous[key] = Rendezvous(key, call, size)
+            elif call != rendezvous.call:
+                raise CollectiveError(_disagreement(self, call, rendezvous))
+            rendezvous.members[position] = self
+            rendezvous.contributions[position] = contribution
+            rendezvous.missing -= 1
+            last = not rendezvous.missing  # Other threads decrement it as soon as the lock is released.
             if last:
-                del world.meetings[key]
+                del scheduler.pending_rendezvous[key]
             else:
-                self.pending = meeting
+                self.pending = rendezvous
         if not last:
             return self._pause()
         try:
-            results = work(meeting.contributions)
+            results = work(rendezvous.contributions)
         except BaseException as error:
-            with world.lock:
-                for member in meeting.members:
+            with scheduler.lock:
+                for member in rendezvous.members:
                     if member is not self and member is not None:
-                        world.release(member, _copy(error, call, self))
+                        scheduler.release(member, _copy(error, call, self))
             raise
-        with world.lock:
+        with scheduler.lock:
             for other, result in enumerate(results):
-                if other != seat:
-                    world.resume(meeting.members[other], result)  # type: ignore[arg-type]
-        return results[seat]
+                if other != position:
+                    scheduler.resume(rendezvous.members[other], result)  # type: ignore[arg-type]
+        return results[position]
 
-    def await_group(self, group: MapRun) -> None:
+    def await_run(self, run: MapRun) -> None:
         """Suspends the program until the programs of a map that it called are done.
 
         Raises:
@@ -443,36 +462,36 @@ class Program:
                 interpreter does not add them up, since each program begins near the bottom of a stack.
         """
         check_room()
-        group.depth = _depth(sys._getframe()) + (self.group.depth or _depth(self.server.main.gr_frame))
-        if group.depth > sys.getrecursionlimit():
+        run.depth = _depth(sys._getframe()) + (self.run.depth or _depth(self.thread.main.gr_frame))
+        if run.depth > sys.getrecursionlimit():
             raise RecursionError(
-                f"maximum recursion depth exceeded: a map inside of maps, called by {self}, is {group.depth} frames "
+                f"maximum recursion depth exceeded: a map inside of maps, called by {self}, is {run.depth} frames "
                 f"deep, and sys.getrecursionlimit() is {sys.getrecursionlimit()}"
             )
-        world = group.world = self.group.world
-        self.server.inside = False
-        with world.lock:
-            world.open(group)
-            self.pending = group
-            if self.group.failed:
-                world.fail(group, self.group.failed)
+        scheduler = run.scheduler = self.run.scheduler
+        self.thread.inside = False
+        with scheduler.lock:
+            scheduler.open(run)
+            self.pending = run
+            if self.run.failed:
+                scheduler.fail(run, self.run.failed)
         try:
             self._pause()
         finally:
-            self.server.inside = True
+            self.thread.inside = True
 
     def _pause(self) -> Any:
         """Suspends the program until the scheduler resumes it; returns the result or raises the error of its wait."""
-        self.thread = self.server.current()
+        self.suspended = self.thread.current()
         try:
             if self.execution_context is not None:
                 self.execution_context.suspend()
-            self.server.main.switch()
-            self.server.running = self
+            self.thread.main.switch()
+            self.thread.running = self
         except BaseException as raised:
             if isinstance(self.pending, Rendezvous):
-                raised.add_note(f"in {self.pending.call.said}")
-            self.group.world.withdraw(self, f"{self} failed there: {raised!r}")
+                raised.add_note(f"in {self.pending.call.description}")
+            self.run.scheduler.withdraw(self, f"{self} failed there: {raised!r}")
             raise
         if self.execution_context is not None:
             self.execution_context.resume()
@@ -485,12 +504,12 @@ class Program:
             del error  # A cycle of the error and this frame would keep both alive.
 
 
-def _disagreement(program: Program, call: CollectiveCall, meeting: Rendezvous) -> str:
-    there = [str(m) for m in meeting.members if m is not None]
-    mine, theirs = call.beside(meeting.call)
+def _disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
+    there = [str(m) for m in rendezvous.members if m is not None]
+    mine, theirs = call.beside(rendezvous.call)
     return (
-        f"{call.said}: {program} called {mine}, and {listed(there)} called {theirs}; all devices along an axis must "
-        "make the same calls in the same order"
+        f"{call.description}: {program} called {mine}, and {listed(there)} called {theirs}; all devices along "
+        "an axis must make the same calls in the same order"
     )
 
 
@@ -500,7 +519,7 @@ def _copy(error: BaseException, call: CollectiveCall, program: Program) -> BaseE
     """
     if isinstance(error, ShardTensorError):
         return type(error)(str(error))
-    return CollectiveError(f"{call.said}: it failed on {program}: {error!r}")
+    return CollectiveError(f"{call.description}: it failed on {program}: {error!r}")
 
 
 def listed(labels: Sequence[str], limit: int = 6) -> str:

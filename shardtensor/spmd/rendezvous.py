@@ -22,8 +22,8 @@ from shardtensor.tensor.pytree import form_of, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import aval
 
-Columns = Sequence[Any]
-Body = Callable[[Communicator, Columns], Sequence[Any]]
+Arrays = Sequence[Any]
+Body = Callable[[Communicator, Arrays], Sequence[Any]]
 """Implements a collective on a communicator and one array for each program; returns one result for each program."""
 
 
@@ -61,10 +61,10 @@ def rendezvous(
     assert program.execution_context is not None
     devices = program.execution_context.devices
     form = form_of(x)
-    mine = [_offered(leaf, devices, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
+    mine = [_contribution(leaf, devices, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
-    call = CollectiveCall(f"{caller} over {at.said}", compared, at.key_at)
+    call = CollectiveCall(f"{caller} over {at.description}", compared, at.key_at)
 
     def work(contributions: list[Any]) -> Sequence[Any]:
         given = [arrays for _, _, arrays in contributions]
@@ -91,13 +91,13 @@ def _column(
     if column[0] is None:
         return column
     if not isinstance(column[0], ShardedTensor):
-        exchange = _exchange(caller, axis, [group[0] for group in groups])
-        exchange.given = given
-        return as_tensors(_exchanged(body, exchange, column), groups)
+        communicator = _communicator(caller, axis, [group[0] for group in groups])
+        communicator.given = given
+        return as_tensors(_run_body(body, communicator, column), groups)
     shards = [shard_arrays(x) for x in column]
     rows = []
     for k in range(len(groups[0])):
-        rows.append(_exchanged(body, _exchange(caller, axis, [g[k] for g in groups]), [s[k] for s in shards]))
+        rows.append(_run_body(body, _communicator(caller, axis, [g[k] for g in groups]), [s[k] for s in shards]))
     made = []
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [tuple(a.shape) for a in shard_arrays(x)]:
@@ -112,23 +112,23 @@ def _column(
     return made
 
 
-def _exchange(caller: str, axis: str, devices: Sequence[Device]) -> Any:
+def _communicator(caller: str, axis: str, devices: Sequence[Device]) -> Any:
     return (AbstractCommunicator if backend_of(devices[0]).simulated else Communicator)(caller, axis, devices)
 
 
-def _exchanged(body: Body, exchange: Communicator, column: Columns) -> Sequence[Any]:
+def _run_body(body: Body, communicator: Communicator, column: Arrays) -> Sequence[Any]:
     try:
-        results = body(exchange, column)
+        results = body(communicator, column)
     except TypeError as error:
         if isinstance(error, ShardTensorError):
             raise
-        dtype = exchange.backends[0].dtype_of(column[0])
-        raise ArgumentTypeError(f"{exchange.caller}: does not take {dtype} ({error})") from None
-    exchange.settle()
+        dtype = communicator.backends[0].dtype_of(column[0])
+        raise ArgumentTypeError(f"{communicator.caller}: does not take {dtype} ({error})") from None
+    communicator.settle()
     return results
 
 
-def _offered(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: bool) -> Any:
+def _contribution(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: bool) -> Any:
     """Returns the contribution of a program for one leaf: None, a Python scalar where ``scalars``, an array on the
     device of the program, or a tensor over all of its devices.
     """

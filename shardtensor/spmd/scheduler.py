@@ -23,8 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardtensor.errors import BackendError, CollectiveError
-from shardtensor.host import signals as interrupts
-from shardtensor.host import threads as team
+from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
 from shardtensor.spmd import breakpoints
@@ -33,7 +32,7 @@ from shardtensor.spmd.program import MapRun, Program, Rendezvous, Task, WorkerTh
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-_LOOK = 0.05
+_POLL = 0.05
 """Seconds after which a waiting thread checks for signals, such as Ctrl-C."""
 
 
@@ -63,7 +62,7 @@ def run(
         Failed: a program failed; of several, the first in order whose error was not caused by the failure of another.
     """
     parent = around()
-    group = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
+    run = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
     if not tasks:
         return []
     if sys.is_finalizing():
@@ -72,22 +71,22 @@ def run(
             "call it earlier, at the latest in a function registered with atexit.register"
         )
     if parent is not None:
-        parent.await_group(group)
-        return group.outcome()
+        parent.await_run(run)
+        return run.outcome()
     check_room()
-    world = Scheduler(group, 0.0 if text in _long and math.isfinite(helper_delay) else helper_delay)
+    scheduler = Scheduler(run, 0.0 if text in _long and math.isfinite(helper_delay) else helper_delay)
     try:
-        world.run()
-        if not world.was_looked_at:
-            _note(text, time.perf_counter() - world.started > _LONG * helper_delay)
-        return group.outcome()
+        scheduler.run()
+        if not scheduler.was_looked_at:
+            _note(text, time.perf_counter() - scheduler.started > _LONG_DELAYS * helper_delay)
+        return run.outcome()
     finally:
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
         # keep all results alive.
-        del group.world, world.root
+        del run.scheduler, scheduler.root
 
 
-_LONG = 4
+_LONG_DELAYS = 4
 """A map that takes this multiple of the helper delay has helper threads from the start the next time."""
 
 _long: dict[Hashable, None] = {}
@@ -116,26 +115,26 @@ class Scheduler:
         self.lock = threading.Lock()
         self._changed: threading.Condition | None = None  # Created together with the helpers.
         self.root = root
-        self.groups = [root]
-        self.meetings: dict[Hashable, Rendezvous] = {}
+        self.runs = [root]
+        self.pending_rendezvous: dict[Hashable, Rendezvous] = {}
         self._busy = 0  # The number of threads that are not waiting.
         self._ready = 0  # The number of suspended programs that can be resumed, of all threads.
         self._helper_delay = helper_delay
         self._helpers: _Helpers | None = None
         self._is_over = False  # Set if the scheduler failed in a thread, and in the child of a fork: all threads stop.
-        root.world = self
+        root.scheduler = self
 
     def run(self) -> None:
         """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
-        server = WorkerThread(_greenlets().getcurrent)
-        with _Interrupts(server) as self._interrupts, breakpoints.prompts() as self._prompts:
+        thread = WorkerThread(_greenlets().getcurrent)
+        with _Interrupts(thread) as self._interrupts, breakpoints.prompts() as self._prompts:
             self._prompts_before = self._prompts.count
             _running.append(self)
             try:
                 if not self._helper_delay:
                     self._call_for_help()
-                self._serve(server)
+                self._serve(thread)
             finally:
                 _running.remove(self)
                 if self._helpers:
@@ -151,36 +150,36 @@ class Scheduler:
 
     # -- threads -----------------------------------------------------------------------------------
 
-    def _serve(self, server: WorkerThread) -> None:
+    def _serve(self, thread: WorkerThread) -> None:
         """The loop of every thread: resumes a ready program of its own, otherwise starts one, otherwise waits."""
         with self.lock:
             self._busy += 1
         try:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
             # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
-            deque(map(_greenlets().greenlet.switch, self._steps(server)), maxlen=0)
+            deque(map(_greenlets().greenlet.switch, self._steps(thread)), maxlen=0)
         except BaseException:  # The scheduler itself failed; the other threads must not wait for this one.
             self._is_over = True
             raise
         with self.lock:
             self._busy -= 1
 
-    def _steps(self, server: WorkerThread) -> Iterator[greenlet]:
+    def _steps(self, thread: WorkerThread) -> Iterator[greenlet]:
         """Yields the workers to which the thread switches, in order, until all programs have ended."""
         while True:
             with self.lock:
-                worker = self._next(server)
+                worker = self._next(thread)
             if worker is None:
                 return
             yield worker
             self._call_for_help()
 
-    def _hear(self, server: WorkerThread) -> None:
+    def _hear(self, thread: WorkerThread) -> None:
         """Runs the handlers of deferred signals, in the thread that receives signals. An exception that a handler
         raises becomes the map's error, raised after all programs have ended. The lock is held, except while a handler
         runs.
         """
-        if not self._interrupts.are_due(server):
+        if not self._interrupts.are_due(thread):
             return
         lock = self.lock
         lock.release()
@@ -197,31 +196,31 @@ class Scheduler:
             self.fail(self.root, f"the caller was interrupted: {error!r}")
             del error  # A cycle of the error and this frame would keep both alive.
 
-    def _next(self, server: WorkerThread) -> greenlet | None:
+    def _next(self, thread: WorkerThread) -> greenlet | None:
         """Returns the worker to which the thread switches next; None when all programs have ended. The lock is held."""
         while True:
-            self._hear(server)
+            self._hear(thread)
             if self._is_over:
                 return None
-            if server.ready:
+            if thread.ready:
                 self._ready -= 1
-                return server.ready.popleft().thread
+                return thread.ready.popleft().suspended
             if not self.root.left:
                 self._notify()
-                return server.idle.pop() if server.idle else None
-            for group in reversed(self.groups):  # Inner maps go first, since their callers wait for them.
-                if group.unstarted:
-                    return self._worker(group, server)
+                return thread.idle.pop() if thread.idle else None
+            for run in reversed(self.runs):  # Inner maps go first, since their callers wait for them.
+                if run.unstarted:
+                    return self._worker(run, thread)
             self._busy -= 1
             try:
                 if not self._busy and not self._ready:
                     self._release_all()
                 elif self._changed:
-                    self._changed.wait(_LOOK)
+                    self._changed.wait(_POLL)
             finally:
                 self._busy += 1
 
-    def _worker(self, group: MapRun, server: WorkerThread) -> greenlet:
+    def _worker(self, run: MapRun, thread: WorkerThread) -> greenlet:
         """Returns a greenlet that starts programs of a map, in the context of the map's caller.
 
         Workers end with the outermost map, although creating a greenlet costs more than a switch to one: the first
@@ -229,25 +228,25 @@ class Scheduler:
         takes one for each error; profilers and debuggers do) follows this return address, and reads invalid addresses
         if the main greenlet has returned meanwhile.
         """
-        worker: greenlet = server.idle.pop() if server.idle else _greenlets().greenlet(partial(self._work, server))
-        worker.gr_context = group.context.copy()
-        server.job = group
+        worker: greenlet = thread.idle.pop() if thread.idle else _greenlets().greenlet(partial(self._work, thread))
+        worker.gr_context = run.context.copy()
+        thread.job = run
         return worker
 
-    def _work(self, server: WorkerThread) -> None:
+    def _work(self, thread: WorkerThread) -> None:
         """The function of a worker: starts the programs of one map after the other."""
-        worker = server.current()
-        while (group := server.job) is not None:
-            server.job = None
-            self.start(group, server)
+        worker = thread.current()
+        while (run := thread.job) is not None:
+            thread.job = None
+            self.start(run, thread)
             worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
-            if group is self.root:  # Only inner maps reuse workers.
+            if run is self.root:  # Only inner maps reuse workers.
                 return
-            del group
-            server.idle.append(worker)
-            server.main.switch()
+            del run
+            thread.idle.append(worker)
+            thread.main.switch()
 
-    def start(self, group: MapRun, server: WorkerThread) -> None:
+    def start(self, run: MapRun, thread: WorkerThread) -> None:
         """Starts the remaining programs of a map, one after the other, in the context around this call."""
         program: Program | None = None
         error: BaseException | None = None
@@ -255,15 +254,15 @@ class Scheduler:
             with self.lock:
                 if program is not None:
                     self._end(program, error)
-                program = error = server.running = None
-                server.inside = False
-                number = group.take()
+                program = error = thread.running = None
+                thread.inside = False
+                number = run.take()
                 if number is None:
                     return
-                program = group.live[number] = server.running = Program(group, number, server)
+                program = run.live[number] = thread.running = Program(run, number, thread)
             enter(program)
             try:
-                group.results[number] = group.tasks[number](program)
+                run.results[number] = run.tasks[number](program)
             except BaseException as raised:  # Raised again in the caller of the map.
                 error = raised
             if self._helpers is None:
@@ -274,7 +273,7 @@ class Scheduler:
         if self._helpers is not None or time.perf_counter() - self.started < self._helper_delay:
             return
         with self.lock:
-            count = sum(g.unstarted for g in self.groups)
+            count = sum(run.unstarted for run in self.runs)
             if count < 2 or self._helpers is not None or self.was_looked_at:
                 return
             self._changed = threading.Condition(self.lock)
@@ -285,45 +284,45 @@ class Scheduler:
         """In the child of a fork: stops all maps if programs ran in several threads, and returns whether they did. Only
         the forking thread exists in the child; other threads may have held the locks, which are replaced.
         """
-        if self._helpers is None or not self.groups:  # Without groups, all maps are done.
+        if self._helpers is None or not self.runs:  # Without runs, all maps are done.
             return False
         self.lock, self._changed = threading.Lock(), None
         self._helpers.abandon()
         self._is_over = True
-        self.meetings.clear()
-        for group in self.groups:
-            group.drop()
-        self.groups.clear()
+        self.pending_rendezvous.clear()
+        for run in self.runs:
+            run.drop()
+        self.runs.clear()
         self.root.errors = [(False, -1, CollectiveError(_FORKED))]
         return True
 
     # -- programs (the lock is held in all methods but `withdraw`) -----------------------------------------------------
 
     def _end(self, program: Program, error: BaseException | None) -> None:
-        group = program.group
-        del group.live[program.number]
-        group.left -= 1
+        run = program.run
+        del run.live[program.number]
+        run.left -= 1
         if error is not None:
-            told = isinstance(error, CollectiveError) and error.secondary
-            group.errors.append((told, program.number, error))
-            if not group.failed:
-                self.fail(group, f"{program} raised {type(error).__name__}: {error}")
-        if not group.left:
-            self._close(group)
+            is_secondary = isinstance(error, CollectiveError) and error.secondary
+            run.errors.append((is_secondary, program.number, error))
+            if not run.failed:
+                self.fail(run, f"{program} raised {type(error).__name__}: {error}")
+        if not run.left:
+            self._close(run)
 
-    def _close(self, group: MapRun) -> None:
+    def _close(self, run: MapRun) -> None:
         """Ends a map, so that its caller can continue."""
-        if group not in self.groups:
+        if run not in self.runs:
             return
-        self.groups.remove(group)
-        if group.parent:
-            self.resume(group.parent, None)
+        self.runs.remove(run)
+        if run.parent:
+            self.resume(run.parent, None)
         else:
             self._notify()
 
-    def open(self, group: MapRun) -> None:
+    def open(self, run: MapRun) -> None:
         """Adds an inner map whose programs are to be started."""
-        self.groups.append(group)
+        self.runs.append(run)
         self._notify()
 
     def _notify(self) -> None:
@@ -335,7 +334,7 @@ class Scheduler:
         """Marks a suspended program as ready to continue with a result."""
         program.pending = None
         program.result = result
-        program.server.ready.append(program)
+        program.thread.ready.append(program)
         self._ready += 1
         self._notify()
 
@@ -349,57 +348,63 @@ class Scheduler:
     def withdraw(self, program: Program, why: str) -> None:
         """Stops the wait of a program, and releases the other programs of its rendezvous with an error."""
         with self.lock:
-            if program in program.server.ready:
-                program.server.ready.remove(program)
+            if program in program.thread.ready:
+                program.thread.ready.remove(program)
                 self._ready -= 1
             elif isinstance(program.pending, Rendezvous):
                 self._dissolve(program.pending, why, but=program)
             program.pending = None
 
-    def _dissolve(self, meeting: Rendezvous, why: str, but: Program | None = None) -> None:
-        if self.meetings.pop(meeting.key, None):
-            for member in meeting.members:
+    def _dissolve(self, rendezvous: Rendezvous, why: str, but: Program | None = None) -> None:
+        if self.pending_rendezvous.pop(rendezvous.key, None):
+            for member in rendezvous.members:
                 if member is not None and member is not but:
-                    self.release(member, CollectiveError(f"{meeting.call.said}: {why}"))
+                    self.release(member, CollectiveError(f"{rendezvous.call.description}: {why}"))
 
-    def fail(self, group: MapRun, why: str) -> None:
+    def fail(self, run: MapRun, why: str) -> None:
         """Releases every waiting program of a map, of its inner maps, and of their rendezvous with an error, and starts
         no more programs of these maps.
         """
-        if group.failed:
+        if run.failed:
             return
-        group.failed = why
-        group.drop()
-        for program in list(group.live.values()):
-            waits = program.pending
-            if isinstance(waits, MapRun):
-                self.fail(waits, why)
-            elif waits is not None:
-                self._dissolve(waits, why)
-        if not group.left:
-            self._close(group)
+        run.failed = why
+        run.drop()
+        for program in list(run.live.values()):
+            pending = program.pending
+            if isinstance(pending, MapRun):
+                self.fail(pending, why)
+            elif pending is not None:
+                self._dissolve(pending, why)
+        if not run.left:
+            self._close(run)
 
     def _release_all(self) -> None:
         """Resolves a deadlock: releases every waiting program with an error that names each device and the call in
         which it waits.
         """
-        meetings, self.meetings = self.meetings, {}
-        assert meetings, "no program is ready, none waits for another, and not all are done"
+        pending_rendezvous, self.pending_rendezvous = self.pending_rendezvous, {}
+        assert pending_rendezvous, "no program is ready, none waits for another, and not all are done"
         waiting: dict[str, list[str]] = {}
-        for meeting in meetings.values():
-            waiting.setdefault(meeting.call.said, []).extend([str(p) for p in meeting.members if p is not None])
-        gone = list(dict.fromkeys(label for meeting in meetings.values() for label in _returned(meeting, self.groups)))
-        said = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
-        said += [f"{listed(gone)} returned without such a call"] * bool(gone)
+        for rendezvous in pending_rendezvous.values():
+            waiting.setdefault(rendezvous.call.description, []).extend(
+                [str(p) for p in rendezvous.members if p is not None]
+            )
+        gone = list(
+            dict.fromkeys(
+                label for rendezvous in pending_rendezvous.values() for label in _returned(rendezvous, self.runs)
+            )
+        )
+        reports = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
+        reports += [f"{listed(gone)} returned without such a call"] * bool(gone)
         why = (
-            "; ".join(said)
+            "; ".join(reports)
             + ": no two of these can meet; all devices along an axis must make the same calls in the same order"
         )
-        for meeting in meetings.values():
-            for program in meeting.members:
+        for rendezvous in pending_rendezvous.values():
+            for program in rendezvous.members:
                 if program is not None:
-                    program.group.failed = program.group.failed or why
-                    self.release(program, CollectiveError(f"{meeting.call.said}: {why}"))
+                    program.run.failed = program.run.failed or why
+                    self.release(program, CollectiveError(f"{rendezvous.call.description}: {why}"))
 
 
 _running: list[Scheduler] = []
@@ -415,25 +420,28 @@ def _abandon() -> None:
         scheduler.abandon()
 
 
-def _returned(meeting: Rendezvous, groups: Sequence[MapRun]) -> list[str]:
+def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
     """Returns the labels of the programs that are missing in a rendezvous because they have returned, or because they
     have called the maps in which others were to arrive and have returned. The other missing programs wait in another
     call, or belong to maps that have not been called.
     """
-    key_at = meeting.call.key_at
-    waiting = [member for member in meeting.members if member is not None]
-    axes = waiting[0].group.axes
+    key_at = rendezvous.call.key_at
+    waiting = [member for member in rendezvous.members if member is not None]
+    axes = waiting[0].run.axes
     found = []
-    for group in groups:
-        depth = len(group.axes)
-        if group.axes != axes[:depth]:
+    for run in runs:
+        depth = len(run.axes)
+        if run.axes != axes[:depth]:
             continue
-        inner = dict.fromkeys([member.place[depth:] for member in waiting])
+        inner = dict.fromkeys([member.coordinates[depth:] for member in waiting])
         found += [
-            group.labels[number]
-            for number in range(len(group.tasks))
-            if number not in group.live
-            and (key_at is None or any(key_at(group.place(number) + place) == meeting.key for place in inner))
+            run.labels[number]
+            for number in range(len(run.tasks))
+            if number not in run.live
+            and (
+                key_at is None
+                or any(key_at(run.coordinates(number) + coordinates) == rendezvous.key for coordinates in inner)
+            )
         ]
     return found
 
@@ -444,14 +452,14 @@ _FORKED = (
 )
 
 
-class _Helpers(team.Helpers):
+class _Helpers(threads.Helpers):
     """The helper threads of a map. Each thread gets its share of the cores for BLAS; otherwise every BLAS call would
     start as many threads as there are cores.
     """
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self._share = Limit(max(team.num_threads() // min(team.num_threads(), count), 1))
+        self._share = Limit(max(threads.num_threads() // min(threads.num_threads(), count), 1))
         self._share.__enter__()
 
     def dismiss(self) -> None:
@@ -462,28 +470,28 @@ class _Helpers(team.Helpers):
             self._share.__exit__()
 
 
-class _Interrupts(interrupts.Interrupts):
+class _Interrupts(signals.Interrupts):
     """Runs signal handlers in user code of the caller's programs, or when the caller has no program to continue."""
 
-    __slots__ = ("_server",)
+    __slots__ = ("_thread",)
 
-    def __init__(self, server: WorkerThread) -> None:
-        self._server = server
+    def __init__(self, thread: WorkerThread) -> None:
+        self._thread = thread
 
     def passes(self) -> bool:
         """Whether user code of a program is running, where a handler may run."""
-        return self._server.inside
+        return self._thread.inside
 
     permits = passes
 
-    def are_due(self, server: WorkerThread) -> bool:
+    def are_due(self, thread: WorkerThread) -> bool:
         """Whether deferred handlers are to be run, and this is the thread that runs them."""
-        return server is self._server and self.are_missed()
+        return thread is self._thread and self.are_missed()
 
     def deliver_to_caller(self) -> None:
         """Runs the deferred handlers while no user code of a program is running."""
-        self._server.inside = True
+        self._thread.inside = True
         try:
             self.deliver()
         finally:
-            self._server.inside = False
+            self._thread.inside = False

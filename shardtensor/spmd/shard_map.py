@@ -12,7 +12,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, Sha
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import split_over
 from shardtensor.sharding.layout import NamedSharding
-from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, places_along, submesh
+from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 from shardtensor.spmd.launch import MappedArgument, Unmapped, run_mapped
 from shardtensor.spmd.outputs import joined, same_forms
@@ -108,18 +108,18 @@ def _given_names(axis_names: Any) -> Chain | None:
 def _run(
     f: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh, over: Chain, in_specs: Any, out_specs: Any, check: bool
 ) -> Any:
-    for what, said in (("in_specs", in_specs), ("out_specs", out_specs)):
-        for spec in leaves(said):
+    for what, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        for spec in leaves(specs):
             _check_axes(spec, mesh, over, what)
     specs = _prefix(in_specs, args)
     columns = []
     for i, (argument, spec) in enumerate(zip(args, specs, strict=True)):
-        said = spread(spec, argument, f"shard_map: in_specs[{i}]", f"argument {i}")
-        columns.append(_column(argument, said, mesh, over, f"argument {i}"))
+        leaf_specs = spread(spec, argument, f"shard_map: in_specs[{i}]", f"argument {i}")
+        columns.append(_column(argument, leaf_specs, mesh, over, f"argument {i}"))
     rest = tuple([name for name in mesh.axis_names if name not in over])
-    places = [place for _, place in places_along(mesh, rest)]
+    submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
     order = [name for name in mesh.axis_names if name in over]
-    results = run_mapped(f, columns, places, "shard_map", names=order, sizes=[mesh.shape[name] for name in order])
+    results = run_mapped(f, columns, submeshes, "shard_map", names=order, sizes=[mesh.shape[name] for name in order])
 
     same_forms(results, "shard_map")
 
@@ -180,14 +180,14 @@ def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
     """Returns the part of the mesh that belongs to the calling program, and the axes to map."""
     program = around()
     if program is not None:
-        bound = [name for name in mesh.axis_names if name in program.group.axes]
+        bound = [name for name in mesh.axis_names if name in program.run.axes]
         own = program.execution_context.devices if program.execution_context else ()
         if bound and set(own) <= set(mesh.flat):
             mesh = _part(mesh, tuple(bound), own)
     over = mesh.axis_names if axis_names is None else axis_names
     for name in over:
         if name not in mesh.shape:
-            taken = program is not None and name in program.group.axes
+            taken = program is not None and name in program.run.axes
             why = "it is mapped by a map around this one" if taken else f"the mesh has {mesh.axis_names}"
             raise ShardingError(f"shard_map: axis_names has {name!r}; {why}")
     return mesh, over

@@ -92,10 +92,10 @@ def smap(
         else:
             sharding = NamedSharding(mesh, _spec(entry, array.ndim, mesh))
             columns.append(MappedArgument(split(ensure_sharding(array, sharding, "smap")), True))
-    places = [mesh_of((device,)) for device in mesh.flat]
+    submeshes = [mesh_of((device,)) for device in mesh.flat]
     function = functools.partial(_call, fn, kwargs)
-    owned = shares(row.flat, mesh.size) if devices is None else places
-    results = run_mapped(function, columns, places, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
+    owned = shares(row.flat, mesh.size) if devices is None else submeshes
+    results = run_mapped(function, columns, submeshes, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
     out = (
         next(e for e in entries if any(axis is not None for axis in e)) if out_axes is None else _entry(out_axes, rank)
     )

@@ -250,8 +250,8 @@ def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
 
 def _stretch(x: Any) -> tuple[Any, int, int]:
     """Returns the base of a tensor, and the first index and the end of its elements in the flattened base."""
-    window = getattr(x._storage, "window", None)
-    return (x, 0, x.size) if window is None else (x._storage.base, *window.stretch)
+    view_spec = getattr(x._storage, "view_spec", None)
+    return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.stretch)
 
 
 _NUMPY_ALONE: dict[str, Callable[..., Any]] = {
@@ -365,7 +365,7 @@ class Operators:
         are arrays.
         """
         x: Any = self
-        return not x._aval.ndim and x._ledger is None and not hasattr(x._storage, "base")
+        return not x._aval.ndim and x._write_state is None and not hasattr(x._storage, "base")
 
     def conj(self, out: Any = None) -> Any:
         """``st.conj`` of this tensor."""

@@ -82,18 +82,18 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
         ArgumentError: ``prefix`` is not a prefix of the tree. The message calls the prefix ``what`` and the tree
             ``of``.
     """
-    said = items_of(prefix)
-    if said is None:
+    given = items_of(prefix)
+    if given is None:
         return [prefix] * len(leaves(tree))
     there = items_of(tree)
     if there is None:
-        raise ArgumentError(f"{what} is a {type(prefix).__name__} of {len(said)}, and {of} is no tree but a leaf")
-    if [step for step, _ in said] != [step for step, _ in there]:
+        raise ArgumentError(f"{what} is a {type(prefix).__name__} of {len(given)}, and {of} is no tree but a leaf")
+    if [step for step, _ in given] != [step for step, _ in there]:
         raise ArgumentError(
-            f"{what} has the entries {', '.join(s for s, _ in said) or 'none'}, and {of} has "
+            f"{what} has the entries {', '.join(s for s, _ in given) or 'none'}, and {of} has "
             f"{', '.join(s for s, _ in there) or 'none'}; wanted one for each, or one for all"
         )
     found = []
-    for (step, p), (_, t) in zip(said, there, strict=True):
+    for (step, p), (_, t) in zip(given, there, strict=True):
         found += spread(p, t, what + step, of + step)
     return found

@@ -76,10 +76,10 @@ class WriteState:
 class PendingWrite(DeferredStorage):
     """The storage of a tensor that is being written: readers in other threads wait for the new value."""
 
-    __slots__ = ("ledger", "storage")
+    __slots__ = ("storage", "write_state")
 
-    def __init__(self, ledger: WriteState) -> None:
-        self.ledger = ledger
+    def __init__(self, write_state: WriteState) -> None:
+        self.write_state = write_state
         self.storage: Any = None
 
     def stored(self) -> Any:
@@ -88,7 +88,7 @@ class PendingWrite(DeferredStorage):
         Raises:
             ShardTensorError: the thread that writes the tensor also reads it.
         """
-        with self.ledger.lock:
+        with self.write_state.lock:
             if self.storage is None:
                 raise ShardTensorError("a tensor is read by what is writing to it; read it before")
             return self.storage

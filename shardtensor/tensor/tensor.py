@@ -61,11 +61,11 @@ class ShardedTensor(Operators):
     [1 2 3 4 5 6]
     """
 
-    __slots__ = ("__weakref__", "_aval", "_ledger", "_storage")
+    __slots__ = ("__weakref__", "_aval", "_storage", "_write_state")
 
     _aval: Aval
     _storage: Any  # a Storage, a DeferredStorage, or the View of another tensor
-    _ledger: WriteState | None
+    _write_state: WriteState | None
 
     def __init__(self) -> None:
         raise ArgumentTypeError(
@@ -143,8 +143,8 @@ class ShardedTensor(Operators):
         grid, seen, shards = self._aval.grid, dict[int, int](), []
         backend = self._aval.backend
         numbers = grid.linear_parts().tolist()
-        parked = getattr(self._storage, "shards", None)
-        arrays = [backend.export(a) for a in shard_arrays(self)] if parked is None else parked()
+        offloaded = getattr(self._storage, "shards", None)
+        arrays = [backend.export(a) for a in shard_arrays(self)] if offloaded is None else offloaded()
         for k, (device, data) in enumerate(zip(grid.devices, arrays, strict=True)):
             backend.make_caller_wait(device)
             replica = seen[numbers[k]] = seen.get(numbers[k], -1) + 1
@@ -322,8 +322,8 @@ class ShardedTensor(Operators):
     def ravel(self) -> ShardedTensor:
         """Returns the elements in one dimension: a view if they are contiguous in row-major order, otherwise a copy."""
         flat = call("reshape", self, shape=(-1,))
-        window = getattr(flat._storage, "window", None)
-        straight = window is None or flat.size == 1 or (window.strides == (1,) and not window.part)
+        view_spec = getattr(flat._storage, "view_spec", None)
+        straight = view_spec is None or flat.size == 1 or (view_spec.strides == (1,) and not view_spec.part)
         return flat if straight else self.flatten()
 
     def flatten(self) -> ShardedTensor:
@@ -400,41 +400,41 @@ def tensor(value: Aval, storage: Any) -> ShardedTensor:
     x = _new(ShardedTensor)
     x._aval = value
     x._storage = storage
-    x._ledger = None
+    x._write_state = None
     return x
 
 
-def ledger_of(x: ShardedTensor) -> WriteState:
+def write_state_of(x: ShardedTensor) -> WriteState:
     """Returns the `WriteState` of a tensor, which is created on first use."""
-    if x._ledger is None:
-        with _making_ledgers:
-            if x._ledger is None:
-                x._ledger = WriteState()
-    return x._ledger
+    if x._write_state is None:
+        with _making_write_states:
+            if x._write_state is None:
+                x._write_state = WriteState()
+    return x._write_state
 
 
-_making_ledgers = threading.Lock()
+_making_write_states = threading.Lock()
 
 
 @in_children
 def _unlock() -> None:
-    global _making_ledgers
-    _making_ledgers = threading.Lock()
+    global _making_write_states
+    _making_write_states = threading.Lock()
 
 
 def mark_array(x: ShardedTensor) -> ShardedTensor:
     """Marks a 0-d tensor as an array, not one of NumPy's scalars, and returns it; other tensors are unchanged."""
     if not x._aval.ndim:
-        ledger_of(x)
+        write_state_of(x)
     return x
 
 
 def mark_donated(x: ShardedTensor, caller: str) -> None:
     """Replaces the storage of a tensor by `Donated`, for ``donate=True`` of the function ``caller``."""
-    ledger = ledger_of(x)
-    with ledger.lock:
-        ledger.forget()
-        ledger.version += 1
+    write_state = write_state_of(x)
+    with write_state.lock:
+        write_state.forget()
+        write_state.version += 1
         x._storage = Donated(caller)
 
 

@@ -14,7 +14,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 
@@ -26,7 +26,7 @@ class Aval:
     hashed by identity: that keeps a look-up in the plan cache under a microsecond.
     """
 
-    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "parked", "shape", "sharding", "size")
+    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "offloaded", "shape", "sharding", "size")
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
         sharding.check_rank(len(shape), "sharding")
@@ -39,7 +39,7 @@ class Aval:
         self.nbytes = self.size * dtype.itemsize
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
         # Whether the storage is an `OffloadedStorage`: on some backends host memory and device memory are the same.
-        self.parked = self.backend.pinned_host and sharding.memory_kind == "pinned_host"
+        self.offloaded = self.backend.pinned_host and sharding.memory_kind == "pinned_host"
         if not self.backend.has_dtype(dtype):
             raise ArgumentTypeError(
                 f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, or use another backend"
@@ -65,7 +65,7 @@ def memory_kind(values: Iterable[Aval]) -> str | None:
 
 def on_devices(value: Aval) -> Aval:
     """Returns the aval of the same value in device memory."""
-    if not value.parked:
+    if not value.offloaded:
         return value
     return aval(value.shape, value.dtype, value.sharding.with_memory_kind("device"), value.committed)
 
@@ -99,7 +99,7 @@ def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
     whole = in_place([pieces[k] for k in owners], [[b for b, _ in grid.box(k)] for k in owners], value.shape)
     if whole is not None:
         return whole, 0
-    array = pool.empty(value.shape, value.dtype)
+    array = memory_pool.empty(value.shape, value.dtype)
     for k in owners:
         copy_into(array[grid.index(k)], pieces[k], breaks=True)
     return array, array.nbytes
@@ -114,9 +114,9 @@ def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape
     first = pieces[0] if pieces else None
     if first is None or first.base is None or any(begins[0]):
         return None
-    base, start = pool.owner_of(first), _address(first)
+    base, start = memory_pool.owner_of(first), _address(first)
     aligned = all(
-        pool.owner_of(piece) is base
+        memory_pool.owner_of(piece) is base
         and piece.strides == first.strides
         and _address(piece) - start == sum(b * stride for b, stride in zip(begin, first.strides, strict=True))
         for piece, begin in zip(pieces, begins, strict=True)

@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import HOST, Backend, Device
-from shardtensor.backend import registry as backends
+from shardtensor.backend import HOST, Backend, Device, registry
 from shardtensor.backend.protocol import requested_devices
 from shardtensor.backend.registry import load
 from shardtensor.testing import CheckedArray
@@ -95,7 +94,7 @@ def test_names() -> None:
 def test_loaded_once(backend: str) -> None:
     assert load(backend) is load(backend)
     assert load(backend).name == backend
-    assert backends.backend_of(st.devices(backend)[0]) is load(backend)
+    assert registry.backend_of(st.devices(backend)[0]) is load(backend)
     assert list(load(backend).devices()) == st.devices(backend)
 
 
@@ -234,17 +233,17 @@ class Stub(Backend):
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Installs a module as a plugin, beside those that are there, for the length of a test."""
-    monkeypatch.setattr(backends, "_loaded", dict(backends._loaded))
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
     monkeypatch.syspath_prepend(str(tmp_path))
-    points = dict(backends._entry_points())
-    monkeypatch.setattr(backends, "_entry_points", lambda: points)
+    points = dict(registry._entry_points())
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
     modules = []
 
     def add(name: str, text: str, value: str | None = None) -> None:
         module = f"plugin_{name}"
         (tmp_path / f"{module}.py").write_text(textwrap.dedent(text))
         modules.append(module)
-        points[name] = importlib.metadata.EntryPoint(name, value or f"{module}:It", backends.ENTRY_POINTS)
+        points[name] = importlib.metadata.EntryPoint(name, value or f"{module}:It", registry.ENTRY_POINTS)
 
     yield add
     for module in modules:
@@ -284,8 +283,8 @@ def test_broken_plugin_says_why(name: str, install: Callable[..., None]) -> None
     for _ in range(2):  # nothing half-made is kept
         with pytest.raises(st.BackendError, match=rf"{name!r}[\s\S]*{reason}"):
             st.devices(name)
-    assert name in backends.backend_names()
-    assert name not in backends._loaded
+    assert name in registry.backend_names()
+    assert name not in registry._loaded
 
 
 def test_plugin_whose_module_is_not_there(install: Callable[..., None]) -> None:
@@ -298,7 +297,7 @@ def test_plugin_with_another_name(install: Callable[..., None]) -> None:
     install("mine", STUB.format(name="yours"))
     with pytest.raises(st.BackendError, match=r"'mine'.*'yours'"):
         load("mine")
-    assert "yours" not in backends._loaded
+    assert "yours" not in registry._loaded
 
 
 def test_plugin_that_cannot_be_used_here_says_it_itself(install: Callable[..., None]) -> None:
@@ -318,8 +317,8 @@ def test_plugin_that_cannot_be_used_here_says_it_itself(install: Callable[..., N
 
 
 def test_default_is_the_usable_one_of_highest_priority(install: Callable[..., None]) -> None:
-    default = backends.default_backend.__wrapped__
-    del backends._entry_points()["cupy"]  # its is higher, and it may be usable
+    default = registry.default_backend.__wrapped__
+    del registry._entry_points()["cupy"]  # its is higher, and it may be usable
     install("broken", "raise OSError('broken')")
     assert default().name == "numpy"  # checked's is lower, and the broken one is no candidate
     install("better", STUB.format(name="better") + "    priority = 7\n")
@@ -328,17 +327,17 @@ def test_default_is_the_usable_one_of_highest_priority(install: Callable[..., No
 
 def test_backends_of_negative_priority_are_no_default(install: Callable[..., None]) -> None:
     """They are for tests, or have no sound reason to be chosen: a broken numpy plugin does not bring them in."""
-    for name in list(backends._entry_points()):
+    for name in list(registry._entry_points()):
         if name != "checked":
-            del backends._entry_points()[name]
+            del registry._entry_points()[name]
     install("numpy", "raise OSError('a broken plugin')")
-    loaded = dict(backends._loaded)
-    backends._loaded.pop("numpy")
+    loaded = dict(registry._loaded)
+    registry._loaded.pop("numpy")
     try:
         with pytest.raises(st.BackendError) as caught:
-            backends.default_backend.__wrapped__()
+            registry.default_backend.__wrapped__()
     finally:
-        backends._loaded.update(loaded)
+        registry._loaded.update(loaded)
     assert "checked: used only where SHARDTENSOR_BACKEND names it" in str(caught.value)
     assert "numpy: backend 'numpy' is installed but does not start: OSError('a broken plugin')" in str(caught.value)
 
@@ -346,15 +345,15 @@ def test_backends_of_negative_priority_are_no_default(install: Callable[..., Non
 def test_default_by_variable(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("chosen", STUB.format(name="chosen") + "    priority = -7\n")
     monkeypatch.setenv("SHARDTENSOR_BACKEND", "chosen")
-    assert backends.default_backend.__wrapped__().name == "chosen"
+    assert registry.default_backend.__wrapped__().name == "chosen"
 
 
 def test_nothing_usable_says_why(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("broken", "raise OSError('driver 12 is too old')")
-    points = {"broken": backends._entry_points()["broken"]}
-    monkeypatch.setattr(backends, "_entry_points", lambda: points)
+    points = {"broken": registry._entry_points()["broken"]}
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
     with pytest.raises(st.BackendError, match=r"no backend can be used here.*'broken'"):
-        backends.default_backend.__wrapped__()
+        registry.default_backend.__wrapped__()
 
 
 def test_threads_load_a_plugin_once(install: Callable[..., None]) -> None:
@@ -381,24 +380,24 @@ def test_threads_load_a_plugin_once(install: Callable[..., None]) -> None:
 
 def test_two_plugins_with_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
-        importlib.metadata.EntryPoint(name, value, backends.ENTRY_POINTS)
+        importlib.metadata.EntryPoint(name, value, registry.ENTRY_POINTS)
         for name, value in [("numpy", "a:A"), ("twice", "one:It"), ("twice", "two:It")]
     ]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
-    monkeypatch.setattr(backends, "_loaded", dict(backends._loaded))
-    backends._entry_points.cache_clear()
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    registry._entry_points.cache_clear()
     try:
         with pytest.raises(st.BackendError, match=r"'twice'.*one:It.*two:It"):
             load("twice")
         del points[2]
         points.append(points[1])  # the same one, found twice, is one
-        backends._entry_points.cache_clear()
-        backends._rivals.clear()
-        assert sorted(backends._entry_points()) == ["numpy", "twice"]
-        assert not backends._rivals
+        registry._entry_points.cache_clear()
+        registry._rivals.clear()
+        assert sorted(registry._entry_points()) == ["numpy", "twice"]
+        assert not registry._rivals
     finally:
-        backends._entry_points.cache_clear()
-        backends._rivals.clear()
+        registry._entry_points.cache_clear()
+        registry._rivals.clear()
 
 
 def test_devices_that_are_not_there_or_not_of_one_kind() -> None:

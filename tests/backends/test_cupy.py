@@ -24,11 +24,10 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import Backend, Device
-from shardtensor.backend import registry as plugins
+from shardtensor.backend import Backend, Device, registry
 from shardtensor.communication.communicator import Communicator
 from shardtensor.errors import BackendError
-from shardtensor.host import threads as team
+from shardtensor.host import threads
 from tests import fakecupy
 from tests.fakecupy import Race, WrongDeviceError
 
@@ -78,8 +77,8 @@ def machine(count: int = 4, *, name: str | None = None, **config: Any) -> Iterat
             patch.setenv("SHARDTENSOR_NUM_DEVICES", str(count))
             name = name or f"cupy{next(_numbers)}"  # plans and values know a backend by its name
             made = Machine(type("Double", (CuPyBackend,), {"name": name})())
-            patch.delitem(plugins._loaded, "cupy", raising=False)  # whose arrays these would be, too
-            patch.setitem(plugins._loaded, name, made.backend)
+            patch.delitem(registry._loaded, "cupy", raising=False)  # whose arrays these would be, too
+            patch.setitem(registry._loaded, name, made.backend)
             before = made.state()
             yield made
             assert made.state() == before, "what was current before is so again"
@@ -524,13 +523,13 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "a writer lets go of readers": (
         CuPyBackend.is_exclusive, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
     "sources are kept": (
-        Copier.across, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
+        Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
     "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),
     "host buffers are kept when the writer is alone": (
         InFlight.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
         "written_at_once"),
     "temporaries are kept": (
-        Copier.across, "self.flights.add(destination.record(), array, source.stream)", "pass", "turns"),
+        Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "turns"),
     "what is sent is contiguous": (CuPyBackend.contiguous, "array.flags.c_contiguous", "True", "turns"),
     "the GPU is current": (Current.__enter__, "logical.gpu.__enter__()", "pass", "moves"),
     "the stream is current": (Current.__enter__, "logical.stream.__enter__()", "pass", "moves"),
@@ -556,9 +555,9 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
         "null_stream"),
     "peers are tested": (Peers.reach, "self._arrives(source, destination)", "True", "damaged"),
     "staging: the second half waits": (
-        Copier.across, "destination.stream.wait_event(source.record())", "pass", "staged"),
+        Copier.d2d, "destination.stream.wait_event(source.record())", "pass", "staged"),
     "staging: the buffer is kept": (
-        Copier.across, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
+        Copier.d2d, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
     "offload waits for what is computed": (Copier.off, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
     "offload keeps the array": (Copier.off, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
     "onload waits for who had the block": (Copier.on, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
@@ -569,7 +568,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "what is offered is not written before it is read": (
         Communicator.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
     "devices on one GPU copy": (
-        Copier.across, "out = self._cupy.empty(array.shape, array.dtype)",
+        Copier.d2d, "out = self._cupy.empty(array.shape, array.dtype)",
         "if source.gpu.id == destination.gpu.id: return array\n"
         "    out = self._cupy.empty(array.shape, array.dtype)", "copies_and_writes"),
 }  # fmt: skip
@@ -645,7 +644,7 @@ def test_neighbours_in_a_mesh_are_peers(
     peers: Any, count: int, row: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with machine(count, devices=4, peers=peers) as m:
-        monkeypatch.setattr(plugins, "default_backend", lambda: m.backend)
+        monkeypatch.setattr(registry, "default_backend", lambda: m.backend)
         assert [d.id for d in st.make_mesh((count,), ("x",)).flat] == row
         assert [d.id for d in st.make_mesh((2,), ("x",)).flat] == row[:2]
         x = st.arange(10, device=st.make_mesh((count,), ("x",)))
@@ -800,19 +799,19 @@ def test_pmap_launches_all_before_it_waits(lazy: Machine) -> None:
 
 
 def test_functions_that_block_run_in_threads(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 4)
-    threads, devices = set(), list[Any]()
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    callers, devices = set(), list[Any]()
 
     def work(x: Any) -> Any:
         y = x + 1
-        threads.add(threading.get_ident())
+        callers.add(threading.get_ident())
         time.sleep(0.02)
         devices.append(gpus.cupy.cuda.runtime.getDevice())
         return y * float(y.get().sum())
 
     parts = st.shard(numbers(), devices=gpus.devices)
     made = st.pmap(work, parts)
-    assert len(threads) > 1
+    assert len(callers) > 1
     assert sorted(devices) == [0, 0, 1, 1]
     for x, y in zip(parts, made, strict=True):
         same(y, (np.asarray(x) + 1) * (np.asarray(x) + 1).sum())
@@ -1417,8 +1416,8 @@ class Toy(Backend):
 def test_backends_that_share_a_gpu_do_without_the_host(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Toy(gpus.cupy)
     second = type("Second", (CuPyBackend,), {"name": f"second{next(_numbers)}"})()
-    monkeypatch.setitem(plugins._loaded, "toy", toy)
-    monkeypatch.setitem(plugins._loaded, second.name, second)
+    monkeypatch.setitem(registry._loaded, "toy", toy)
+    monkeypatch.setitem(registry._loaded, second.name, second)
 
     def refuse(*args: Any) -> Any:
         raise AssertionError("through the host")

@@ -628,8 +628,8 @@ def test_memory_goes_to_and_fro_without_a_copy() -> None:
     t = backend.from_dlpack(x, device)
     assert t.data_ptr() == x.__array_interface__["data"][0]
     assert not backend.is_exclusive(t, 9)
-    lent = backend.to_dlpack(torch.arange(3) * (1 + 1j))
-    np.testing.assert_array_equal(np.from_dlpack(lent), np.arange(3) * (1 + 1j))
+    exported = backend.to_dlpack(torch.arange(3) * (1 + 1j))
+    np.testing.assert_array_equal(np.from_dlpack(exported), np.arange(3) * (1 + 1j))
     assert backend.dlpack_device(device) == (1, 0)
 
 

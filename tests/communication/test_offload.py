@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import registry as plugins
+from shardtensor.backend import registry
 from shardtensor.communication.offload import OffloadedStorage, PrefetchedStorage
 from shardtensor.errors import BackendError
 from tests import fakecupy
@@ -33,7 +33,7 @@ NAMES = ("numpy", "checked", "cupy", "torch")
 def backend(request: pytest.FixtureRequest) -> str:
     """All four in the fast part, too."""
     try:
-        plugins.load(request.param)
+        registry.load(request.param)
     except BackendError as error:
         pytest.skip(str(error))
     return str(request.param)
@@ -55,7 +55,7 @@ def same(x: Any, wanted: Any) -> None:
 
 def apart(backend: str) -> bool:
     """Whether it is a memory of its own."""
-    return plugins.load(backend).pinned_host
+    return registry.load(backend).pinned_host
 
 
 def is_parked(x: st.ShardedTensor) -> bool:
@@ -347,7 +347,7 @@ def test_nothing_is_kept_on_the_devices(backend: str) -> None:
             raise AssertionError("a device was asked")
 
         for name in ("onload", "to_device"):
-            patch.setattr(plugins.load(backend), name, refuse)
+            patch.setattr(registry.load(backend), name, refuse)
         same(x, HOST)
         same(x[2:5, ::2], HOST[2:5, ::2])
         assert float(x[6, 4]) == 34
@@ -368,7 +368,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "2")
         kind = importlib.import_module("shardtensor_cupy").CuPyBackend
         backend = type("Small", (kind,), {"name": f"small_{request.param}_{os.urandom(3).hex()}"})()
-        monkeypatch.setitem(plugins._loaded, backend.name, backend)
+        monkeypatch.setitem(registry._loaded, backend.name, backend)
         yield backend
         races = list(fakecupy.races)
         assert races == []
@@ -397,12 +397,12 @@ def test_layers_come_one_after_the_other(small: Any) -> None:
     """Weights that do not fit, of which each comes while the one before is worked with."""
     here = st.NamedSharding(st.Mesh(small.devices(), "x"), st.P("x"))
     weights = [np.full((64, 512), k, "float64") for k in range(8)]  # 256 KiB each, half of it on each GPU
-    parked = [st.device_put(w, here.with_memory_kind("pinned_host")) for w in weights]
-    total, coming = st.zeros((64, 512), device=here), st.device_put(parked[0], here)
+    offloaded = [st.device_put(w, here.with_memory_kind("pinned_host")) for w in weights]
+    total, coming = st.zeros((64, 512), device=here), st.device_put(offloaded[0], here)
     for k in range(8):
         layer = coming
         if k < 7:
-            coming = st.device_put(parked[k + 1], here)
+            coming = st.device_put(offloaded[k + 1], here)
         total += layer * 2
         del layer
     same(total, sum(weights) * 2)

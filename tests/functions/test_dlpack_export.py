@@ -440,7 +440,7 @@ def test_a_write_that_fails_changes_nothing(backend: str, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(writes.WriteTransaction, "shared", fails)
-        patch.setattr(writes.WriteTransaction, "apart", fails)
+        patch.setattr(writes.WriteTransaction, "separate", fails)
         with pytest.raises(st.DeviceMemoryError):
             x += 1
     b = x.copy()

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.backend import HOST_MEMORY
-from shardtensor.backend import registry as plugins
-from shardtensor.functions import dlpack_memory as memories
+from shardtensor.backend import HOST_MEMORY, registry
+from shardtensor.functions import dlpack_memory
 from shardtensor.functions.interchange import to_dlpack
 from tests.layouts import DTYPES, MESHES, all_specs, array, assert_same, mesh_of, shapes
 
@@ -706,8 +705,8 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         kind = importlib.import_module("shardtensor_cupy").CuPyBackend
         name = f"cupy_dlpack{next(_numbers)}"  # plans and values know a backend by its name
         backend = type("Double", (kind,), {"name": name})()
-        monkeypatch.setitem(plugins._loaded, name, backend)
-        monkeypatch.setattr(memories, "backend_names", lambda: ["checked", "numpy", name])
+        monkeypatch.setitem(registry._loaded, name, backend)
+        monkeypatch.setattr(dlpack_memory, "backend_names", lambda: ["checked", "numpy", name])
         yield cupy, list(backend.devices())
         gc.collect()
         races = list(fakecupy.races)

@@ -19,12 +19,9 @@ from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import ReduceOps, all_reduce, messages
 from shardtensor.core import OPS
 from shardtensor.functions.monoids import MONOIDS
-from shardtensor.interpreters.execution import plan_cache as running
-from shardtensor.interpreters.execution import planning as plans
-from shardtensor.interpreters.execution import shard_reduction as blocks
-from shardtensor.interpreters.execution import strategies as work
+from shardtensor.interpreters.execution import plan_cache, planning, shard_reduction, strategies
 from shardtensor.sharding.mesh import groups_along
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from tests.layouts import MESHES, NAMES, READ_ONLY, all_specs, array, everywhere, mesh_of, meshes, on_host, specs
 
 Shape = tuple[int, ...]
@@ -48,17 +45,17 @@ def _quiet() -> Iterator[None]:
 def state_of(name: str, x: np.ndarray, part: Part, axis: Any, **params: Any) -> Any:
     """What the shard ``x[part]`` says."""
     box = tuple((s.start, s.stop) for s in part)
-    place = Place((), (box,), (), (x.shape,), answer(name, x[(slice(0, 1),) * x.ndim], axis, **params).dtype)
+    context = ShardContext((), (box,), (), (x.shape,), answer(name, x[(slice(0, 1),) * x.ndim], axis, **params).dtype)
     partial = MONOIDS[name].partial
     if partial is None:
         return getattr(np, name)(x[part], axis=axis, **params)
-    return partial(np, place, x[part], axis=axis, **params)
+    return partial(np, context, x[part], axis=axis, **params)
 
 
 def finished(name: str, x: np.ndarray, state: Any, axis: Any, **params: Any) -> np.ndarray:
     dtype = answer(name, x[(slice(0, 1),) * x.ndim], axis, **params).dtype
-    place = Place.everywhere((), [x.shape], dtype)
-    return np.asarray(MONOIDS[name].finish(np, place, state, axis=axis, **params))
+    context = ShardContext.everywhere((), [x.shape], dtype)
+    return np.asarray(MONOIDS[name].finish(np, context, state, axis=axis, **params))
 
 
 def answer(name: str, x: np.ndarray, axis: Any, **params: Any) -> np.ndarray:
@@ -188,11 +185,11 @@ def test_mean_of_half_precision_is_summed_in_single() -> None:
 
 
 def test_place() -> None:
-    place = Place.everywhere((2, 3), [(2, 3), ()], np.dtype("f8"))
-    assert place.box == ((0, 2), (0, 3))
-    assert place.boxes == (((0, 2), (0, 3)), ())
-    assert place.local_shape == (2, 3)
-    assert Place(((1, 4), (2, 2)), (), (9, 9), (), None).local_shape == (3, 0)
+    context = ShardContext.everywhere((2, 3), [(2, 3), ()], np.dtype("f8"))
+    assert context.box == ((0, 2), (0, 3))
+    assert context.boxes == (((0, 2), (0, 3)), ())
+    assert context.local_shape == (2, 3)
+    assert ShardContext(((1, 4), (2, 2)), (), (9, 9), (), None).local_shape == (3, 0)
 
 
 # -- NaN and ties, on devices ----------------------------------------------------------------------
@@ -268,8 +265,8 @@ def test_groups_along(shape: Shape) -> None:
         for axes in itertools.permutations(mesh.axis_names, count):
             kept = [d for d, name in enumerate(mesh.axis_names) if name not in axes]
             wanted: dict[Shape, list[int]] = {}
-            for position, place in enumerate(places):
-                wanted.setdefault(tuple(place[d] for d in kept), []).append(position)
+            for position, context in enumerate(places):
+                wanted.setdefault(tuple(context[d] for d in kept), []).append(position)
             assert groups_along(mesh, axes) == list(wanted.values())
 
 
@@ -336,8 +333,8 @@ def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytes
         given = st.device_put(x, st.NamedSharding(mesh, spec))
         found = []
         for limit in 1, 1 << 30:
-            monkeypatch.setattr(work, "CHUNKED_FROM", limit)
-            running._plans.clear()
+            monkeypatch.setattr(strategies, "CHUNKED_FROM", limit)
+            plan_cache._plans.clear()
             with st.transfers() as log:
                 found.append(getattr(st, name)(given, axis=(0, 1) if name in ("sum", "max") else 0))
             if limit == 1:
@@ -369,13 +366,13 @@ def left_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bo
     """
     mesh = sharding.mesh
     gone = range(x.ndim) if axis is None else [a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))]
-    owed = {axis for d in gone for axis in sharding.spec.chains_of(x.ndim)[d]}
-    kept = [d for d, axis in enumerate(mesh.axis_names) if axis not in owed]
+    partial_axes = {axis for d in gone for axis in sharding.spec.chains_of(x.ndim)[d]}
+    kept = [d for d, axis in enumerate(mesh.axis_names) if axis not in partial_axes]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     index = sharding.devices_indices_map(x.shape)
     merge, reduce = ("multiply", "prod") if name == "prod" else ("add", "sum")
     out: dict[Any, Any] = {}
-    if load(mesh.flat[0].backend).shared_memory and all(sizes[a] == 1 for a in owed):
+    if load(mesh.flat[0].backend).shared_memory and all(sizes[a] == 1 for a in partial_axes):
         total = getattr(np, reduce)(x, axis=axis, keepdims=True)
         cut = {d: [slice(None) if k in gone else s for k, s in enumerate(index[d])] for d in mesh.flat}
         out = {d: total[tuple(c)] if keepdims else total[tuple(c)].squeeze(tuple(gone)) for d, c in cut.items()}
@@ -515,12 +512,12 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
     def spy(name: str, value: Any, params: Any, move: Any, general: Any) -> Any:
-        plan = blocks.partial_sums(name, value, params, move, general)
+        plan = shard_reduction.partial_sums(name, value, params, move, general)
         taken.append((name, plan is not general))
         return plan
 
-    monkeypatch.setattr(plans, "partial_sums", spy)
-    monkeypatch.setattr(running, "_plans", {})  # of other tests
+    monkeypatch.setattr(planning, "partial_sums", spy)
+    monkeypatch.setattr(plan_cache, "_plans", {})  # of other tests
     mesh = mesh_of((4,), "numpy")
     x = on(mesh, st.P("x"), np.ones((13, 3)))
     st.sum(x)

@@ -19,8 +19,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS
-from shardtensor.host import blockwise as passes
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import blockwise, memory_pool
 from tests import layouts
 from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed
 
@@ -38,10 +37,10 @@ LAYOUTS = ["C", "F", "turned", "reversed", "steps"]
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that was used before holds what nobody wants: not, by chance, the result of the call before."""
-    monkeypatch.setattr(pool, "empty", poisoned)
+    monkeypatch.setattr(memory_pool, "empty", poisoned)
 
 
-def poisoned(shape: Any, dtype: Any, empty: Callable[..., Any] = pool.empty) -> Any:
+def poisoned(shape: Any, dtype: Any, empty: Callable[..., Any] = memory_pool.empty) -> Any:
     array = empty(shape, dtype)
     np.ndarray(array.nbytes, np.uint8, array)[:] = 0xA5
     return array
@@ -50,7 +49,7 @@ def poisoned(shape: Any, dtype: Any, empty: Callable[..., Any] = pool.empty) -> 
 def cut(**sizes: Any) -> AbstractContextManager[None]:
     """All but the smallest arrays are cut, into blocks of a few elements."""
     small: dict[str, Any] = {"LONG": 0.0, "_BLOCK": 16, "_LEAST": 4, "_TILE": 3, "_STEP": 4, **sizes}
-    return layouts.cut(passes, **small)
+    return layouts.cut(blockwise, **small)
 
 
 @pytest.fixture
@@ -313,7 +312,7 @@ def test_orders_that_agree_in_part(narrow: bool) -> None:
 
 
 @contextlib.contextmanager
-def counted(module: Any = passes) -> Iterator[list[int]]:
+def counted(module: Any = blockwise) -> Iterator[list[int]]:
     """How much work a module divided, each time."""
     found: list[int] = []
 
@@ -372,7 +371,7 @@ def test_every_element_is_done_once(data: Any) -> None:
         np.add(x, y, out=out)
 
     with cut(**sizes), st.set_num_threads(data.draw(some.integers(1, 3))):
-        passes.into(out, add, (out, other))
+        blockwise.into(out, add, (out, other))
     assert (out == 1).all()
     assert whole.sum() == out.size
 
@@ -391,11 +390,11 @@ def test_blocks_are_neither_long_nor_short(shape: tuple[int, ...], layout: str) 
         blocks.append(out.size)
 
     with st.set_num_threads(1):
-        passes.into(out, look, (other, 2.0))
+        blockwise.into(out, look, (other, 2.0))
     assert sum(blocks) == out.size
-    assert max(blocks) <= passes._BLOCK + passes._STEP
+    assert max(blocks) <= blockwise._BLOCK + blockwise._STEP
     assert len(blocks) >= 8
-    assert sorted(blocks)[len(blocks) // 2] >= (passes._TILE if layout == "mixed" else passes._LEAST // 2)
+    assert sorted(blocks)[len(blocks) // 2] >= (blockwise._TILE if layout == "mixed" else blockwise._LEAST // 2)
 
 
 def test_arrays_without_gaps_are_cut_at_lines_of_the_cache() -> None:
@@ -407,7 +406,7 @@ def test_arrays_without_gaps_are_cut_at_lines_of_the_cache() -> None:
     out = np.empty((1001, 1003))
     start = out.__array_interface__["data"][0]
     with st.set_num_threads(1):
-        passes.into(out, look, (np.empty(out.shape),))
+        blockwise.into(out, look, (np.empty(out.shape),))
     assert len(begins) > 8
     assert not any(at % 64 for at in begins)
 
@@ -780,7 +779,7 @@ def test_copies(layout: str, dtype: str) -> None:
         x = np.asarray(laid(numbers(shape, dtype, 1), layout))
         for number in 1, 3:
             with st.set_num_threads(number):
-                found = passes.copied(x)
+                found = blockwise.copied(x)
             wanted = np.array(x, order="C")
             np.testing.assert_array_equal(found, wanted)
             assert found.dtype == wanted.dtype
@@ -814,5 +813,5 @@ def test_what_is_written_is_converted() -> None:
         for value in x, x.T.copy().T, x[0], x[:, :1], x[0, 0]:
             wanted, found = np.zeros((5, 12), after), np.zeros((5, 12), after)
             wanted[...] = value
-            passes.copy_into(found, value)
+            blockwise.copy_into(found, value)
             np.testing.assert_array_equal(found, wanted)

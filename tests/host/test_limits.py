@@ -21,14 +21,12 @@ import numpy as np
 import pytest
 from hypothesis import stateful
 from hypothesis import strategies as some
+from shardtensor.limits import limits, memory_pool
 
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.errors import ArgumentError, DeviceMemoryError
-from shardtensor.host import limits as host
-from shardtensor.host import memory_pool as pool
-from shardtensor.interpreters.execution import plan_cache as running
-from shardtensor.interpreters.execution import strategies as work
+from shardtensor.interpreters.execution import plan_cache, strategies
 from tests.layouts import array, mesh_of, place_of
 from tests.spmd.test_scheduler import (
     hard_end,  # noqa: F401 - the first one works by being here
@@ -51,12 +49,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """Lets the kernel say what a test wants: texts by path, those of control groups relative to their root."""
 
     def forget() -> None:
-        host._granted_cores.cache_clear()
-        host._limited_memory.cache_clear()
+        limits._granted_cores.cache_clear()
+        limits._limited_memory.cache_clear()
 
     def says(files: dict[str, Any], cores: int = 16) -> None:
-        texts = {str(host._GROUPS / path): str(text) for path, text in files.items()}
-        monkeypatch.setattr(host, "_read", lambda path: texts.get(str(path), ""))
+        texts = {str(limits._GROUPS / path): str(text) for path, text in files.items()}
+        monkeypatch.setattr(limits, "_read", lambda path: texts.get(str(path), ""))
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
         forget()
 
@@ -117,26 +115,26 @@ def test_cores(kernel: Kernel, files: dict[str, Any], wanted: int) -> None:
     if "memory/docker/x/cpu.cfs_quota_us" in files:
         wanted = 1  # wherever a limit is written, it is one
     kernel(files)
-    assert host.usable_cores() == wanted
+    assert limits.usable_cores() == wanted
 
 
 def test_cores_are_those_of_the_mask(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel(two(**{"cpu.max": "400000 100000"}), cores=3)
-    assert host.usable_cores() == 3
+    assert limits.usable_cores() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})  # masks change, and are asked each time
-    assert host.usable_cores() == 1
+    assert limits.usable_cores() == 1
 
 
 def test_cores_without_a_mask(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel({})
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert host.usable_cores() == 12
+    assert limits.usable_cores() == 12
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert host.usable_cores() == 1
+    assert limits.usable_cores() == 1
     kernel(two(**{"cpu.max": "400000 100000"}))
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert host.usable_cores() == 1
+    assert limits.usable_cores() == 1
 
 
 GIB = 1 << 30
@@ -170,28 +168,28 @@ GIB = 1 << 30
 )  # fmt: skip
 def test_memory(kernel: Kernel, files: dict[str, Any], wanted: tuple[int, int] | None) -> None:
     kernel(files)
-    assert host.memory() == wanted
-    assert pool.Pool().limit == (wanted[1] // 4 if wanted else 1 << 30)
+    assert limits.memory() == wanted
+    assert memory_pool.Pool().limit == (wanted[1] // 4 if wanted else 1 << 30)
 
 
 def test_limits_are_kept_and_use_is_asked(kernel: Kernel) -> None:
     kernel(two(**{"memory.max": 4 * GIB, "memory.current": GIB}))
-    assert host.memory() == (3 * GIB, 4 * GIB)
-    read = host._read
-    host._read = lambda path: "2147483648" if str(path).endswith("current") else read(path)
-    assert host.memory() == (2 * GIB, 4 * GIB)
+    assert limits.memory() == (3 * GIB, 4 * GIB)
+    read = limits._read
+    limits._read = lambda path: "2147483648" if str(path).endswith("current") else read(path)
+    assert limits.memory() == (2 * GIB, 4 * GIB)
 
 
 def test_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "said").write_text("4 5\n")
-    assert host._read(tmp_path / "said") == "4 5"
-    assert host._read(tmp_path / "not") == ""
-    assert host._read(tmp_path) == ""
+    assert limits._read(tmp_path / "said") == "4 5"
+    assert limits._read(tmp_path / "not") == ""
+    assert limits._read(tmp_path) == ""
 
 
 def test_this_host() -> None:
-    assert host.usable_cores() >= 1
-    said = host.memory()
+    assert limits.usable_cores() >= 1
+    said = limits.memory()
     if Path("/proc/meminfo").exists():
         assert said is not None
         free, total = said
@@ -229,11 +227,11 @@ def kept(frozen: None) -> Iterator[None]:
 @pytest.fixture
 def small(kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The same, and results of this many bytes are large."""
-    running._plans.clear()
-    for module in (pool, work):
+    plan_cache._plans.clear()
+    for module in (memory_pool, strategies):
         monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
     yield 1 << 12
-    running._plans.clear()
+    plan_cache._plans.clear()
 
 
 def used() -> int:
@@ -276,13 +274,13 @@ def test_memory_is_used_again(kept: None) -> None:
 def test_small_results_and_objects_are_left_to_numpy(kept: None) -> None:
     before = st.cache_info()
     arrays = [
-        pool.empty((pool.POOLED_FROM // 8 - 1,), np.float64),
-        pool.empty((pool.POOLED_FROM,), object),
-        pool.empty((0, 9), "f4"),
+        memory_pool.empty((memory_pool.POOLED_FROM // 8 - 1,), np.float64),
+        memory_pool.empty((memory_pool.POOLED_FROM,), object),
+        memory_pool.empty((0, 9), "f4"),
     ]
     assert change(before) == (0, 0, 0, 0)
     assert [a.shape for a in arrays] == [((1 << 16) - 1,), (1 << 19,), (0, 9)]
-    assert pool.empty((pool.POOLED_FROM // 8,), np.float64).base is not None
+    assert memory_pool.empty((memory_pool.POOLED_FROM // 8,), np.float64).base is not None
     assert change(before) == (0, 1 << 19, 0, 1)
 
 
@@ -326,7 +324,7 @@ def quietly(call: Callable[[], Any]) -> Any:
 
 
 def lease_of(x: Any) -> Any:
-    while type(x) is not pool.Lease:
+    while type(x) is not memory_pool.Lease:
         x = x.obj if type(x) is memoryview else x.base
     return x
 
@@ -373,22 +371,22 @@ class Holders(stateful.RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = pool.Pool()
-        self.pool.limit = 1 << 16
-        self.given, pool._pool = pool._pool, self.pool
+        self.memory_pool = memory_pool.Pool()
+        self.memory_pool.limit = 1 << 16
+        self.given, memory_pool._pool = memory_pool._pool, self.memory_pool
         self.arrays: list[tuple[np.ndarray, int, int]] = []
         self.numbers = itertools.count(1)
         self.requests = 0
 
     def teardown(self) -> None:
         self.arrays.clear()
-        assert self.pool.info().used == 0
-        pool._pool = self.given
+        assert self.memory_pool.info().used == 0
+        memory_pool._pool = self.given
 
     @stateful.rule(size=some.integers(1 << 9, 1 << 13), dtype=some.sampled_from(["u1", "i4", "f8", "c16"]))
     def allocate(self, size: int, dtype: str) -> None:
-        x = self.pool.empty((size // 4, 4), np.dtype(dtype))
-        self.requests += x.nbytes >= pool.POOLED_FROM
+        x = self.memory_pool.empty((size // 4, 4), np.dtype(dtype))
+        self.requests += x.nbytes >= memory_pool.POOLED_FROM
         number = next(self.numbers) % 251
         x[...] = number
         self.arrays.append((x, number, id(x.base)))
@@ -412,12 +410,12 @@ class Holders(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def free(self) -> None:
-        self.pool.free()
-        assert self.pool.info().cached == 0
+        self.memory_pool.free()
+        assert self.memory_pool.info().cached == 0
 
     @stateful.rule(nbytes=some.sampled_from([0, 1 << 13, 1 << 15, 1 << 18]))
     def limit(self, nbytes: int) -> None:
-        self.pool.limit = nbytes
+        self.memory_pool.limit = nbytes
 
     @stateful.invariant()
     def nobody_writes_to_others(self) -> None:
@@ -426,9 +424,9 @@ class Holders(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def the_books_are_right(self) -> None:
-        said = self.pool.info()
+        said = self.memory_pool.info()
         assert said.used == sum({owner: capacity_of(x) for x, _, owner in self.arrays}.values())
-        assert said.cached == sum(c * len(waiting) for c, waiting in self.pool._idle.items()) <= said.limit
+        assert said.cached == sum(c * len(waiting) for c, waiting in self.memory_pool._idle.items()) <= said.limit
         assert said.hits + said.misses == self.requests
 
 
@@ -439,29 +437,29 @@ def capacity_of(x: np.ndarray) -> int:
 
 
 def test_nobody_gets_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "POOLED_FROM", 1 << 12)
+    monkeypatch.setattr(memory_pool, "POOLED_FROM", 1 << 12)
     stateful.run_state_machine_as_test(Holders, settings=hypothesis.settings(max_examples=60, stateful_step_count=40))
 
 
 @hypothesis.given(nbytes=some.integers(1 << 19, 1 << 40))
 def test_capacities_waste_at_most_an_eighth(nbytes: int) -> None:
-    capacity = pool._capacity(nbytes)
+    capacity = memory_pool._capacity(nbytes)
     assert nbytes <= capacity <= nbytes * 9 / 8
     assert capacity % 4096 == 0
-    assert pool._capacity(capacity) == capacity
+    assert memory_pool._capacity(capacity) == capacity
 
 
 def test_of_each_power_of_two_there_are_eight() -> None:
-    assert len({pool._capacity(n) for n in range((1 << 20) + 1, (1 << 21) + 1, 4096)}) == 8
-    assert len({pool._capacity(n) for n in range((1 << 20) + 1, (1 << 21) + 1, 4096)} & {1 << 20, 1 << 21}) == 1
+    assert len({memory_pool._capacity(n) for n in range((1 << 20) + 1, (1 << 21) + 1, 4096)}) == 8
+    assert len({memory_pool._capacity(n) for n in range((1 << 20) + 1, (1 << 21) + 1, 4096)} & {1 << 20, 1 << 21}) == 1
 
 
 @pytest.mark.parametrize("shape", [(1 << 20,), ((1 << 19) + 1,), (777, 1001), (3, 5, 7, 20000)])
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float32", "complex128"])
 def test_buffers_begin_at_lines(shape: tuple[int, ...], dtype: str, kept: None) -> None:
-    arrays = [pool.empty(shape, dtype) for _ in range(3)]
+    arrays = [memory_pool.empty(shape, dtype) for _ in range(3)]
     for x in arrays:
-        if x.nbytes >= pool.POOLED_FROM:
+        if x.nbytes >= memory_pool.POOLED_FROM:
             assert place_of(x) % 64 == 0
         assert (x.shape, x.dtype) == (shape, np.dtype(dtype))
         assert x.flags.c_contiguous
@@ -473,20 +471,20 @@ def test_the_limit(kept: None) -> None:
     st.set_cache_limit(3 << 20)
     before = st.cache_info()
     assert before.limit == 3 << 20
-    arrays = [pool.empty((1 << 20,), np.uint8) for _ in range(5)]
+    arrays = [memory_pool.empty((1 << 20,), np.uint8) for _ in range(5)]
     arrays.clear()
     assert change(before) == (0, 3 << 20, 0, 5)
     st.set_cache_limit(2 << 20)
     assert change(before) == (0, 2 << 20, 0, 5)
-    large = pool.empty((4 << 20,), np.uint8)
+    large = memory_pool.empty((4 << 20,), np.uint8)
     del large  # which is more than may wait
     assert change(before) == (0, 2 << 20, 0, 6)
     st.set_cache_limit(0)
     assert change(before) == (0, 0, 0, 6)
-    del (arrays := [pool.empty((1 << 20,), np.uint8)])[:]
+    del (arrays := [memory_pool.empty((1 << 20,), np.uint8)])[:]
     assert change(before) == (0, 0, 0, 7)
     st.set_cache_limit(1 << 20)
-    del (arrays := [pool.empty((1 << 20,), np.uint8)])[:]
+    del (arrays := [memory_pool.empty((1 << 20,), np.uint8)])[:]
     assert change(before) == (0, 1 << 20, 0, 8)
 
 
@@ -509,7 +507,7 @@ def test_the_memory_that_is_freed_goes_back(kept: None) -> None:
 
     if not Path("/proc/self/statm").exists():
         pytest.skip("nobody says what is used")
-    x = pool.empty((128 << 20,), np.uint8)
+    x = memory_pool.empty((128 << 20,), np.uint8)
     x[:] = 1
     before = resident()
     del x
@@ -530,35 +528,35 @@ def test_bad_limits(nbytes: Any) -> None:
 
 def test_what_was_long_not_wanted_goes_first(kept: None) -> None:
     for size in (1, 2, 3):
-        pool.empty((size << 20,), np.uint8)
-    pool.empty((1 << 20,), np.uint8)  # wanted again
+        memory_pool.empty((size << 20,), np.uint8)
+    memory_pool.empty((1 << 20,), np.uint8)  # wanted again
     assert st.cache_info().cached == 6 << 20
     st.set_cache_limit(4 << 20)
     before = st.cache_info()
-    held = [pool.empty((size << 20,), np.uint8) for size in (1, 3)]
+    held = [memory_pool.empty((size << 20,), np.uint8) for size in (1, 3)]
     assert change(before) == (4 << 20, -4 << 20, 2, 0)
-    held.append(pool.empty((2 << 20,), np.uint8))
+    held.append(memory_pool.empty((2 << 20,), np.uint8))
     assert change(before) == (6 << 20, -4 << 20, 2, 1)
     while held:
         held.pop()  # 2 and 3 MiB, of which only one may wait, and then 1
     assert change(before) == (0, 0, 2, 1)
-    held = [pool.empty((size << 20,), np.uint8) for size in (1, 3, 2)]
+    held = [memory_pool.empty((size << 20,), np.uint8) for size in (1, 3, 2)]
     assert change(before)[2:] == (4, 2)
 
 
 def test_threads(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "POOLED_FROM", 1 << 12)
+    monkeypatch.setattr(memory_pool, "POOLED_FROM", 1 << 12)
     before = st.cache_info()
     st.set_cache_limit(1 << 16)
     wrong: list[Any] = []
     start = threading.Barrier(8)
 
-    def work(number: int) -> None:
+    def strategies(number: int) -> None:
         random = np.random.default_rng(number)
         held: list[tuple[np.ndarray, int]] = []
         start.wait()
         for turn in range(600):
-            x = pool.empty((int(random.integers(1 << 12, 1 << 14)),), np.uint8)
+            x = memory_pool.empty((int(random.integers(1 << 12, 1 << 14)),), np.uint8)
             x[:] = (number + turn * 8) % 256
             held.append((x, (number + turn * 8) % 256))
             if len(held) > 5:
@@ -571,7 +569,7 @@ def test_threads(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        threads = [threading.Thread(target=strategies, args=(n,)) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -582,7 +580,7 @@ def test_threads(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert used() == before.used
     said = st.cache_info()
     assert said.hits + said.misses - before.hits - before.misses == 8 * 600
-    assert said.cached == sum(c * len(waiting) for c, waiting in pool._pool._idle.items()) <= 1 << 16
+    assert said.cached == sum(c * len(waiting) for c, waiting in memory_pool._pool._idle.items()) <= 1 << 16
     st.free_cache()
     assert st.cache_info().cached == 0
 
@@ -638,7 +636,7 @@ def lines_of_the_pool(here: Callable[[int], None], call: Callable[[], Any]) -> i
         return in_line
 
     def trace(frame: Any, event: str, _: Any) -> Any:
-        return in_line if frame.f_code.co_filename == pool.__file__ else None
+        return in_line if frame.f_code.co_filename == memory_pool.__file__ else None
 
     before = sys.gettrace()
     sys.settrace(trace)
@@ -651,15 +649,15 @@ def lines_of_the_pool(here: Callable[[int], None], call: Callable[[], Any]) -> i
 
 def repaired(before: int) -> None:
     """Puts right what a test has shown to go wrong, for those that follow."""
-    pool._pool._idle.clear()
-    pool._pool._cached, pool._pool._used = 0, before
+    memory_pool._pool._idle.clear()
+    memory_pool._pool._cached, memory_pool._pool._used = 0, before
 
 
 def situations() -> dict[str, Callable[[], Callable[[], Any]]]:
     """Ways through the pool: what is done before, and what is looked at."""
 
     def arrays(*sizes: int) -> list[Any]:
-        return [pool.empty((n << 20,), np.uint8) for n in sizes]
+        return [memory_pool.empty((n << 20,), np.uint8) for n in sizes]
 
     def hit(waiting: int) -> Callable[[], Any]:
         arrays(*[1] * waiting).clear()
@@ -706,7 +704,7 @@ def test_what_comes_back_in_between(name: str, kept: None, monkeypatch: pytest.M
 
     def at(line: int) -> int:
         st.set_cache_limit(1 << 30)
-        victims = [pool.empty((1 << 20,), np.uint8) for _ in range(3)]
+        victims = [memory_pool.empty((1 << 20,), np.uint8) for _ in range(3)]
         call = situations()[name]()
         if name == "full":
             st.set_cache_limit(4 << 20)
@@ -717,7 +715,7 @@ def test_what_comes_back_in_between(name: str, kept: None, monkeypatch: pytest.M
         assert not errors
         said = st.cache_info()
         assert said.used == before
-        assert said.cached == sum(c * len(waiting) for c, waiting in pool._pool._idle.items()) <= said.limit
+        assert said.cached == sum(c * len(waiting) for c, waiting in memory_pool._pool._idle.items()) <= said.limit
         st.free_cache()
         assert st.cache_info().cached == 0
         return count
@@ -745,7 +743,7 @@ def test_ctrl_c_in_between(name: str, kept: None, monkeypatch: pytest.MonkeyPatc
         found.clear()
         said = st.cache_info()
         assert said.used == before
-        assert said.cached == sum(c * len(waiting) for c, waiting in pool._pool._idle.items())
+        assert said.cached == sum(c * len(waiting) for c, waiting in memory_pool._pool._idle.items())
         st.free_cache()
         assert st.cache_info().cached == 0
         return last
@@ -881,8 +879,8 @@ def test_the_end_of_the_interpreter() -> None:
 @pytest.fixture
 def poor(kept: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets the host say that so much is free, of a GiB; and has it asked for every large result."""
-    monkeypatch.setattr(pool, "_ASKED_FROM", 1 << 19)
-    return lambda free: monkeypatch.setattr(pool, "memory", lambda: (free, 1 << 30))
+    monkeypatch.setattr(memory_pool, "_ASKED_FROM", 1 << 19)
+    return lambda free: monkeypatch.setattr(memory_pool, "memory", lambda: (free, 1 << 30))
 
 
 LACKS = r"needs 2 MiB of host memory, and 1\.5 MiB of 1 GiB are free; delete arrays, or work on smaller parts"
@@ -921,18 +919,18 @@ def test_what_waits_is_given_for_what_does_not_fit(
 ) -> None:
     numbered(1)
     assert st.cache_info().cached == 1 << 20
-    monkeypatch.setattr(pool, "memory", lambda: ((3 << 19) + (1 << 20) * (not st.cache_info().cached), 1 << 30))
-    x = pool.empty((2 << 20,), np.uint8)
+    monkeypatch.setattr(memory_pool, "memory", lambda: ((3 << 19) + (1 << 20) * (not st.cache_info().cached), 1 << 30))
+    x = memory_pool.empty((2 << 20,), np.uint8)
     assert st.cache_info().cached == 0
     del x
     assert st.cache_info().cached == 2 << 20
-    pool.empty((2 << 20,), np.uint8)  # needs no new memory
+    memory_pool.empty((2 << 20,), np.uint8)  # needs no new memory
     with pytest.raises(DeviceMemoryError, match=r"needs 3 MiB of host memory, and 2\.5 MiB of 1 GiB are free"):
-        pool.empty((3 << 20,), np.uint8)
+        memory_pool.empty((3 << 20,), np.uint8)
 
 
 def test_results_of_real_excess() -> None:
-    if host.memory() is None:
+    if limits.memory() is None:
         pytest.skip("nobody says how much memory there is")
     before = used()
     x = st.ones((1 << 20, 1))
@@ -955,7 +953,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, name: str, text: str = "Unable to a
         raise MemoryError(*[text] * bool(text))
 
     monkeypatch.setattr(np, name, lacks)
-    running._plans.clear()
+    plan_cache._plans.clear()
 
 
 LACKING: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -982,12 +980,12 @@ def test_libraries_that_get_no_memory(name: str, size: int, monkeypatch: pytest.
         raising(patch, function, "")
         with pytest.raises(DeviceMemoryError, match=rf"^{name}: there is no memory left; "):
             call(x)
-        patch.setattr(pool, "memory", lambda: None)
+        patch.setattr(memory_pool, "memory", lambda: None)
         with pytest.raises(
             DeviceMemoryError, match=rf"^{name}: there is no memory left; delete arrays, or work on smaller parts$"
         ):
             call(x)
-    running._plans.clear()
+    plan_cache._plans.clear()
     np.testing.assert_array_equal(np.asarray(call(x)), wanted)
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(size)))
 
@@ -1014,7 +1012,7 @@ def test_writes_that_get_no_memory(name: str, size: int, alone: bool, monkeypatc
         raising(patch, function)
         with pytest.raises(DeviceMemoryError, match=rf"^{function}: Unable to allocate"):
             write(x, y)
-    running._plans.clear()
+    plan_cache._plans.clear()
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(size)))
     wanted = np.arange(float(size))
     write(wanted, np.ones(size))
@@ -1145,7 +1143,7 @@ def test_ten_thousand_operators_leave_nothing(small: int) -> None:
     said = st.cache_info()
     assert said.used == before.used
     assert said.hits - before.hits > 5 * (said.misses - before.misses)
-    assert said.cached == sum(c * len(waiting) for c, waiting in pool._pool._idle.items()) < 4 << 20
+    assert said.cached == sum(c * len(waiting) for c, waiting in memory_pool._pool._idle.items()) < 4 << 20
 
 
 def test_maps_leave_nothing(small: int) -> None:

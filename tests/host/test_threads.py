@@ -28,16 +28,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardtensor as st
 from shardtensor.errors import ArgumentError, BackendError
-from shardtensor.host import blas_threads as blas
-from shardtensor.host import blockwise as passes
-from shardtensor.host import memory_pool as pool
-from shardtensor.host import signals as interrupts
-from shardtensor.host import threads as team
+from shardtensor.host import blas_threads, blockwise, memory_pool, signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.threads import each
-from shardtensor.interpreters.execution import blocked_reduction as folds
-from shardtensor.interpreters.execution import plan_cache as running
-from shardtensor.interpreters.execution import strategies as work
+from shardtensor.interpreters.execution import blocked_reduction, plan_cache, strategies
 from tests.conftest import Late
 from tests.spmd.test_scheduler import (
     ROOT,
@@ -54,21 +48,21 @@ LARGE = 1 << 20
 @pytest.fixture
 def four() -> Iterator[None]:
     """Four threads, however many cores there are."""
-    before = list(team._said)
+    before = list(threads._settings)
     st.set_num_threads(4)
     yield
-    team._said[:] = before
+    threads._settings[:] = before
 
 
 @pytest.fixture
 def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody has said how many threads; there are five cores."""
     monkeypatch.delenv("SHARDTENSOR_NUM_THREADS", raising=False)
-    monkeypatch.setattr(team, "usable_cores", lambda: 5)
-    monkeypatch.setattr(team, "_said", [])
-    team._threads_said.cache_clear()
+    monkeypatch.setattr(threads, "usable_cores", lambda: 5)
+    monkeypatch.setattr(threads, "_settings", [])
+    threads._threads_said.cache_clear()
     yield
-    team._threads_said.cache_clear()
+    threads._threads_said.cache_clear()
 
 
 def beside(*calls: Callable[[], Any], seconds: float = 10) -> list[Any]:
@@ -96,7 +90,7 @@ def beside(*calls: Callable[[], Any], seconds: float = 10) -> list[Any]:
 
 def test_as_many_as_cores(unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert st.num_threads() == 5
-    monkeypatch.setattr(team, "usable_cores", lambda: 2)  # the mask has changed
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)  # the mask has changed
     assert st.num_threads() == 2
 
 
@@ -247,7 +241,7 @@ def test_so_many_work_at_once(count: int, four: None) -> None:
     most, at_once = [0], [0]
     lock = threading.Lock()
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         with lock:
             at_once[0] += 1
             most[0] = max(most[0], at_once[0])
@@ -255,7 +249,7 @@ def test_so_many_work_at_once(count: int, four: None) -> None:
         with lock:
             at_once[0] -= 1
 
-    each(work, 20, threads=2)
+    each(strategies, 20, threads=2)
     assert most == [2]
 
 
@@ -274,7 +268,7 @@ def test_short_work_wakes_nobody(four: None, monkeypatch: pytest.MonkeyPatch) ->
     def never(*args: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(team._Team, "hand", never)
+    monkeypatch.setattr(threads._ThreadPool, "hand", never)
     x = st.ones(1000)
     assert float(st.sum(st.sqrt(x + x) * x)) == pytest.approx(1000 * 2**0.5)
     x += 1
@@ -291,7 +285,7 @@ def test_the_error_of_one(where: str, four: None) -> None:
     state = {"working": 0, "done": 0}
     lock, met = threading.Lock(), threading.Barrier(4)
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         with lock:
             state["working"] += 1
         try:
@@ -307,7 +301,7 @@ def test_the_error_of_one(where: str, four: None) -> None:
 
     for _ in range(3):
         with pytest.raises(LookupError, match="of one"):
-            each(work, 1000)
+            each(strategies, 1000)
         assert state["working"] == 0  # nobody works on
         assert state["done"] < 40
         state["done"] = 0
@@ -321,7 +315,7 @@ def test_the_error_of_one(where: str, four: None) -> None:
 def test_the_first_of_two_errors_is_the_callers(four: None) -> None:
     caller, met, failed = threading.get_ident(), threading.Barrier(2), threading.Event()
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         met.wait(5)
         if threading.get_ident() == caller:
             threading.Timer(0.02, failed.set).start()
@@ -330,13 +324,13 @@ def test_the_first_of_two_errors_is_the_callers(four: None) -> None:
         raise ValueError("second")
 
     with pytest.raises(KeyError, match="first"):
-        each(work, 2, threads=2)
+        each(strategies, 2, threads=2)
 
 
 def test_the_first_of_two_errors_is_a_helpers(four: None) -> None:
     caller, met, failed = threading.get_ident(), threading.Barrier(2), threading.Event()
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         met.wait(5)
         if threading.get_ident() == caller:
             failed.wait(5)
@@ -345,7 +339,7 @@ def test_the_first_of_two_errors_is_a_helpers(four: None) -> None:
         raise KeyError("first")
 
     with pytest.raises(KeyError, match="first"):
-        each(work, 2, threads=2)
+        each(strategies, 2, threads=2)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, MemoryError, Warning])
@@ -353,13 +347,13 @@ def test_the_first_of_two_errors_is_a_helpers(four: None) -> None:
 def test_errors_of_every_kind(kind: type[BaseException], threads: int, four: None) -> None:
     caller, met = threading.get_ident(), threading.Barrier(threads)
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         met.wait(5)
         if threads == 1 or threading.get_ident() != caller:
             raise kind("this")
 
     with pytest.raises(kind, match="this"):
-        each(work, threads, threads=threads)
+        each(strategies, threads, threads=threads)
 
 
 class Truthless(Exception):
@@ -370,13 +364,13 @@ class Truthless(Exception):
 def test_errors_that_count_for_nothing_are_raised(four: None) -> None:
     caller, met = threading.get_ident(), threading.Barrier(4)
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         met.wait(5)
         if threading.get_ident() != caller:
             raise Truthless
 
     with pytest.raises(Truthless):
-        each(work, 4)
+        each(strategies, 4)
 
 
 def test_nothing_is_kept(four: None) -> None:
@@ -388,7 +382,7 @@ def test_nothing_is_kept(four: None) -> None:
             held, seen = np.zeros(10), np.zeros(10)
             refs = [weakref.ref(held), weakref.ref(seen)]
 
-            def work(k: int, held: Any = held, fails: bool = fails) -> None:
+            def strategies(k: int, held: Any = held, fails: bool = fails) -> None:
                 time.sleep(0.001)
                 if fails and k > 2:
                     raise LookupError(held.size)
@@ -396,8 +390,8 @@ def test_nothing_is_kept(four: None) -> None:
             context = contextvars.copy_context()
             context.run(STYLE.set, seen)
             with pytest.raises(LookupError) if fails else contextlib.nullcontext():
-                context.run(each, work, 12)
-            del held, seen, work, context
+                context.run(each, strategies, 12)
+            del held, seen, strategies, context
             deadline = time.perf_counter() + 2
             while any(ref() is not None for ref in refs) and time.perf_counter() < deadline:
                 time.sleep(0.001)
@@ -434,11 +428,11 @@ def test_each_in_many_threads(four: None) -> None:
             count, done = random_.randrange(12), list[int]()
             if random_.random() < 0.2:
 
-                def work(k: int, number: int = number) -> None:
+                def strategies(k: int, number: int = number) -> None:
                     raise LookupError(number)
 
                 try:
-                    each(work, count)
+                    each(strategies, count)
                 except LookupError as error:
                     if error.args != (number,):
                         wrong.append(turn)
@@ -483,19 +477,19 @@ def test_helpers_see_what_the_caller_sees(four: None) -> None:
     met = threading.Barrier(4)
     seen: list[Any] = []
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         met.wait(5)
         seen.append((STYLE.get(), np.geterr()["over"], st.num_threads(), len({*np.geterr().values()})))
         STYLE.set(f"mine {k}")  # which stays here
 
     with np.errstate(all="raise"), st.set_num_threads(4):
-        each(work, 4)
+        each(strategies, 4)
         helpers = seen[:]
     assert helpers == [("caller's", "raise", 4, 1)] * 4
     STYLE.set("other")
     seen.clear()
     with np.errstate(over="print", under="raise"), st.set_num_threads(4):
-        each(work, 4)
+        each(strategies, 4)
     assert [(style, mode) for style, mode, *_ in seen] == [("other", "print")] * 4
 
 
@@ -560,12 +554,12 @@ def test_fork_of_a_team() -> None:
     said = scripted(
         """
         import threading
-        from shardtensor.host import threads as team
+        from shardtensor.host import threads
         from shardtensor.host.blas_threads import Limit
 
         def works(turns):
             met = threading.Barrier(4)
-            team.each(lambda k: met.wait(10), 4)
+            threads.each(lambda k: met.wait(10), 4)
             for _ in range(turns):
                 assert float(st.sum(st.ones(1 << 20) + 1)) == 2 << 20
             y = st.ones((300, 300))
@@ -577,7 +571,7 @@ def test_fork_of_a_team() -> None:
         end = threading.Event()
         def busy():
             while not end.is_set():
-                team.each(lambda k: end.wait(0.001), 8)
+                threads.each(lambda k: end.wait(0.001), 8)
         others = [threading.Thread(target=busy) for _ in range(2)]
         for thread in others: thread.start()
         codes = []
@@ -601,17 +595,17 @@ def test_fork_inside_of_each() -> None:
     """A helper forks: its child has but this thread, and works all the same."""
     said = scripted(
         """
-        from shardtensor.host import threads as team
+        from shardtensor.host import threads
         st.set_num_threads(4)
         st.sum(st.ones(1 << 20) + 1)
         codes = []
         def work(k):
             if not (child := os.fork()):
                 done = []
-                team.each(done.append, 9)
+                threads.each(done.append, 9)
                 os._exit(0 if sorted(done) == list(range(9)) and float(st.sum(st.ones(1 << 20) + 1)) == 2 << 20 else 1)
             codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        team.each(work, 6)
+        threads.each(work, 6)
         print(codes)
         """
     )
@@ -619,21 +613,21 @@ def test_fork_inside_of_each() -> None:
 
 
 ENDS = {
-    "helpers wait": "team.each(lambda k: time.sleep(0.01), 8)",
+    "helpers wait": "threads.each(lambda k: time.sleep(0.01), 8)",
     "an operator was the last": "x = st.ones(1 << 20) + 1",
-    "an error was the last": "try: team.each(lambda k: {}[k], 8)\nexcept KeyError: pass",
+    "an error was the last": "try: threads.each(lambda k: {}[k], 8)\nexcept KeyError: pass",
     "a daemon works": "threading.Thread(target=forever, args=(lambda: st.ones(1 << 20) + 1,), daemon=True).start()\ntime.sleep(0.2)",
-    "a daemon has short work": "threading.Thread(target=forever, args=(lambda: team.each(lambda k: None, 8),), daemon=True).start()\ntime.sleep(0.2)",
+    "a daemon has short work": "threading.Thread(target=forever, args=(lambda: threads.each(lambda k: None, 8),), daemon=True).start()\ntime.sleep(0.2)",
     "an operator at exit": "import atexit\natexit.register(lambda: (st.ones((500, 500)) + 1) @ st.ones((500, 500)))",
     "an operator after the last": "y = st.ones((500, 500))\nclass Last:\n    def __del__(self):\n        assert sys.is_finalizing()\n        st.sum(y @ y + 1)\n        print('done')\nst.sum(y @ y + 1)\nlast = Last()",
     "the first one after the last": "y = st.ones((500, 500))\nclass Last:\n    def __del__(self):\n        st.matmul(y, y)\n        print('done')\nlast = Last()",
-    "a daemon sleeps": "threading.Thread(target=lambda: team.each(lambda k: time.sleep(30), 8), daemon=True).start()\ntime.sleep(0.2)",
+    "a daemon sleeps": "threading.Thread(target=lambda: threads.each(lambda k: time.sleep(30), 8), daemon=True).start()\ntime.sleep(0.2)",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(ENDS))
 def test_the_end_of_the_interpreter(name: str) -> None:
-    head = "import sys, time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor.host import threads as team\n"
+    head = "import sys, time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor.host import threads\n"
     head += "def forever(call):\n    while True: call()\nst.set_num_threads(5)\n"
     began = time.perf_counter()
     done = subprocess.run(
@@ -690,8 +684,8 @@ def test_a_map_while_the_interpreter_ends() -> None:
 
 def test_helpers_end_before_the_interpreter() -> None:
     script = "import atexit, threading\natexit.register(lambda: print(threading.active_count()))\n"
-    script += "import shardtensor as st\nfrom shardtensor.host import threads as team\nst.set_num_threads(4)\n"
-    script += "for _ in range(2):\n    team.each(lambda k: None, 8)\n    print(threading.active_count())\n    team._team.dissolve()\n"
+    script += "import shardtensor as st\nfrom shardtensor.host import threads\nst.set_num_threads(4)\n"
+    script += "for _ in range(2):\n    threads.each(lambda k: None, 8)\n    print(threading.active_count())\n    threads._pool.dissolve()\n"
     script += "    print(threading.active_count())\nteam.each(lambda k: None, 8)\n"
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -733,17 +727,17 @@ def controls(*libraries: Library) -> Any:
 def libraries(monkeypatch: pytest.MonkeyPatch) -> tuple[Library, Library]:
     """Two, with six and two threads."""
     both = Library(6), Library(2)
-    shares = blas._Shares()
+    shares = blas_threads._Shares()
     shares._libraries = controls(*both)
-    monkeypatch.setattr(blas, "_shares", shares)
+    monkeypatch.setattr(blas_threads, "_shares", shares)
     return both
 
 
 @hypothesis.given(data=some.data())
 def test_the_least_that_is_wanted(data: Any) -> None:
     both = Library(6), Library(2)
-    before, blas._shares = blas._shares, blas._Shares()
-    blas._shares._libraries = controls(*both)
+    before, blas_threads._shares = blas_threads._shares, blas_threads._Shares()
+    blas_threads._shares._libraries = controls(*both)
     wanted: list[tuple[int, Limit]] = []
     try:
         for _ in range(data.draw(some.integers(0, 12))):
@@ -760,7 +754,7 @@ def test_the_least_that_is_wanted(data: Any) -> None:
             wanted.pop()[1].__exit__(None)
         assert [b.number for b in both] == [6, 2]
     finally:
-        blas._shares = before
+        blas_threads._shares = before
 
 
 def test_limits_of_threads(libraries: tuple[Library, Library]) -> None:
@@ -781,19 +775,19 @@ def test_limits_of_threads(libraries: tuple[Library, Library]) -> None:
     beside(*[functools.partial(run, n) for n in range(8)], seconds=60)
     assert not high
     assert [b.number for b in libraries] == [6, 2]
-    assert blas._shares._wanted == []
+    assert blas_threads._shares._wanted == []
 
 
-def blas_threads() -> set[int]:
+def blas_thread_counts() -> set[int]:
     return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 
 @pytest.fixture
 def three_in_blas() -> Iterator[None]:
     with threadpool_limits(3, "blas"):
-        assert blas_threads() == {3}
+        assert blas_thread_counts() == {3}
         yield
-        assert blas_threads() == {3}
+        assert blas_thread_counts() == {3}
 
 
 @pytest.fixture
@@ -805,14 +799,14 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
     @functools.wraps(matmul)
     def watched(*args: Any, **options: Any) -> Any:
         if args[0].size > 1:  # else somebody asks for the dtype
-            found.append((threading.get_ident(), blas_threads()))
+            found.append((threading.get_ident(), blas_thread_counts()))
         return matmul(*args, **options)
 
     monkeypatch.setattr(np, "matmul", watched)
-    monkeypatch.setattr(folds, "_FACTORS", (64, 64, 1 << 26))
-    running._plans.clear()
+    monkeypatch.setattr(blocked_reduction, "_FACTORS", (64, 64, 1 << 26))
+    plan_cache._plans.clear()
     yield found
-    running._plans.clear()
+    plan_cache._plans.clear()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -824,7 +818,7 @@ def test_products_have_one_thread_of_blas_in_each(threads: int, products: list[A
     assert {tuple(said) for _, said in products} == {(1,)}
     assert len({thread for thread, _ in products}) <= threads
     np.testing.assert_allclose(made, x @ x, rtol=1e-12)
-    assert blas_threads() == {3}
+    assert blas_thread_counts() == {3}
 
 
 def test_blas_has_its_number_back_after_errors(three_in_blas: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -839,8 +833,8 @@ def test_blas_has_its_number_back_after_errors(three_in_blas: None, monkeypatch:
             patch.setattr(np, "matmul", fails)
             with pytest.raises(LookupError):
                 x @ x
-        assert blas_threads() == {3}
-        assert blas._shares._wanted == []
+        assert blas_thread_counts() == {3}
+        assert blas_threads._shares._wanted == []
     assert float((x @ x)[0, 0]) == 300
 
 
@@ -850,32 +844,32 @@ def test_maps_and_products_leave_blas_as_it_was(three_in_blas: None, four: None)
 
     made = in_time(lambda: st.pmap(program, [np.float64(k) for k in range(4)], axis_name="i"), 30)
     assert float(np.asarray(made[0])[0, 0]) == 1800
-    assert blas_threads() == {3}
+    assert blas_thread_counts() == {3}
     with pytest.raises(LookupError):
         st.pmap(lambda x: {}[x], [1, 2, 3])
-    assert blas_threads() == {3}
+    assert blas_thread_counts() == {3}
 
 
 def test_limits_of_users_hold(products: list[Any]) -> None:
     x = st.ones((300, 300))
-    before = blas_threads()
+    before = blas_thread_counts()
     with threadpool_limits(2, "blas"):
         x @ x
-        assert blas_threads() == {2}
+        assert blas_thread_counts() == {2}
         with threadpool_limits(1, "blas"):
             x @ x
-            assert blas_threads() == {1}
+            assert blas_thread_counts() == {1}
         x @ x
-        assert blas_threads() == {2}
-    assert blas_threads() == before
+        assert blas_thread_counts() == {2}
+    assert blas_thread_counts() == before
     assert {tuple(said) for _, said in products} == {(1,)}
 
 
 def test_limits_overlap_in_threads(three_in_blas: None, four: None) -> None:
     x = st.ones((300, 300))
     beside(*[lambda: [x @ x for _ in range(10)]] * 4, seconds=60)
-    assert blas_threads() == {3}
-    assert blas._shares._wanted == []
+    assert blas_thread_counts() == {3}
+    assert blas_threads._shares._wanted == []
 
 
 def test_fork_inside_of_a_limit() -> None:
@@ -904,18 +898,18 @@ def test_fork_inside_of_a_limit() -> None:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Many small blocks, each of which takes some hundredths of a second."""
-    running._plans.clear()
-    monkeypatch.setattr(passes, "_BLOCK", 1 << 12)
-    monkeypatch.setattr(passes, "_LEAST", 1 << 12)
-    monkeypatch.setattr(passes, "LONG", 1e-9)
-    monkeypatch.setattr(folds, "LONG", 1e-9)
-    monkeypatch.setattr(folds, "_BLOCK", 1 << 12)
-    monkeypatch.setattr(folds, "_FACTORS", (32, 32, 1 << 26))
-    monkeypatch.setattr(folds, "_BLAS_ALONE", 1 << 12)
-    for module in (pool, work):
+    plan_cache._plans.clear()
+    monkeypatch.setattr(blockwise, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(blockwise, "_LEAST", 1 << 12)
+    monkeypatch.setattr(blockwise, "LONG", 1e-9)
+    monkeypatch.setattr(blocked_reduction, "LONG", 1e-9)
+    monkeypatch.setattr(blocked_reduction, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(blocked_reduction, "_FACTORS", (32, 32, 1 << 26))
+    monkeypatch.setattr(blocked_reduction, "_BLAS_ALONE", 1 << 12)
+    for module in (memory_pool, strategies):
         monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
     yield
-    running._plans.clear()
+    plan_cache._plans.clear()
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) -> list[int]:
@@ -929,7 +923,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) ->
 
     slow.__name__ = name
     monkeypatch.setattr(np, name, slow)
-    running._plans.clear()
+    plan_cache._plans.clear()
     return calls
 
 
@@ -971,7 +965,7 @@ def all_is_well() -> None:
     met = threading.Barrier(3)
     with st.set_num_threads(3):
         in_time(lambda: each(lambda k: met.wait(5), 3))
-    assert blas._shares._wanted == []
+    assert blas_threads._shares._wanted == []
     assert np.geterr() == MODES
     assert (np.asarray(st.ones(50_000) + 1) == 2).all()
     assert float(st.sum(st.ones(50_000))) == 50_000
@@ -1010,7 +1004,7 @@ def test_ctrl_c_in_long_operators(name: str, threads: int, blocks: None, monkeyp
         assert 2 <= count <= 9 * threads
         time.sleep(0.06)
         assert len(calls) == count
-    running._plans.clear()
+    plan_cache._plans.clear()
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(SIZE)))
     np.testing.assert_array_equal(np.asarray(y), np.arange(float(SIZE)))
     np.testing.assert_array_equal(np.asarray(LONG[name](x, y)), wanted)
@@ -1066,7 +1060,7 @@ def test_ctrl_c_in_writes(name: str, threads: int, alone: bool, blocks: None, mo
     with monkeypatch.context() as patch, st.set_num_threads(threads):
         calls = slowed(patch, slow, 0.015)
         took = interrupted(lambda: write(x, y), 0.01, calls)
-    running._plans.clear()
+    plan_cache._plans.clear()
     assert calls
     assert took is not None
     found = np.asarray(x)
@@ -1108,7 +1102,7 @@ def test_handlers_that_raise_nothing_lose_nothing(
         calls = slowed(patch, name, 0.005)
         found: list[Any] = []
         assert interrupted(lambda: found.append(LONG[name](x, y)), 0.01, calls) is None
-    running._plans.clear()
+    plan_cache._plans.clear()
     np.testing.assert_array_equal(np.asarray(found[0]), wanted)
     assert heard == [(signal.SIGINT, True)]
     all_is_well()
@@ -1117,14 +1111,14 @@ def test_handlers_that_raise_nothing_lose_nothing(
 def test_signals_that_nobody_handles(four: None) -> None:
     done: list[int] = []
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         if k == 3:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         time.sleep(0.002)
         done.append(k)
 
     with handled(signal.SIG_IGN):
-        each(work, 12)
+        each(strategies, 12)
     assert sorted(done) == list(range(12))
 
 
@@ -1133,7 +1127,7 @@ def test_signals_that_nobody_handles(four: None) -> None:
 def test_signals_that_wait_for_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
     done: list[int] = []
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         if k == 3:
             signal.raise_signal(number)
         time.sleep(0.002)
@@ -1141,11 +1135,11 @@ def test_signals_that_wait_for_the_end(threads: int, number: int, error: type[Ba
 
     handler = signal.getsignal(number)
     with pytest.raises(error), st.set_num_threads(threads):
-        each(work, 40, breaks=False)
+        each(strategies, 40, breaks=False)
     assert sorted(done) == list(range(40))
     done.clear()
     with pytest.raises(error), st.set_num_threads(threads):
-        each(work, 40)
+        each(strategies, 40)
     assert 3 in done
     assert len(done) < 15
     assert signal.getsignal(number) is handler
@@ -1162,7 +1156,7 @@ def test_signals_come_in_order_and_once_each(four: None, late: None) -> None:
     with handled(note):
         signal.signal(signal.SIGUSR1, note)
         try:
-            with interrupts.Interrupts() as held:
+            with signals.Interrupts() as held:
                 for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGUSR1):
                     signal.raise_signal(number)
                 assert heard == []
@@ -1188,7 +1182,7 @@ def test_handlers_that_handlers_set_are_held_and_stay() -> None:
     before = signal.signal(signal.SIGINT, first)
     done: list[int] = []
     try:
-        with pytest.raises(KeyboardInterrupt), interrupts.Interrupts() as held:  # noqa: PT012 - it comes at the end
+        with pytest.raises(KeyboardInterrupt), signals.Interrupts() as held:  # noqa: PT012 - it comes at the end
             signal.raise_signal(signal.SIGINT)
             held.deliver()
             signal.raise_signal(signal.SIGINT)
@@ -1200,13 +1194,13 @@ def test_handlers_that_handlers_set_are_held_and_stay() -> None:
 
 
 def test_a_held_handler_that_is_saved_works_later(late: None) -> None:
-    with interrupts.Interrupts():
+    with signals.Interrupts():
         saved = signal.signal(signal.SIGALRM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
     signal.signal(signal.SIGALRM, saved)
     with pytest.raises(Late):
         signal.raise_signal(signal.SIGALRM)
-    with interrupts.Interrupts() as held:
+    with signals.Interrupts() as held:
         signal.raise_signal(signal.SIGALRM)
         with pytest.raises(Late):
             held.deliver()
@@ -1214,7 +1208,7 @@ def test_a_held_handler_that_is_saved_works_later(late: None) -> None:
 
 def test_pieces_of_work_end_in_any_order(late: None) -> None:
     """Those of greenlets do."""
-    first, second = interrupts.Interrupts(), interrupts.Interrupts()
+    first, second = signals.Interrupts(), signals.Interrupts()
     first.__enter__()
     second.__enter__()
     first.__exit__()
@@ -1229,7 +1223,7 @@ def test_pieces_of_work_end_in_any_order(late: None) -> None:
 def test_ctrl_c_in_each_in_each(threads: int) -> None:
     done: list[tuple[int, int]] = []
 
-    def work(i: int, j: int) -> None:
+    def strategies(i: int, j: int) -> None:
         if (i, j) == (1, 1):
             signal.raise_signal(signal.SIGINT)
         time.sleep(0.004)  # the caller's thread hears it, also on a busy machine
@@ -1238,7 +1232,7 @@ def test_ctrl_c_in_each_in_each(threads: int) -> None:
     def run(**options: bool) -> None:
         done.clear()
         with pytest.raises(KeyboardInterrupt), st.set_num_threads(threads):
-            each(lambda i: each(lambda j: work(i, j), 6, **options), 8, **options)
+            each(lambda i: each(lambda j: strategies(i, j), 6, **options), 8, **options)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     run()
@@ -1269,7 +1263,7 @@ def test_handlers_that_are_set_meanwhile_stay(four: None) -> None:
     def mine(number: int, frame: Any) -> None:
         heard.append(number)
 
-    def work(k: int) -> None:
+    def strategies(k: int) -> None:
         if k == 2:
             signal.signal(signal.SIGINT, mine)
         if k == 4:
@@ -1277,7 +1271,7 @@ def test_handlers_that_are_set_meanwhile_stay(four: None) -> None:
 
     before = signal.getsignal(signal.SIGINT)
     try:
-        each(work, 6, threads=1)
+        each(strategies, 6, threads=1)
         assert signal.getsignal(signal.SIGINT) is mine
         assert heard == [signal.SIGINT]
     finally:
@@ -1289,7 +1283,7 @@ def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         calls = slowed(patch, "add", 0.05)
         took = interrupted(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"), calls=calls)
-    running._plans.clear()
+    plan_cache._plans.clear()
     assert took is not None
     assert took < 1
     made = in_time(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"))
@@ -1299,20 +1293,20 @@ def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.Monkey
 
 def test_interrupts_that_are_not_ours() -> None:
     """One `Interrupts` after another: what comes between them is raised at once."""
-    with interrupts.Interrupts() as held:
+    with signals.Interrupts() as held:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             held.deliver()
         held.deliver()  # once
     done: list[int] = []
-    with pytest.raises(KeyboardInterrupt), interrupts.Interrupts():
+    with pytest.raises(KeyboardInterrupt), signals.Interrupts():
         done.append(signal.raise_signal(signal.SIGINT) or 1)
     assert done
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
-ENGINE = [str(module.__file__) for module in (blas, folds, interrupts, passes, team)]
+ENGINE = [str(module.__file__) for module in (blas_threads, blocked_reduction, signals, blockwise, threads)]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -1335,18 +1329,18 @@ def test_signals_at_every_line(name: str, number: int, threads: int, blocks: Non
                 break
             found = {
                 "errstate": np.geterr() != MODES,
-                "limits": bool(blas._shares._wanted),
-                "lock": blas._shares._lock.locked(),
+                "limits": bool(blas_threads._shares._wanted),
+                "lock": blas_threads._shares._lock.locked(),
                 "handler": signal.getsignal(number) is not handler,
-                "held": bool(interrupts._active or interrupts._held or interrupts._missed),
+                "held": bool(signals._active or signals._held or signals._missed),
                 "half": len(np.unique(np.asarray(x))) > 1,
             }
             wrong += [(what, place) for what, is_so in found.items() if is_so]
             np.seterr(**MODES)
             signal.signal(number, handler)
             if found["limits"] or found["lock"]:
-                blas._shares._set(None)
-                blas._shares = blas._Shares()
+                blas_threads._shares._set(None)
+                blas_threads._shares = blas_threads._Shares()
     finally:
         gc.enable()
     assert line > 5

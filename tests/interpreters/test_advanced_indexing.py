@@ -108,7 +108,7 @@ def some_entry(data: Any, entry: Any, home: st.NamedSharding) -> Built:
 
 def records(log: st.TransferLog) -> list[tuple[Any, ...]]:
     """What moved, without the names of the backends."""
-    return sorted((r.bytes, place(r.source), place(r.destination), r.explicit) for r in log if r.bytes)
+    return sorted((r.bytes, context(r.source), context(r.destination), r.explicit) for r in log if r.bytes)
 
 
 def assert_moved_alike(backends: tuple[str, ...], moved: list[Any]) -> None:
@@ -117,7 +117,7 @@ def assert_moved_alike(backends: tuple[str, ...], moved: list[Any]) -> None:
         assert found == moved[0] or not load(backend).negative_strides, backend
 
 
-def place(device: st.Device) -> int:
+def context(device: st.Device) -> int:
     return -1 if device == st.HOST else device.id
 
 
@@ -620,10 +620,10 @@ def test_the_last_of_repeated_indices_wins(turn: Any, backend: str) -> None:
             new = rng.integers(0, 1000, start[index].shape)
             answer = assigned(start, index, new)
             turned = np.ascontiguousarray(turn(rows))
-            for place in (np.asarray, functools.partial(st.device_put, device=sharding)):
+            for context in (np.asarray, functools.partial(st.device_put, device=sharding)):
                 x, y, z = (st.device_put(start, sharding) for _ in range(3))
-                back = turn(place(turned))
-                values = place(new) if new.ndim > 2 else turn(place(np.ascontiguousarray(turn(new))))
+                back = turn(context(turned))
+                values = context(new) if new.ndim > 2 else turn(context(np.ascontiguousarray(turn(new))))
                 assert np.array_equal(np.asarray(back), rows)
                 x[(back, *index[1:])] = values
                 assert_same(x, answer, exact=True)
@@ -1092,7 +1092,7 @@ def test_arrays_without_dimensions_index_like_integers(backend: str) -> None:
         assert_same(y, answer, exact=True)
 
 
-class Place(NamedTuple):
+class ShardContext(NamedTuple):
     row: Any
     column: Any
 
@@ -1100,11 +1100,16 @@ class Place(NamedTuple):
 def test_named_tuples_are_tuples(backend: str) -> None:
     start = array((4, 3), "float64", 1)
     x = st.device_put(start, mesh_of((2,), backend))
-    for place in (Place(1, 2), Place(slice(1, 3), 0), Place([0, 3], slice(None)), Place(None, Ellipsis)):
-        assert_same(x[place], start[place], exact=True)
+    for context in (
+        ShardContext(1, 2),
+        ShardContext(slice(1, 3), 0),
+        ShardContext([0, 3], slice(None)),
+        ShardContext(None, Ellipsis),
+    ):
+        assert_same(x[context], start[context], exact=True)
         y, answer = x.copy(), start.copy()
-        y[place] = 5
-        answer[place] = 5
+        y[context] = 5
+        answer[context] = 5
         assert_same(y, answer, exact=True)
 
 

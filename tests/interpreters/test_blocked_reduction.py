@@ -22,10 +22,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.functions.monoids import MONOIDS
-from shardtensor.host import memory_pool as pool
-from shardtensor.interpreters.execution import blocked_reduction as folds
-from shardtensor.interpreters.execution import plan_cache as running
-from shardtensor.interpreters.execution import strategies as work
+from shardtensor.host import memory_pool
+from shardtensor.interpreters.execution import blocked_reduction, plan_cache, strategies
 from tests import layouts
 from tests.host.test_blockwise import LAYOUTS, counted, heard, laid, poisoned, quiet
 from tests.layouts import DTYPES, all_specs, array, assert_close, mesh_of, meshes, specs
@@ -37,7 +35,7 @@ SIZES = [0, 1, 2, 3, 4, 5, 7, 9, 17]
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """See `tests.host.test_blockwise`."""
-    monkeypatch.setattr(pool, "empty", poisoned)
+    monkeypatch.setattr(memory_pool, "empty", poisoned)
 
 
 def cut(**sizes: Any) -> AbstractContextManager[None]:
@@ -46,15 +44,15 @@ def cut(**sizes: Any) -> AbstractContextManager[None]:
         "LONG": 0.0, "_BLOCK": 7, "_CACHED": 5, "_WIDTH": 3, "_FACTORS": (2, 3, 16), "_SQUARE": (3, 3, 16), "_PLAIN": (3, 2, 16), "_DEPTH": (2, 5),
         "_BLAS_ALONE": 4, "_BLAS_ALONE_THIN": 4, **sizes,
     }  # fmt: skip
-    return layouts.cut(folds, **small)
+    return layouts.cut(blocked_reduction, **small)
 
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
     """Nothing is cut: shards are reduced in one call each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "is_long", lambda *_: False)
-        patch.setattr(running, "_plans", {})
+        patch.setattr(strategies, "is_long", lambda *_: False)
+        patch.setattr(plan_cache, "_plans", {})
         yield
 
 
@@ -99,7 +97,7 @@ def results(call: Callable[[], st.ShardedTensor]) -> np.ndarray:
     found = []
     for number in 1, 2, 3, 7:
         with st.set_num_threads(number), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running, "_plans", {})  # else all are cut as for one
+            patch.setattr(plan_cache, "_plans", {})  # else all are cut as for one
             found.append(np.asarray(call()))
     found.append(np.asarray(unchanged_in_the_log(call)))
     assert len({x.tobytes() for x in found}) == 1
@@ -438,7 +436,7 @@ def test_everything_is_cut() -> None:
     x = on(mesh_of((2,), "numpy"), st.P("x"), array((20, 30), "float64", 1))
     for name in MONOIDS:
         for axis in None, 0, 1:
-            with counted(folds) as found:
+            with counted(blocked_reduction) as found:
                 getattr(st, name)(x, axis=axis)
             assert max(found) > 10, (name, axis)
     calls = {
@@ -448,14 +446,14 @@ def test_everything_is_cut() -> None:
         "vecdot": lambda: st.vecdot(x, x),
     }
     for name, call in calls.items():
-        with counted(folds) as found:
+        with counted(blocked_reduction) as found:
             call()
         assert max(found) > 5, name
 
 
 def test_short_ones_are_not() -> None:
     x = st.ones((300, 300))
-    with counted(folds) as found:
+    with counted(blocked_reduction) as found:
         st.sum(x), st.var(x, axis=0), st.argmax(x), x[:30] @ x[:, :20]
     assert found == []
 
@@ -473,9 +471,9 @@ def test_blocks_are_neither_long_nor_short(layout: str) -> None:
         ("var", (200, 100, 300), [None, 1, (0, 2)]),
     ]:
         x = laid(np.ones(shape, "float32"), layout)
-        block = folds._CACHED if MONOIDS[name].several else folds._BLOCK
+        block = blocked_reduction._CACHED if MONOIDS[name].several else blocked_reduction._BLOCK
         for axis in axes:
-            with counted(folds) as found:
+            with counted(blocked_reduction) as found:
                 getattr(st, name)(x, axis=axis)
             assert x.size / block / 8 <= max(found) <= 16 * x.size / block, (name, shape, axis)
 
@@ -491,7 +489,7 @@ def test_large_reductions(name: str) -> None:
         grid = mesh_of(mesh, "numpy")
         placed = on(grid, st.P(*grid.axis_names), x, layout)
         for axis in None, 0, 1:
-            with counted(folds) as found:
+            with counted(blocked_reduction) as found:
                 result = results(lambda: getattr(st, name)(placed, axis=axis))  # noqa: B023
             assert max(found) > 1
             wanted = getattr(np, name)(x if name in PICKS else x.astype("float64"), axis=axis)

@@ -153,8 +153,8 @@ def counted(watched: bool) -> Any:
 
 
 def moves(log: Any) -> list[tuple[Any, ...]]:
-    def number(place: Any) -> int:
-        return -1 if place == st.HOST else int(place.id)
+    def number(context: Any) -> int:
+        return -1 if context == st.HOST else int(context.id)
 
     return sorted((r.operator, r.bytes, number(r.source), number(r.destination), r.explicit) for r in log if r.bytes)
 

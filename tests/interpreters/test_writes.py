@@ -296,7 +296,7 @@ def into_all_kinds(
 ) -> None:
     """Into tensors and views of them, of several dtypes and layouts: the same elements, or NumPy's error and no change."""
     a, b = array((4, 4), "float64", 1), array((4, 4), "float64", 2)
-    targets, places = itertools.cycle(layouts(backend, 2)), itertools.cycle(layouts(backend, 2, 3))
+    targets, contexts = itertools.cycle(layouts(backend, 2)), itertools.cycle(layouts(backend, 2, 3))
     looks = (
         lambda t: t,
         lambda t: t.T,
@@ -308,8 +308,8 @@ def into_all_kinds(
         c = np.ones((4, 4), dtype)
         z = st.device_put(c, next(targets))
         sharding, target = z.sharding, look(z)
-        x = a if source == "host" else st.device_put(a, next(places))
-        y = st.device_put(b, next(places)) if source == "tensors" else b
+        x = a if source == "host" else st.device_put(a, next(contexts))
+        y = st.device_put(b, next(contexts)) if source == "tensors" else b
         wanted, refused = attempt(into, a, b, look(c))
         found, error = attempt(into, x, y, target)
         where = (dtype, source, sharding, error, refused)
@@ -675,15 +675,15 @@ def test_writes_never_show_in_other_handles(way: str, backend: str) -> None:
 def test_a_mapped_function_that_writes_to_what_it_returned(backend: str) -> None:
     """It kept the array: what it writes later shows nowhere, and a write to the tensor not in what it kept."""
     KEPT.clear()
-    places = []
+    contexts = []
 
     def add(p: Any) -> Any:
-        places.append(current_device())
+        contexts.append(current_device())
         return keep(p + 1)
 
     parts = st.pmap(add, st.shard(np.arange(8.0), devices=st.devices(backend)[:4]))
     whole = st.unshard(parts)
-    for k, device in zip(KEPT, places, strict=True):
+    for k, device in zip(KEPT, contexts, strict=True):
         with load(backend).on(device):
             k[...] = -1
     assert_same(whole, np.arange(1.0, 9), exact=True)
@@ -1487,7 +1487,7 @@ def test_arrays_of_no_dimensions_are_written_in_place(kind: str, backend: str) -
 @everywhere
 def test_a_mapped_function_writes_to_tensors_that_it_finds_outside(backend: str) -> None:
     devices = st.devices(backend)[:4]
-    total, rows, place = (
+    total, rows, context = (
         st.zeros((), device=devices[0]),
         st.zeros((8, 3), device=mesh_of((4,), backend)),
         st.zeros((4,)),
@@ -1499,8 +1499,8 @@ def test_a_mapped_function_writes_to_tensors_that_it_finds_outside(backend: str)
             rows[2 * i : 2 * i + 2] = p
             rows[2 * i] += 1
             rows[:, 0] += 1
-            place[[i]] = i
-            np.add(place[i : i + 1], 1, out=place[i : i + 1])
+            context[[i]] = i
+            np.add(context[i : i + 1], 1, out=context[i : i + 1])
         return p * 2
 
     parts = np.arange(24.0).reshape(8, 3)
@@ -1509,7 +1509,7 @@ def test_a_mapped_function_writes_to_tensors_that_it_finds_outside(backend: str)
     wanted = parts.copy()
     wanted[::2] += 1
     np.testing.assert_array_equal(np.asarray(rows)[:, 1:], wanted[:, 1:])
-    assert_same(place, np.arange(1.0, 5))
+    assert_same(context, np.arange(1.0, 5))
     assert_same(st.unshard(out), parts * 2)
 
 
@@ -1922,7 +1922,7 @@ def test_releasing_and_adopting_keep_what_somebody_holds(backend: str) -> None:
     library, device = load(backend), st.devices(backend)[0]
     with library.on(device):
         a = fresh(backend)
-        place = place_of(a)
+        context = place_of(a)
         mine, copied = library.release(a)
         assert not copied
         assert mine is a
@@ -1932,7 +1932,7 @@ def test_releasing_and_adopting_keep_what_somebody_holds(backend: str) -> None:
         assert copied
         mine[...] = 7
         assert values_of(view)[0, 1] == 1
-        assert place_of(a) == place
+        assert place_of(a) == context
         del view, mine
         mine, copied = library.release(a)
         assert not copied
@@ -1951,8 +1951,8 @@ def test_releasing_and_adopting_keep_what_somebody_holds(backend: str) -> None:
 def test_without_reference_counts_everything_is_copied(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """Where counts mean nothing, in place is a copy each time: slower, and right."""
     module = sys.modules[type(load(backend)).__module__]
-    for place in (module, sys.modules["shardtensor.backend"]):
-        monkeypatch.setattr(place, "references", lambda x: sys.maxsize, raising=False)
+    for context in (module, sys.modules["shardtensor.backend"]):
+        monkeypatch.setattr(context, "references", lambda x: sys.maxsize, raising=False)
     x = put(np.arange(8.0), backend)
     before, kept = address(x), np.asarray(x)
     x += 1
@@ -2000,5 +2000,5 @@ def test_an_in_place_operator_on_an_item_is_one_write(backend: str) -> None:
     x = put(np.arange(12.0).reshape(4, 3), backend)
     for n, index in enumerate((np.s_[1:3], np.s_[:, 1], np.s_[0, ...]), start=1):
         x[index] += 1
-        assert x._ledger is not None
-        assert x._ledger.version == n
+        assert x._write_state is not None
+        assert x._write_state.version == n

@@ -12,8 +12,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import cli
-from shardtensor.backend import Backend, Device
-from shardtensor.backend import registry as backends
+from shardtensor.backend import Backend, Device, registry
 
 
 def command(*arguments: str, **told: str) -> subprocess.CompletedProcess[str]:
@@ -68,7 +67,7 @@ def test_info_lists_every_backend_and_the_default_one(capsys):
 
 
 def test_info_shows_the_memory_of_devices_that_know_it(monkeypatch, capsys):
-    monkeypatch.setitem(backends._loaded, "plugin", Plugin())
+    monkeypatch.setitem(registry._loaded, "plugin", Plugin())
     monkeypatch.setattr(cli, "backend_names", lambda: ["plugin"])
     assert cli.main(["info"]) == 0
     out = capsys.readouterr().out

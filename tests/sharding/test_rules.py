@@ -247,11 +247,11 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_propagate(name: str) -> None:
-    (text, shapes, layouts, *combines), (operands, result, owed) = TABLE[name]
+    (text, shapes, layouts, *combines), (operands, result, partial_axes) = TABLE[name]
     laid = lay_out(text, shapes, layouts, combines=bool(combines and combines[0]))
     assert laid.operands == tuple(operands)
     assert laid.result == result
-    assert laid.owed == tuple(owed)
+    assert laid.partial_axes == tuple(partial_axes)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_an_axis_is_used_once_in_the_result(weights: list[int], wanted: Any) -> 
     assert laid.result == wanted
     rows, columns = wanted
     assert laid.operands == ((rows, ()), ((), columns))
-    assert laid.owed == ()
+    assert laid.partial_axes == ()
 
 
 @pytest.mark.parametrize(("weights", "wanted"), [([9, 8], "xy"), ([8, 9], "yx"), ([8, 8], "xy")])
@@ -299,9 +299,9 @@ def test_a_contraction_conflicts_with_a_row() -> None:
     """The same axis on the rows of the one and on the sum of the other: the heavier one decides."""
     text, shapes, layouts = "... i k, ... k j -> ... i j", [(4, 8), (8, 6)], [split("x", ""), split("x", "")]
     laid = lay_out(text, shapes, layouts, weights=[2, 1], combines=True)
-    assert (laid.operands, laid.owed) == ((split("x", ""), split("", "")), ())
+    assert (laid.operands, laid.partial_axes) == ((split("x", ""), split("", "")), ())
     laid = lay_out(text, shapes, layouts, weights=[1, 2], combines=True)
-    assert (laid.operands, laid.owed) == ((split("", "x"), split("x", "")), ("x",))
+    assert (laid.operands, laid.partial_axes) == ((split("", "x"), split("x", "")), ("x",))
 
 
 def test_split_of_size_1_that_broadcasts() -> None:
@@ -434,11 +434,11 @@ def test_any_rule_and_any_layout(call: Any) -> None:
         assert chains.get(name, ()) == ()
 
     gone = [n for n in chains if n not in rule.result]
-    owed = [axis for n in gone for axis in chains[n] if AXES[axis] > 1]
-    assert sorted(laid.owed) == sorted(owed)
-    assert not set(owed) & set(used)  # what is owed is not in the result
+    partial_axes = [axis for n in gone for axis in chains[n] if AXES[axis] > 1]
+    assert sorted(laid.partial_axes) == sorted(partial_axes)
+    assert not set(partial_axes) & set(used)  # what is owed is not in the result
     if not combines:
-        assert laid.owed == ()
+        assert laid.partial_axes == ()
         assert all(chains[n] == () for n in gone)
 
     # No axis comes from nowhere.

@@ -27,7 +27,7 @@ from shardtensor.sharding.view_spec import (
     reshaped_chains,
     reshaped_strides,
     whole_box,
-    whole_window,
+    whole_view_spec,
 )
 from tests.cases import array_indices, indices
 from tests.interpreters.test_advanced_indexing import outcome
@@ -86,13 +86,13 @@ def some_shape(data: Any, a: np.ndarray) -> Shape:
 def some_window(data: Any, shape: Shape) -> tuple[ViewSpec, np.ndarray, np.ndarray]:
     """A window, the array that it is on, and NumPy's view of that."""
     base = numbered(shape)
-    window, a = whole_window(shape, ((),) * len(shape)), base
+    view_spec, a = whole_view_spec(shape, ((),) * len(shape)), base
     for _ in range(data.draw(some.integers(0, 4))):
-        window, a = some_step(data, window, a)
-    return window, base, a
+        view_spec, a = some_step(data, view_spec, a)
+    return view_spec, base, a
 
 
-def some_step(data: Any, window: ViewSpec, a: np.ndarray) -> tuple[ViewSpec, np.ndarray]:
+def some_step(data: Any, view_spec: ViewSpec, a: np.ndarray) -> tuple[ViewSpec, np.ndarray]:
     kind = data.draw(some.sampled_from(["index", "order", "shape", "flip"]))
     if kind == "index":
         index = data.draw(indices(a.shape))
@@ -101,18 +101,18 @@ def some_step(data: Any, window: ViewSpec, a: np.ndarray) -> tuple[ViewSpec, np.
             index = (*(index if type(index) is tuple else (index,)), Ellipsis)
         found = canonical(index, a.shape)
         assert found is not None
-        if None in window.boxes[-1].order and not a[index].size:
-            return window, a  # a dimension that was added stays: of nothing there are no views
-        return window.at(found), a[index]
+        if None in view_spec.boxes[-1].order and not a[index].size:
+            return view_spec, a  # a dimension that was added stays: of nothing there are no views
+        return view_spec.at(found), a[index]
     if kind == "order":
         order = tuple(data.draw(some.permutations(range(a.ndim))))
-        return window.permuted(order), a.transpose(order)
+        return view_spec.permuted(order), a.transpose(order)
     if kind == "flip":
         turned = Index([(n - 1, n, -1) if n else (0, 0, 1) for n in a.shape])
-        return window.at(turned), a[(*[slice(None, None, -1)] * a.ndim, Ellipsis)]
+        return view_spec.at(turned), a[(*[slice(None, None, -1)] * a.ndim, Ellipsis)]
     new = some_shape(data, a)
-    other = window.reshaped(new)
-    return (window, a) if other is None else (other, a.reshape(new))
+    other = view_spec.reshaped(new)
+    return (view_spec, a) if other is None else (other, a.reshape(new))
 
 
 def in_elements(base: np.ndarray, a: np.ndarray) -> tuple[list[int], int]:
@@ -239,35 +239,35 @@ def test_boxes_are_chains_of_indices_and_permutations(data: Any) -> None:
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(data=some.data())
 def test_windows_have_the_strides_of_numpy(data: Any) -> None:
-    window, base, a = some_window(data, data.draw(shapes()))
-    assert window.shape == a.shape
-    assert window.size == a.size
-    assert len(window.strides) == len(window.chains) == a.ndim
-    seen = window.of(HERE, base)
+    view_spec, base, a = some_window(data, data.draw(shapes()))
+    assert view_spec.shape == a.shape
+    assert view_spec.size == a.size
+    assert len(view_spec.strides) == len(view_spec.chains) == a.ndim
+    seen = view_spec.of(HERE, base)
     np.testing.assert_array_equal(seen, a)
     if a.size:
         assert np.shares_memory(seen, base)
-        walked = [s for s, n in zip(window.strides, window.shape, strict=True) if n > 1]
-        assert (walked, window.offset) == in_elements(base, a)
-        assert (walked, window.offset) == in_elements(base, seen)
+        walked = [s for s, n in zip(view_spec.strides, view_spec.shape, strict=True) if n > 1]
+        assert (walked, view_spec.offset) == in_elements(base, a)
+        assert (walked, view_spec.offset) == in_elements(base, seen)
 
 
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(data=some.data())
 def test_reshapes_are_views_exactly_where_they_are_in_numpy(data: Any) -> None:
-    window, base, a = some_window(data, data.draw(shapes()))
+    view_spec, base, a = some_window(data, data.draw(shapes()))
     new = some_shape(data, a)
     if data.draw(some.booleans()) and a.size:
         new = data.draw(some.sampled_from([(a.size,), (1, a.size), (*a.shape[::-1],), (*a.shape, 1)]))
     wanted = a.reshape(new)
-    other = window.reshaped(new)
+    other = view_spec.reshaped(new)
     if not a.size:
         return
     assert (other is not None) == np.shares_memory(wanted, base)
     if other is not None:
         assert other.shape == new
         np.testing.assert_array_equal(other.of(HERE, base), wanted)
-        strides = reshaped_strides(a.shape, window.strides, new)
+        strides = reshaped_strides(a.shape, view_spec.strides, new)
         assert strides == other.strides
 
 
@@ -294,14 +294,14 @@ def test_windows_are_the_same_where_they_see_the_same(data: Any) -> None:
 
 def test_parts_of_complex_numbers() -> None:
     z = numbered((3, 4)) * (1 + 2j)
-    window = whole_window((3, 4), (("x",), ()))
-    part = window.only("imag").at(Index([(1, 2, 1), 3])).permuted((0,))
+    view_spec = whole_view_spec((3, 4), (("x",), ()))
+    part = view_spec.only("imag").at(Index([(1, 2, 1), 3])).permuted((0,))
     np.testing.assert_array_equal(part.of(HERE, z), z.imag[1:3, 3])
-    flat = window.only("real").reshaped((12,))
+    flat = view_spec.only("real").reshaped((12,))
     assert flat is not None
     np.testing.assert_array_equal(flat.of(HERE, z), z.real.ravel())
     assert np.shares_memory(flat.of(HERE, z), z)
-    assert window.only("imag").only(None).part is None
+    assert view_spec.only("imag").only(None).part is None
 
 
 @hypothesis.settings(max_examples=300)

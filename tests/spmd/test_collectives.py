@@ -19,7 +19,7 @@ import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import CHUNKED_FROM
 from shardtensor.communication.communicator import Communicator
-from shardtensor.host import threads as team
+from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves
 from tests.layouts import DTYPES, READ_ONLY, SIZES, array, assert_close, everywhere, mesh_of, on_host, values_of
 
@@ -860,7 +860,7 @@ def test_entries_of_dicts_meet_by_their_keys(backend: str) -> None:
 
 def test_helper_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """Programs that are slow are served by several threads, and arrive in any order: mesh order combines them."""
-    monkeypatch.setattr(team, "usable_cores", lambda: 3)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
     rng = np.random.default_rng(1)
     blocks = [rng.random(50) for _ in range(6)]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.host import threads as team
+from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from tests.layouts import array, assert_same, everywhere, mesh_of, placed, values_of
 
@@ -677,7 +677,7 @@ def _gradients(index: int, modes: list[Any], torch: Any) -> None:
 @pytest.mark.parametrize("helped", [False, True])
 def test_a_programs_gradient_mode_is_its_own(helped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(team, "usable_cores", lambda: 3)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
     modes: list[Any] = []
 
     def fn(x: Any) -> Any:

@@ -29,17 +29,13 @@ import numpy as np
 import pytest
 import shardtensor_numpy
 from hypothesis import strategies as some
+from shardtensor.spmd import breakpoints, launch, scheduler
+from shardtensor.spmd import program as programs
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardtensor as st
-from shardtensor.communication import communicator as exchange
-from shardtensor.host import blas_threads as blas
-from shardtensor.host import signals as interrupts
-from shardtensor.host import threads as team
-from shardtensor.spmd import breakpoints
-from shardtensor.spmd import launch as spmd
-from shardtensor.spmd import program as programs
-from shardtensor.spmd import scheduler as world
+from shardtensor.communication import communicator
+from shardtensor.host import blas_threads, signals, threads
 from tests.conftest import Late
 from tests.layouts import array
 
@@ -100,10 +96,10 @@ def scripted(text: str, stdin: str = "", seconds: float = 60) -> str:
 @pytest.fixture
 def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Three helper threads, however many cores there are; they join after the first turn of work."""
-    monkeypatch.setattr(team, "usable_cores", lambda: 4)
-    monkeypatch.setattr(team, "_team", team._Team())
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    monkeypatch.setattr(threads, "_pool", threads._ThreadPool())
     yield
-    team._team.dissolve()
+    threads._pool.dissolve()
 
 
 def meets(
@@ -124,7 +120,7 @@ def labels(count: int) -> list[str]:
 def outcome_of(tasks: list[Any], **options: Any) -> Any:
     """Results, or who failed and how."""
     try:
-        return in_time(lambda: world.run(tasks, labels(len(tasks)), **options))
+        return in_time(lambda: scheduler.run(tasks, labels(len(tasks)), **options))
     except programs.Failed as failure:
         return failure.number, failure.error
 
@@ -142,15 +138,15 @@ def test_results_come_in_order() -> None:
     def task(k: int) -> Any:
         return lambda program: (k, program.place, str(program), programs.current() is program)
 
-    made = world.run([task(k) for k in range(6)], labels(6), names=("i", "j"), sizes=(2, 3))
+    made = scheduler.run([task(k) for k in range(6)], labels(6), names=("i", "j"), sizes=(2, 3))
     assert made == [(k, divmod(k, 3), f"p{k}", True) for k in range(6)]
-    assert world.run([], []) == []
+    assert scheduler.run([], []) == []
     assert programs.current() is None
 
 
 def test_programs_start_in_order_and_without_others_never_switch() -> None:
     order: list[int] = []
-    world.run([lambda program, k=k: order.append(k) for k in range(20)], labels(20), helper_delay=9.0)
+    scheduler.run([lambda program, k=k: order.append(k) for k in range(20)], labels(20), helper_delay=9.0)
     assert order == list(range(20))
 
 
@@ -318,7 +314,7 @@ def test_maps_in_programs() -> None:
         return program.place, total, meets(program, mine)
 
     def outer(program: programs.Program) -> Any:
-        made = world.run([inner, inner], [f"{program}.{k}" for k in range(2)], names=("j",))
+        made = scheduler.run([inner, inner], [f"{program}.{k}" for k in range(2)], names=("j",))
         assert programs.current() is program
         return made, meets(program, program.number)
 
@@ -339,7 +335,7 @@ def test_what_fails_inside_is_raised_inside(helper_delay: float, helped: None) -
 
     def outer(program: programs.Program) -> Any:
         try:
-            made = world.run([inner] * 3, [f"{program}.{k}" for k in range(3)], names=("j",))
+            made = scheduler.run([inner] * 3, [f"{program}.{k}" for k in range(3)], names=("j",))
         except programs.Failed as failure:
             made = [failure.number, type(failure.error)]
         return made, meets(program, program.number)
@@ -370,7 +366,7 @@ def test_maps_inside_end_when_one_around_them_fails(helper_delay: float, helped:
             time.sleep(0.002)
             raise LookupError("mine")
         try:
-            return world.run([inner] * 3, labels(3))
+            return scheduler.run([inner] * 3, labels(3))
         except programs.Failed as failure:
             raise failure.error from None
 
@@ -532,7 +528,7 @@ def raised_at(line: int, engine: Collection[str], call: Callable[[], Any], numbe
     return place
 
 
-ENGINE = [str(module.__file__) for module in (blas, interrupts, programs, spmd, team, world)]
+ENGINE = [str(module.__file__) for module in (blas_threads, signals, programs, launch, threads, scheduler)]
 
 
 @pytest.mark.parametrize("helpers", [0, 1])
@@ -564,8 +560,8 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         places.add(place.split(",")[0])
         found = {
             "handler": signal.getsignal(signal.SIGALRM) is not handler,
-            "held": bool(interrupts._active or interrupts._held or interrupts._missed),
-            "limits": bool(blas._shares._wanted),
+            "held": bool(signals._active or signals._held or signals._missed),
+            "limits": bool(blas_threads._shares._wanted),
             "hook": sys.breakpointhook is not hook or breakpoints.prompts()._users,
             "device": st.current_device() is not None,
         }
@@ -607,7 +603,7 @@ def test_signals_in_the_work_of_a_meeting(late: None) -> None:
         after.append(program.number)
 
     with pytest.raises(programs.Failed) as failed:
-        world.run([task] * 3, labels(3), helper_delay=9.0)
+        scheduler.run([task] * 3, labels(3), helper_delay=9.0)
     assert (failed.value.number, type(failed.value.error)) == (2, Late)
     assert 2 not in after
 
@@ -1071,11 +1067,11 @@ def many_collectives(count: int) -> None:
             if first and turn in (count // 4, count - 1):
                 gc.collect()
                 memory.append(tracemalloc.get_traced_memory()[0])
-                memory.append(len(exchange._shared))
+                memory.append(len(communicator._shared))
         return x
 
     items = [np.full(50, float(k)) for k in range(4)]
-    shared = len(exchange._shared)
+    shared = len(communicator._shared)
     tracemalloc.start()
     try:
         made = in_time(lambda: st.pmap(fn, items, axis_name="i"), seconds=600)
@@ -1086,7 +1082,7 @@ def many_collectives(count: int) -> None:
     assert memory[3] <= memory[1]
     del made
     gc.collect()
-    assert len(exchange._shared) <= shared
+    assert len(communicator._shared) <= shared
 
 
 def test_many_collectives_in_flat_memory() -> None:
@@ -1116,7 +1112,7 @@ def test_errors_keep_no_operand_alive(how: str) -> None:
             return st.all_gather(mine[:index], "i")
         return st.psum(mine[:index] if how == "differ" else mine, "i")
 
-    before = len(exchange._shared)
+    before = len(communicator._shared)
     gc.collect()
     gc.disable()
     try:
@@ -1128,7 +1124,7 @@ def test_errors_keep_no_operand_alive(how: str) -> None:
             else:
                 pytest.fail("no error")
         assert [r for r in references if r() is not None] == []
-        assert len(exchange._shared) == before
+        assert len(communicator._shared) == before
     finally:
         gc.enable()
     assert len(references) >= 4
@@ -1486,10 +1482,10 @@ def test_recursion_errors_at_any_depth_leave_no_map_in_the_middle(kind: str, ins
     def mapped(x: Any) -> Any:
         return st.pmap(lambda y: st.psum(y, "j"), [x, x], axis_name="j")
 
-    def meeting(x: Any) -> Any:
+    def rendezvous(x: Any) -> Any:
         return st.psum(x, "i")
 
-    act = mapped if kind == "pmap" or not inside else meeting
+    act = mapped if kind == "pmap" or not inside else rendezvous
 
     def endless(x: Any) -> Any:
         try:
@@ -1516,8 +1512,8 @@ def test_threads_change_no_bit_of_a_reduction(name: str, helped: None) -> None:
     parts = st.shard(array((8, 1 << 19), "float64", 1).reshape(-1), devices=st.devices("numpy"))
     options = {"tiled": True} if name == "psum_scatter" else {}
     seen = []
-    for threads in (1, 3):
-        with st.set_num_threads(threads):
+    for number in (1, 3):
+        with st.set_num_threads(number):
             made = st.pmap(lambda x: getattr(st, name)(x, "i", **options), parts, axis_name="i")
         seen.append(b"".join(np.asarray(m).tobytes() for m in made[:: 1 if options else 8]))
     assert seen[0] == seen[1]

@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.registry import backend_of
-from shardtensor.host import threads as team
+from shardtensor.host import threads
 from shardtensor.spmd.smap import even_factors
 from tests.layouts import READ_ONLY, USABLE, array, assert_same, everywhere, in_use, mesh_of, place_of, shapes
 
@@ -265,7 +265,7 @@ def test_errors_come_as_they_are_with_a_note(backend: str) -> None:
 
 
 def test_of_several_errors_the_first_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 3)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
     together = threading.Barrier(2)
 
     def fn(i: int) -> int:
@@ -282,7 +282,7 @@ def test_of_several_errors_the_first_shards(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_was_not_started_when_a_shard_failed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     ran: list[int] = []
 
     def fn(i: int) -> None:
@@ -297,7 +297,7 @@ def test_what_was_not_started_when_a_shard_failed_is_not_run(monkeypatch: pytest
 
 
 def test_long_work_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     workers = set()
 
     def fn(i: int) -> int:
@@ -312,7 +312,7 @@ def test_long_work_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_helpers_see_the_callers_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
 
     def fn(i: int) -> Any:
         time.sleep(0.005)

@@ -359,7 +359,7 @@ class Author:
         self.oracle, self.backend = Oracle(grid), backend
         self.lines: list[str] = []
         self.numbers = itertools.count(1)
-        self.meeting: dict[int, list[list[int]]] = {}
+        self.rendezvous: dict[int, list[list[int]]] = {}
         """For each line with a collective of all devices, the positions of those that meet."""
 
     @property
@@ -416,7 +416,7 @@ class Author:
         call = self.move(count) if moves else self.pick([*self.collectives(x, self.oracle.teams(axes, groups)), ""])
         if not call:
             return ""
-        self.meeting[len(self.lines)] = self.oracle.teams(axes, groups)
+        self.rendezvous[len(self.lines)] = self.oracle.teams(axes, groups)
         alike = [n for n in self.known if [b.shape for b in self.oracle.space[n]] == [b.shape for b in x]]
         other = self.pick(alike)
         if self.oracle.space[other][0].dtype == x[0].dtype and self.once_in(6):
@@ -588,7 +588,7 @@ def run_fault(seed: int, backend: str, length: int) -> None:
     """One device departs from a program at a collective of several devices; the map must raise, and the next map work."""
     dice = Dice(seed)
     grid, way, author, order = made_up(dice, backend, length)
-    places = [(n, team) for n, teams in author.meeting.items() for team in teams if len(team) > 1]
+    places = [(n, team) for n, teams in author.rendezvous.items() for team in teams if len(team) > 1]
     if not places:
         return
     line, team = dice.pick(places)

@@ -24,8 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from shardtensor.backend import FRAME, Device, references
-from shardtensor.backend import registry as plugins
+from shardtensor.backend import FRAME, Device, references, registry
 from shardtensor.errors import BackendError
 from shardtensor.testing import BackendTests
 from shardtensor.testing.ordering import WAITS
@@ -404,7 +403,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendTests]:
     """Makes a suite for a backend of that class, installed for the length of a test."""
 
     def kit(backend: type[Any], **attributes: Any) -> BackendTests:
-        monkeypatch.setitem(plugins._loaded, backend.name, made(backend))
+        monkeypatch.setitem(registry._loaded, backend.name, made(backend))
         return type("TestIt", (BackendTests,), {"backend": backend.name, **attributes})()
 
     return kit

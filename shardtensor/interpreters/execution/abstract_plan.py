@@ -26,7 +26,7 @@ from shardtensor.tensor.value import Aval
 
 
 def abstract_plan(
-    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], owed: Chain
+    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], partial_axes: Chain
 ) -> Callable[[Operands], ShardedTensor]:
     """Returns the plan of an operator on abstract operands: it records the transfers and returns an abstract result.
 
@@ -35,15 +35,15 @@ def abstract_plan(
         value: the aval of the result.
         params: the operator's parameters by name.
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
-        owed: the mesh axes along which partial results are combined.
+        partial_axes: the mesh axes along which partial results are combined.
     """
-    owing = functools.cache(lambda: _combination(op, value, params, moves, owed))
+    owing = functools.cache(lambda: _combination(op, value, params, moves, partial_axes))
 
     def plan(operands: Operands) -> ShardedTensor:
         for x, move in zip(operands, moves, strict=True):
             if move is not None:
                 move.whole(x, op.name)
-        if owed and op.combine and is_recording():
+        if partial_axes and op.combine and is_recording():
             owing().announce()
         return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
 
@@ -51,24 +51,24 @@ def abstract_plan(
 
 
 def _combination(
-    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], owed: Chain
+    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], partial_axes: Chain
 ) -> Schedule:
-    """Returns the schedule of messages that combine the partial results along the mesh axes ``owed``.
+    """Returns the schedule of messages that combine the partial results along the mesh axes ``partial_axes``.
 
     It is the schedule of `shardtensor.interpreters.execution.strategies.Strategies.combined` on real devices.
     """
     assert op.combine is not None
     mesh = value.sharding.mesh
-    speaks = np.ones(mesh.size, bool)
+    contributes = np.ones(mesh.size, bool)
     for move in moves:
         if move is not None:
             grid = move.target.grid(move.source.shape)
             for bounds, parts in zip(grid.offsets, grid.parts.T, strict=True):
-                speaks &= np.diff(bounds)[parts] > 0
-    groups, grid = np.array(groups_along(mesh, owed)), value.grid
+                contributes &= np.diff(bounds)[parts] > 0
+    groups, grid = np.array(groups_along(mesh, partial_axes)), value.grid
     sizes = np.ones(len(groups), np.int64)
     for bounds, parts in zip(grid.offsets, grid.parts[groups[:, 0]].T, strict=True):
         sizes *= np.diff(bounds)[parts]
     source = next(move.source for move in moves if move is not None)
     state = element_bytes(op.combine, value, source, params)
-    return combination(op.name, mesh.flat, groups, speaks, sizes, state, value.dtype.itemsize, CHUNKED_FROM)
+    return combination(op.name, mesh.flat, groups, contributes, sizes, state, value.dtype.itemsize, CHUNKED_FROM)

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from shardtensor.functions.monoids import MONOIDS
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import memory_pool
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.blockwise import BYTE, LONG, as_dtype
-from shardtensor.host.fp_errors import Complaints
+from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.signals import Interrupts
 from shardtensor.host.threads import each
 from shardtensor.sharding.rules import Rule
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 
 Ranges = Mapping[str, tuple[int, int]]
 """Begin and end along each named dimension."""
@@ -89,16 +89,16 @@ class BlockedReduction:
         rule: names the dimensions of the operands and of the result.
         sizes: the size of every name.
         value: shape and dtype of the result.
-        place: the position of the shards of the first device, which are the largest.
-        kernel: ``kernel(xp, place, *arrays, **params)``, the operator itself.
+        context: the position of the shards of the first device, which are the largest.
+        kernel: ``kernel(xp, context, *arrays, **params)``, the operator itself.
         params: the operator's parameters by name.
         shares: for each part of the result the positions of the shards that contribute to it, in mesh order; None where
             the boundaries of shards do not affect the result, so that the whole array is one part.
     """
 
     def __init__(
-        self, name: str, combine: str, rule: Rule, sizes: Mapping[str, int], value: Any, place: Place,
-        kernel: Callable[..., Any], params: Mapping[str, Any], shares: Sequence[Sequence[Place]] | None,
+        self, name: str, combine: str, rule: Rule, sizes: Mapping[str, int], value: Any, context: ShardContext,
+        kernel: Callable[..., Any], params: Mapping[str, Any], shares: Sequence[Sequence[ShardContext]] | None,
     ) -> None:  # fmt: skip
         self._name = name
         self.value = value
@@ -107,20 +107,20 @@ class BlockedReduction:
         self.params = params
         self._kernel = kernel
         self._sizes = sizes
-        self._local = {name: end - begin for name, (begin, end) in _ranges(rule, place).items()}
+        self._local = {name: end - begin for name, (begin, end) in _ranges(rule, context).items()}
         self._vanishing = {name: size for name, size in self._local.items() if name not in rule.result}
-        self._parts = _whole(rule, sizes) if shares is None else [_part(rule, places) for places in shares]
-        self._turns = (False,) * len(rule.operands)
+        self._parts = _whole(rule, sizes) if shares is None else [_part(rule, contexts) for contexts in shares]
+        self._transposed = (False,) * len(rule.operands)
         if kernel is not matmul and (matrices := _as_matrices(rule, combine)):
-            (rule, self._turns), self._kernel, self.partial, self.params = matrices, matmul, matmul, {}
+            (rule, self._transposed), self._kernel, self.partial, self.params = matrices, matmul, matmul, {}
         self._rule = rule
-        shapes = [s[::-1] if turn else s for s, turn in zip(place.shapes, self._turns, strict=True)]
+        shapes = [s[::-1] if transposed else s for s, transposed in zip(context.shapes, self._transposed, strict=True)]
         self._shapes = tuple(shapes)
         self._block = _block(combine, math.prod(sizes.values()))
         self._product = len(shapes) > 1
         self._cuts: dict[tuple[str, ...], _Tiling] = {}
 
-    def cut_for(self, arrays: Sequence[Any]) -> _Tiling:
+    def tiling_for(self, arrays: Sequence[Any]) -> _Tiling:
         """Returns the tiling for operands with these strides.
 
         The blocks of a reduction follow the order of its dimensions in memory. The product of a matrix with its own
@@ -157,23 +157,23 @@ class BlockedReduction:
             and mine["typestr"] == its["typestr"]
         )
 
-    def _tiles(self, part: Part, sides: Mapping[str, int]) -> list[list[list[Place]]]:
+    def _tiles(self, part: Part, sides: Mapping[str, int]) -> list[list[list[ShardContext]]]:
         """Returns the tiles of a part of the result, each a list of the blocks that it needs from each shard."""
         kept, shards = part
         return [
             [
-                [self._place({**tile, **block}) for block in _boxes(vanishing, sides)] for vanishing in shards
+                [self._context({**tile, **block}) for block in _boxes(vanishing, sides)] for vanishing in shards
             ]
             for tile in _boxes(kept, sides)
         ]  # fmt: skip
 
-    def _place(self, ranges: Ranges) -> Place:
+    def _context(self, ranges: Ranges) -> ShardContext:
         boxes = [
             tuple([ranges[name] if n == self._sizes[name] else (0, 1) for name, n in zip(names, shape, strict=True)])
             for names, shape in zip(self._rule.operands, self._shapes, strict=True)
         ]
         box = tuple([ranges.get(name, (0, 1)) for name in self._rule.result])
-        return Place(box, tuple(boxes), self.value.shape, self._shapes, self.value.dtype)
+        return ShardContext(box, tuple(boxes), self.value.shape, self._shapes, self.value.dtype)
 
     def __call__(self, *arrays: Any) -> Any:
         """Returns the result, a new array of the shape and dtype of ``value``.
@@ -184,24 +184,26 @@ class BlockedReduction:
         Raises:
             DeviceMemoryError: the memory for the result or for intermediate states cannot be allocated.
         """
-        arrays = tuple([array.T if turn else array for array, turn in zip(arrays, self._turns, strict=True)])
+        arrays = tuple(
+            [array.T if transposed else array for array, transposed in zip(arrays, self._transposed, strict=True)]
+        )
         if self._kernel is matmul:  # The whole operands are converted once, instead of every block when it is read.
             arrays = tuple([as_dtype(array, self.value.dtype) for array in arrays])
-        cut = self.cut_for(arrays)
-        job = _Run(self, cut, arrays)
+        tiling = self.tiling_for(arrays)
+        job = _Run(self, tiling, arrays)
         if self._product:
             seconds = _MULTIPLICATION * math.prod(self._sizes.values())
         else:
             seconds = BYTE * arrays[0].nbytes * (3 if self.monoid.several else 1)
         threads = None if seconds > LONG else 1
-        with Interrupts(), Complaints(self._name), Limit(1) if self._product else _nothing:
-            if self._kernel is matmul and cut.shallow:
-                each(job.sum_in_place, len(cut.tiles), threads=threads)
-            elif len(cut.tiles) * 4 > len(cut.blocks):
-                each(job.do, len(cut.tiles), threads=threads)
+        with Interrupts(), FloatingPointErrors(self._name), Limit(1) if self._product else _nothing:
+            if self._kernel is matmul and tiling.shallow:
+                each(job.sum_in_place, len(tiling.tiles), threads=threads)
+            elif len(tiling.tiles) * 4 > len(tiling.blocks):
+                each(job.do, len(tiling.tiles), threads=threads)
             else:
-                each(job.compute, len(cut.blocks), threads=threads)
-                each(job.finish, len(cut.tiles), threads=threads)
+                each(job.compute, len(tiling.blocks), threads=threads)
+                each(job.finish, len(tiling.tiles), threads=threads)
         return job.out
 
 
@@ -216,9 +218,9 @@ class _Tiling:
         shallow: whether each tile needs only one block of each shard, so that it can be summed in place.
     """
 
-    def __init__(self, tiles: list[list[list[Place]]], square: bool) -> None:
+    def __init__(self, tiles: list[list[list[ShardContext]]], square: bool) -> None:
         self.tiles = tiles
-        self.blocks = [place for tile in tiles for shard in tile for place in shard]
+        self.blocks = [context for tile in tiles for shard in tile for context in shard]
         self.first = list(itertools.accumulate([sum(map(len, tile)) for tile in tiles], initial=0))
         self.square = square
         self.shallow = all(len(shard) == 1 for tile in tiles for shard in tile)
@@ -234,76 +236,76 @@ class _Run:
         out: the result.
     """
 
-    def __init__(self, fold: BlockedReduction, cut: _Tiling, arrays: Sequence[Any]) -> None:
-        self._fold = fold
-        self._cut = cut
+    def __init__(self, reduction: BlockedReduction, tiling: _Tiling, arrays: Sequence[Any]) -> None:
+        self._reduction = reduction
+        self._tiling = tiling
         self._arrays = arrays
-        self._states: list[Any] = [None] * len(cut.blocks)
-        self.out = pool.empty(fold.value.shape, fold.value.dtype)
+        self._states: list[Any] = [None] * len(tiling.blocks)
+        self.out = memory_pool.empty(reduction.value.shape, reduction.value.dtype)
 
-    def _parts(self, place: Place) -> list[Any]:
-        pairs = zip(self._arrays, place.boxes, strict=True)
+    def _parts(self, context: ShardContext) -> list[Any]:
+        pairs = zip(self._arrays, context.boxes, strict=True)
         return [array[tuple([slice(*ends) for ends in box])] for array, box in pairs]
 
     def compute(self, k: int) -> None:
         """Computes the state of the k-th block."""
-        place = self._cut.blocks[k]
-        self._states[k] = self._fold.partial(np, place, *self._parts(place), **self._fold.params)
+        context = self._tiling.blocks[k]
+        self._states[k] = self._reduction.partial(np, context, *self._parts(context), **self._reduction.params)
 
     def finish(self, n: int) -> None:
         """Merges the states of the blocks of the n-th tile and writes the tile to the result."""
-        if self._fold.monoid.several:  # An overflow was already reported when the state was computed.
+        if self._reduction.monoid.several:  # An overflow was already reported when the state was computed.
             with np.errstate(invalid="ignore"):
                 self._merge(n)
         else:
             self._merge(n)
 
     def _merge(self, n: int) -> None:
-        tile, k = self._cut.tiles[n], self._cut.first[n]
-        monoid, total = self._fold.monoid, None
+        tile, k = self._tiling.tiles[n], self._tiling.first[n]
+        monoid, total = self._reduction.monoid, None
         for number, shard in enumerate(tile):
             states = self._states[k : k + len(shard)]
             self._states[k : k + len(shard)] = [None] * len(shard)
             k += len(shard)
             mine = self._by_pairs(states)
             total = monoid.merge(np, total, mine) if number else mine
-        place = tile[0][0]
-        self.out[_index(place)] = monoid.finish(np, place, total, **self._fold.params)
+        context = tile[0][0]
+        self.out[_index(context)] = monoid.finish(np, context, total, **self._reduction.params)
 
     def do(self, n: int) -> None:
         """Computes the states of the blocks of the n-th tile and then the tile."""
-        for k in range(self._cut.first[n], self._cut.first[n + 1]):
+        for k in range(self._tiling.first[n], self._tiling.first[n + 1]):
             self.compute(k)
         self.finish(n)
 
     def sum_in_place(self, n: int) -> None:
         """Computes the n-th tile of a matrix product in place, adding the products of the shards in mesh order."""
-        tile, summand = self._cut.tiles[n], None
+        tile, summand = self._tiling.tiles[n], None
         index = _index(tile[0][0])
-        if self._cut.square and index[0].start > index[1].start:
+        if self._tiling.square and index[0].start > index[1].start:
             return
         out = self.out[(*index, ...)]  # The ellipsis makes a 0-d tile an array, which `out=` requires.
-        for number, (place,) in enumerate(tile):
-            x1, x2 = self._parts(place)
+        for number, (context,) in enumerate(tile):
+            x1, x2 = self._parts(context)
             if not number:
                 np.matmul(x1, x2, out=out)
                 continue
             if summand is None:
-                summand = pool.empty(out.shape, out.dtype)
+                summand = memory_pool.empty(out.shape, out.dtype)
             np.matmul(x1, x2, out=summand)
             np.add(out, summand, out=out)
-        if self._cut.square and index[0].start < index[1].start:
+        if self._tiling.square and index[0].start < index[1].start:
             self.out[index[::-1]] = out.T
 
     def _by_pairs(self, states: list[Any]) -> Any:
-        merge = self._fold.monoid.merge
+        merge = self._reduction.monoid.merge
         while len(states) > 1:
             odd = states[len(states) & ~1 :]
             states = [merge(np, a, b) for a, b in zip(states[::2], states[1::2], strict=False)] + odd
         return states[0]
 
 
-def matmul(xp: Any, place: Place, x1: Any, x2: Any) -> Any:
+def matmul(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
     """The kernel of a matrix product: ``xp.matmul(x1, x2)``."""
     return xp.matmul(x1, x2)
 
@@ -332,16 +334,16 @@ def _whole(rule: Rule, sizes: Mapping[str, int]) -> list[Part]:
     return [(stays, [{name: (0, size) for name, size in sizes.items() if name not in stays}])]
 
 
-def _part(rule: Rule, places: Sequence[Place]) -> Part:
-    ranges = [_ranges(rule, place) for place in places]
+def _part(rule: Rule, contexts: Sequence[ShardContext]) -> Part:
+    ranges = [_ranges(rule, context) for context in contexts]
     stays = {name: ends for name, ends in ranges[0].items() if name in rule.result}
     return stays, [{name: ends for name, ends in mine.items() if name not in stays} for mine in ranges]
 
 
-def _ranges(rule: Rule, place: Place) -> dict[str, tuple[int, int]]:
+def _ranges(rule: Rule, context: ShardContext) -> dict[str, tuple[int, int]]:
     """Returns the range of each name within the shards of one device."""
     ranges: dict[str, tuple[int, int]] = {}
-    for names, box in zip(rule.operands, place.boxes, strict=True):
+    for names, box in zip(rule.operands, context.boxes, strict=True):
         for name, ends in zip(names, box, strict=True):
             if name not in ranges or ranges[name] == (0, 1):  # A size of 1 broadcasts to the range of another operand.
                 ranges[name] = ends
@@ -360,7 +362,7 @@ def _as_matrices(rule: Rule, combine: str) -> tuple[Rule, tuple[bool, ...]] | No
     if len(gone) != 1 or len(rule.result) != 2:
         return None
     turns = x1[1] not in gone, x2[0] not in gone
-    turned = [names[::-1] if turn else names for names, turn in zip((x1, x2), turns, strict=True)]
+    turned = [names[::-1] if transposed else names for names, transposed in zip((x1, x2), turns, strict=True)]
     return dataclasses.replace(rule, operands=tuple(turned)), turns
 
 
@@ -424,5 +426,5 @@ def _boxes(ranges: Ranges, sides: Mapping[str, int]) -> list[dict[str, tuple[int
     return [dict(zip(ranges, box, strict=True)) for box in itertools.product(*runs)]
 
 
-def _index(place: Place) -> tuple[Any, ...]:
-    return tuple([slice(*ends) for ends in place.box])
+def _index(context: ShardContext) -> tuple[Any, ...]:
+    return tuple([slice(*ends) for ends in context.box])

@@ -31,7 +31,7 @@ from shardtensor.interpreters.execution.strategies import Named, Plan, Strategie
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.tensor.storage import Storage
@@ -124,7 +124,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     # An empty operand is replicated without any transfer, so there are no partial results to combine.
     nothing = any(0 in shape for shape in shapes)
     rule = parse(text, tuple(map(len, shapes)), op.operands)
-    laid = propagate(
+    propagated = propagate(
         rule,
         shapes,
         layouts,
@@ -135,31 +135,31 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     memory = memory_kind(tensors)
     targets = [
         NamedSharding(mesh, P(*chains), memory_kind=memory) if isinstance(k, (Aval, HostAval)) else None
-        for k, chains in zip(kinds, laid.operands, strict=True)
+        for k, chains in zip(kinds, propagated.operands, strict=True)
     ]
-    sharding = NamedSharding(mesh, P(*laid.result), memory_kind=memory)
-    shape = laid.shape if given_shape is None else given_shape
+    sharding = NamedSharding(mesh, P(*propagated.result), memory_kind=memory)
+    shape = propagated.shape if given_shape is None else given_shape
     value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
     moves = [
         operand_transfer(k, t) if isinstance(k, (Aval, HostAval)) and t else None
         for k, t in zip(kinds, targets, strict=True)
     ]
     if value.backend.simulated:
-        return abstract_plan(op, value, params, moves, laid.owed)
-    places = _places(value, targets, shapes)
-    work = Strategies(op, value, params, moves, places)
-    if value.backend.shared_memory and (plan := work.in_blocks(rule, laid.owed)):
+        return abstract_plan(op, value, params, moves, propagated.partial_axes)
+    contexts = _contexts(value, targets, shapes)
+    strategies = Strategies(op, value, params, moves, contexts)
+    if value.backend.shared_memory and (plan := strategies.in_blocks(rule, propagated.partial_axes)):
         return plan
-    if not laid.owed or not op.combine:
-        return work.once() if value.backend.shared_memory else work.per_shard()
+    if not propagated.partial_axes or not op.combine:
+        return strategies.whole() if value.backend.shared_memory else strategies.per_shard()
     monoid = MONOIDS[op.combine]
-    combined = work.combined(monoid, laid.owed)
+    with_reduce = strategies.reduce(monoid, propagated.partial_axes)
     if not value.backend.shared_memory:
-        return combined
+        return with_reduce
     # The partial result of every shard is needed only if a listener records the bytes of their combination.
     exact = value.dtype.kind in monoid.exact
-    fast = work.once() if exact else partial_sums(op.name, value, params, moves[0], combined)
-    return lambda operands: (combined if is_recording() else fast)(operands)
+    fast = strategies.whole() if exact else partial_sums(op.name, value, params, moves[0], with_reduce)
+    return lambda operands: (with_reduce if is_recording() else fast)(operands)
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -187,11 +187,11 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
         raise ArgumentTypeError(f"{op.name}: does not take {dtypes} ({error})") from None
 
 
-def _places(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequence[Shape]) -> list[Place]:
+def _contexts(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequence[Shape]) -> list[ShardContext]:
     grids = [None if t is None else t.grid(s) for t, s in zip(targets, shapes, strict=True)]
     grid = value.grid
     return [
-        Place(
+        ShardContext(
             grid.box(k), tuple([() if g is None else g.box(k) for g in grids]), value.shape, tuple(shapes), value.dtype
         )
         for k in range(len(grid.devices))
@@ -218,21 +218,21 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
             n, said = dtype.itemsize, moved.explicit
             record_transfer(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
 
-    at_home = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
+    in_place = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
 
-    imagined_move = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
+    abstract_move = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
 
-    def imagine(operands: Operands) -> ShardedTensor:
+    def abstract_result(operands: Operands) -> ShardedTensor:
         for x in operands:
             first.whole(x, op.name) if first else abstract_operand(x)
-        if not at_home and is_recording():
-            imagined_move.announce()
+        if not in_place and is_recording():
+            abstract_move.announce()
         return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
 
     if value.backend.simulated:
-        return imagine
+        return abstract_result
 
-    def once(operands: Operands) -> ShardedTensor:
+    def whole(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
         if moved.as_pieces:  # No data moves; the shards are joined when the whole buffer is first needed.
             return tensor(value, Storage(arrays=tuple([moved.as_pieces(whole) for whole in wholes])))
@@ -252,7 +252,7 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
             results = _reshaped(results, result.devices, value.grid.shape)
         return tensor(value, offloaded(value, results))
 
-    return once if value.backend.shared_memory else per_shard
+    return whole if value.backend.shared_memory else per_shard
 
 
 def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
@@ -286,8 +286,10 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     value = aval(shape, dtype, sharding, committed)
     if value.backend.simulated:
         return lambda operands: mark_array(tensor(value, Storage(AbstractArray(value.shape, value.dtype))))
-    work = Strategies(op, value, params, [None] * len(kinds), _places(value, [None] * len(kinds), [()] * len(kinds)))
-    run = work.once() if value.backend.shared_memory else work.per_shard()
+    strategies = Strategies(
+        op, value, params, [None] * len(kinds), _contexts(value, [None] * len(kinds), [()] * len(kinds))
+    )
+    run = strategies.whole() if value.backend.shared_memory else strategies.per_shard()
     hosted = value.nbytes if value.backend.shared_memory else 0
 
     def plan(operands: Operands) -> ShardedTensor:

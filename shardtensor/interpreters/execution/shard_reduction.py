@@ -61,7 +61,7 @@ def partial_sums(
         if not whole.flags.c_contiguous:
             return general(operands)  # type: ignore[no-any-return]
         sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
-        total = _in_turn(ufunc, sums[0] if len(sums) == 1 else np.concatenate(sums))
+        total = _accumulated(ufunc, sums[0] if len(sums) == 1 else np.concatenate(sums))
         if keepdims:
             total = total.reshape(value.shape)
         return tensor(value, Storage(whole_of(total / count if count else total, value)))
@@ -69,7 +69,7 @@ def partial_sums(
     return plan
 
 
-def _in_turn(ufunc: np.ufunc, parts: np.ndarray[Any, Any]) -> Any:
+def _accumulated(ufunc: np.ufunc, parts: np.ndarray[Any, Any]) -> Any:
     """Combines ``parts`` along their first dimension, one after the other.
 
     ``ufunc.reduce`` over the first of two dimensions in row-major order does this many times faster than

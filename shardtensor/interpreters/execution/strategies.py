@@ -26,7 +26,7 @@ from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long, matmul
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.rules import Rule, name_sizes
-from shardtensor.sharding.shard_context import Place
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, whole_of
@@ -61,10 +61,10 @@ class Strategies:
         value: the aval of the result.
         params: the operator's parameters by name.
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
-        places: the position of each device's shards within the operands and the result, in mesh order.
+        contexts: the position of each device's shards within the operands and the result, in mesh order.
     """
 
-    def __init__(self, op: Op, value: Aval, params: Named, moves: Moves, places: Sequence[Place]) -> None:
+    def __init__(self, op: Op, value: Aval, params: Named, moves: Moves, contexts: Sequence[ShardContext]) -> None:
         self.op = op
         self.name = op.name
         self.value = value
@@ -72,14 +72,14 @@ class Strategies:
         self.devices = value.sharding.mesh.flat
         self.params = params
         self.moves = moves
-        self.places = places
+        self.contexts = contexts
         self.given = op.kernel
         self.indices: list[list[tuple[slice, ...]]] = []
         if self.backend.shared_memory:
-            self.indices = [[tuple([slice(*ends) for ends in p.boxes[i]]) for p in places] for i in range(len(moves))]
+            self.indices = [[tuple([slice(*ends) for ends in p.boxes[i]]) for p in contexts] for i in range(len(moves))]
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
-    def _from_namespace(self, xp: Any, place: Place, *arrays: Any, **params: Any) -> Any:
+    def _from_namespace(self, xp: Any, context: ShardContext, *arrays: Any, **params: Any) -> Any:
         return self._function(*arrays, **params)
 
     @functools.cached_property
@@ -87,9 +87,9 @@ class Strategies:
         """The operator in the backend's namespace. It is looked up at first use, since a backend may lack it."""
         return function_of(self.backend, self.name)
 
-    def once(self) -> Plan:
+    def whole(self) -> Plan:
         """Returns the plan that runs the operator once over whole buffers, for a backend with shared memory."""
-        name, value, moves, run = self.name, self.value, self.moves, self._on_wholes()
+        name, value, moves, run = self.name, self.value, self.moves, self._on_whole()
         everything_stays = all(m is None or m.stays for m in moves)
 
         def plan(operands: Operands) -> ShardedTensor:
@@ -107,7 +107,7 @@ class Strategies:
 
         return plan
 
-    def _on_wholes(self) -> Callable[..., Any]:
+    def _on_whole(self) -> Callable[..., Any]:
         """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
         value, op = self.value, self.op
         if value.nbytes >= POOLED_FROM and (op.is_ufunc or self.name in FUNCTIONS):
@@ -115,40 +115,40 @@ class Strategies:
             return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype)
         run = self.given or self._function
         if self.given:
-            place = Place.everywhere(value.shape, self.places[0].shapes, value.dtype)
-            run = functools.partial(run, self.backend.xp, place)
+            context = ShardContext.everywhere(value.shape, self.contexts[0].shapes, value.dtype)
+            run = functools.partial(run, self.backend.xp, context)
         return functools.partial(run, **self.params) if self.params else run
 
-    def in_blocks(self, rule: Rule, owed: tuple[str, ...]) -> Plan | None:
+    def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Plan | None:
         """Returns the plan that runs a long reduction or product block by block, for a backend with shared memory.
 
         None for other operators, short operands, scalar operands, empty results and simulated devices.
 
         Args:
             rule: names the dimensions of the operands and of the result.
-            owed: the mesh axes along which partial results are combined.
+            partial_axes: the mesh axes along which partial results are combined.
         """
-        op, value, moves, places, name = self.op, self.value, self.moves, self.places, self.name
+        op, value, moves, contexts, name = self.op, self.value, self.moves, self.contexts, self.name
         combine = op.combine
         if combine is None or None in moves or value.backend.simulated:
             return None
-        sizes = name_sizes(rule, places[0].shapes)
+        sizes = name_sizes(rule, contexts[0].shapes)
         if not value.size or not is_long(combine, rule, sizes):
             return None
-        groups = self._groups(owed)
-        shares: list[list[Place]] | None = None
-        if owed and value.dtype.kind not in MONOIDS[combine].exact:
-            shares = list({places[g.members[0]].box: [places[k] for k in g.contributors] for g in groups}.values())
+        groups = self._groups(partial_axes)
+        shares: list[list[ShardContext]] | None = None
+        if partial_axes and value.dtype.kind not in MONOIDS[combine].exact:
+            shares = list({contexts[g.members[0]].box: [contexts[k] for k in g.contributors] for g in groups}.values())
         kernel = matmul if name == "matmul" else self.kernel
-        said = "reduce" if len(moves) == 1 else "dot" if name == "tensordot" else name
-        fold = BlockedReduction(said, combine, rule, sizes, value, places[0], kernel, self.params, shares)
+        kind = "reduce" if len(moves) == 1 else "dot" if name == "tensordot" else name
+        reduction = BlockedReduction(kind, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
         state = element_bytes(combine, value, moves[0].source, self.params)  # type: ignore[union-attr]
 
         def plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
-            if owed and is_recording():
+            if partial_axes and is_recording():
                 record_transfer(name, 0, True, lambda: self._records(groups, state))
-            return tensor(value, Storage(whole_of(fold(*wholes), value)))
+            return tensor(value, Storage(whole_of(reduction(*wholes), value)))
 
         return plan
 
@@ -163,24 +163,24 @@ class Strategies:
 
         return plan
 
-    def combined(self, monoid: Monoid, owed: tuple[str, ...]) -> Plan:
+    def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Plan:
         """Returns the plan that runs the operator once per shard and combines the partial results in mesh order.
 
         Args:
             monoid: how partial results are computed, merged and finished.
-            owed: the mesh axes along which partial results are combined.
+            partial_axes: the mesh axes along which partial results are combined.
         """
-        value, backend, places, devices = self.value, self.backend, self.places, self.devices
+        value, backend, contexts, devices = self.value, self.backend, self.contexts, self.devices
         shared_memory = backend.shared_memory
         partial = monoid.partial or self.kernel
-        groups = self._groups(owed)
+        groups = self._groups(partial_axes)
         # Where memory is shared, only the first of the devices that hold the same part computes it.
         twin: Sequence[int] = range(len(devices))
         if shared_memory:
             first: dict[Any, int] = {}
-            twin = [first.setdefault(place.boxes, k) for k, place in enumerate(places)]
+            twin = [first.setdefault(context.boxes, k) for k, context in enumerate(contexts)]
         computing = sorted({twin[k] for group in groups for k in group.contributors})
-        ways = self._ways(monoid)
+        ops = self._reduce_ops(monoid)
         exact = monoid.reduces if value.dtype.kind in "iu" else ""
 
         def combine(group: _Group, states: Sequence[Any]) -> dict[int, Any]:
@@ -189,9 +189,7 @@ class Strategies:
                 together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
                 if together is not None:
                     return dict(zip(members, together, strict=True))
-            return all_reduce(
-                members, group.contributors, states, ways, group.size, group.chunked and not shared_memory
-            )
+            return all_reduce(members, group.contributors, states, ops, group.size, group.chunked and not shared_memory)
 
         def plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
@@ -212,14 +210,14 @@ class Strategies:
 
         return plan
 
-    def _groups(self, owed: tuple[str, ...]) -> list[_Group]:
-        """Returns the groups of devices that combine their partial results along the mesh axes ``owed``."""
-        places, groups = self.places, []
-        for members in groups_along(self.value.sharding.mesh, owed) if owed else []:
+    def _groups(self, partial_axes: tuple[str, ...]) -> list[_Group]:
+        """Returns the groups of devices that combine their partial results along the mesh axes ``partial_axes``."""
+        contexts, groups = self.contexts, []
+        for members in groups_along(self.value.sharding.mesh, partial_axes) if partial_axes else []:
             # An empty shard contributes nothing. If all shards are empty, the first one contributes the operator's
             # result for an empty array.
-            full = [k for k in members if all(end > begin for box in places[k].boxes for begin, end in box)]
-            contributors, size = full or members[:1], math.prod(places[members[0]].local_shape)
+            full = [k for k in members if all(end > begin for box in contexts[k].boxes for begin, end in box)]
+            contributors, size = full or members[:1], math.prod(contexts[members[0]].local_shape)
             chunked = size * self.value.dtype.itemsize >= CHUNKED_FROM and len(contributors) > 2
             groups.append(_Group(members, contributors, size, chunked))
         return groups
@@ -234,9 +232,9 @@ class Strategies:
             operator=self.name, explicit=True, copied=not self.backend.shared_memory,
         )  # fmt: skip
 
-    def _ways(self, monoid: Monoid) -> ReduceOps:
+    def _reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
-        value, backend, places, devices, params = self.value, self.backend, self.places, self.devices, self.params
+        value, backend, contexts, devices, params = self.value, self.backend, self.contexts, self.devices, self.params
         shared_memory, xp = backend.shared_memory, backend.xp
 
         def carry(state: Any, source: int, destination: int) -> Any:
@@ -250,7 +248,7 @@ class Strategies:
 
         def finish(k: int, state: Any) -> Any:
             with backend.on(devices[k]):
-                result = _typed(backend, monoid.finish(xp, places[k], state, **params), value)
+                result = _typed(backend, monoid.finish(xp, contexts[k], state, **params), value)
                 # The other devices receive a contiguous copy, and all of them must have the same memory layout.
                 return result if shared_memory else backend.contiguous(result)
 
@@ -260,7 +258,7 @@ class Strategies:
 
         def join(k: int, parts: list[Any]) -> Any:
             with backend.on(devices[k]):
-                return xp.reshape(xp.concat(parts), places[k].local_shape)
+                return xp.reshape(xp.concat(parts), contexts[k].local_shape)
 
         return ReduceOps(carry, merge, finish, cut, join)
 
@@ -288,7 +286,7 @@ class Strategies:
         xp = self.backend.xp
         with self.backend.on(self.devices[k]):
             arrays = [x if column is None else column[k] for x, column in zip(operands, columns, strict=True)]
-            result = kernel(xp, self.places[k], *arrays, **self.params)
+            result = kernel(xp, self.contexts[k], *arrays, **self.params)
             return _typed(self.backend, result, self.value) if kernel is self.kernel else result
 
 

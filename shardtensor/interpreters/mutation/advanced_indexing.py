@@ -17,9 +17,9 @@ import numpy as np
 
 from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import HostArray
+from shardtensor.communication import transfer
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import gather as gather_whole
 from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import call, implements
@@ -29,7 +29,7 @@ from shardtensor.interpreters.mutation.views import gather_unrecorded, local_vie
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, is_array
 from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.sharding.view_spec import aligned, box_of, whole_window
+from shardtensor.sharding.view_spec import aligned, box_of, whole_view_spec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
@@ -90,8 +90,8 @@ class AdvancedIndex:
         found = canonical(tuple(basic), shape)
         assert found is not None
         self.basic: Index = found
-        places = _places(basic, len(shape))
-        self.dims = tuple([places[w.number] + i for w in self._walkers for i in range(w.count)])
+        positions = _positions(basic, len(shape))
+        self.dims = tuple([positions[w.number] + i for w in self._walkers for i in range(w.count)])
         shapes = [w.shape for w in self._walkers]
         try:
             self.block: Shape = np.broadcast_shapes(*shapes)
@@ -99,8 +99,8 @@ class AdvancedIndex:
             raise IndexingError(
                 f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
             ) from None
-        groups = [isinstance(e, (int, np.ndarray)) for e in entries]
-        self.at = min(self.dims) if _one_group(groups) else 0
+        advanced = [isinstance(e, (int, np.ndarray)) for e in entries]
+        self.at = min(self.dims) if _adjacent(advanced) else 0
         sizes = [1 if e is None else e[1] for e in found]  # type: ignore[index]
         self.rest = tuple([n for w, n in enumerate(sizes) if w not in self.dims])
         self.shape: Shape = (*self.rest[: self.at], *self.block, *self.rest[self.at :])
@@ -196,7 +196,7 @@ def _entry(entry: Any) -> Any:
             record_transfer(
                 "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
             )
-        array = gather_whole(x, "getitem")
+        array = transfer.gather(x, "getitem")
     if array.dtype.kind not in "biu":
         raise IndexingError(f"an index array of dtype {array.dtype}; wanted integers or bools")
     return array
@@ -209,18 +209,18 @@ def _width(entry: Any) -> int:
     return entry.ndim if _is_mask(entry) else 1
 
 
-def _places(basic: Sequence[Any], ndim: int) -> list[int]:
+def _positions(basic: Sequence[Any], ndim: int) -> list[int]:
     """Returns for each entry of a basic index of slices and None the first dimension of the result that it gives."""
     rest = ndim - sum(1 for e in basic if e is not None and e is not Ellipsis)
     widths = [rest if e is Ellipsis else 1 for e in basic]
     return [sum(widths[:i]) for i in range(len(basic))]
 
 
-def _one_group(groups: Sequence[bool]) -> bool:
+def _adjacent(advanced: Sequence[bool]) -> bool:
     """Whether arrays and integers are adjacent entries of the index."""
-    first = groups.index(True)
-    last = len(groups) - 1 - groups[::-1].index(True)
-    return all(groups[first : last + 1])
+    first = advanced.index(True)
+    last = len(advanced) - 1 - advanced[::-1].index(True)
+    return all(advanced[first : last + 1])
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:
     The first dimension of the block is split by the mesh axes that split the indexed dimensions; the other dimensions
     keep their mesh axes.
     """
-    chains = whole_window(x.shape, x.sharding.spec.chains_of(x.ndim)).at(chosen.basic).chains
+    chains = whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)).at(chosen.basic).chains
     block: list[Chain] = [()] * len(chosen.block)
     if block:
         block[0] = tuple(itertools.chain.from_iterable(chains[d] for d in chosen.dims))

@@ -30,16 +30,16 @@ from shardtensor.sharding.copy_plan import host_grid, identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located, whole_window
+from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located, whole_view_spec
 from shardtensor.tensor.storage import DeferredStorage, Donated, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
     ShardedTensor,
     current_storage,
-    ledger_of,
     mark_array,
     shard_arrays,
     tensor,
+    write_state_of,
 )
 from shardtensor.tensor.value import Aval, aval, on_devices
 
@@ -49,14 +49,14 @@ class View:
 
     Attributes:
         base: the base tensor; never a view itself.
-        window: the view spec, which determines the elements of the base that the view aliases.
+        view_spec: the view spec, which determines the elements of the base that the view aliases.
     """
 
-    __slots__ = ("__weakref__", "_cache", "base", "window")
+    __slots__ = ("__weakref__", "_cache", "base", "view_spec")
 
-    def __init__(self, base: ShardedTensor, window: ViewSpec) -> None:
+    def __init__(self, base: ShardedTensor, view_spec: ViewSpec) -> None:
         self.base = base
-        self.window = window
+        self.view_spec = view_spec
         self._cache: tuple[int, Any] | None = None  # The version of the base that was read, and the arrays read.
 
     @property
@@ -67,16 +67,16 @@ class View:
         if is_recording() and self.base._aval.sharding.mesh.size > 1:
             self._read()  # Records the transfers that separate memories would need.
         else:
-            ledger = self.base._ledger
-            self._cache = (ledger.version if ledger else 0, None)
+            write_state = self.base._write_state
+            self._cache = (write_state.version if write_state else 0, None)
         return self.now()
 
     def now(self) -> HostArray:
         """Where memory is shared, the view of the base's buffer. No transfers are recorded."""
         backend, storage = self.base._aval.backend, current_storage(self.base)
         if type(storage) is Exported:
-            return storage.read(lambda array: self.window.of(backend, array))  # type: ignore[no-any-return]
-        return self.window.of(backend, row_major(self.base, self.window))  # type: ignore[no-any-return]
+            return storage.read(lambda array: self.view_spec.of(backend, array))  # type: ignore[no-any-return]
+        return self.view_spec.of(backend, row_major(self.base, self.view_spec))  # type: ignore[no-any-return]
 
     @property
     def arrays(self) -> Any:
@@ -92,18 +92,18 @@ class View:
 
         Where memory is shared it returns None; the evaluation then only records the transfers.
         """
-        ledger = ledger_of(self.base)
+        write_state = write_state_of(self.base)
         # The version is read before the value, so it may be older than the value, but never newer.
-        version = ledger.version
+        version = write_state.version
         cache = self._cache
         if cache is None or cache[0] != version:
             storage = current_storage(self.base)
-            value = evaluate(tensor(on_devices(self.base._aval), storage), self.window)
+            value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
             shared = self.base._aval.backend.shared_memory
             cache = (version, None if shared else shard_arrays(value))
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
-            key, caches = id(self), ledger.caches
+            key, caches = id(self), write_state.caches
             caches[key] = weakref.ref(self, lambda _: caches.pop(key, None))
             self._cache = cache
         return cache[1]
@@ -114,28 +114,28 @@ class View:
         Args:
             index: a basic index of the view, or None for the whole view.
         """
-        window = self.window if index is None else self.window.at(index)
+        view_spec = self.view_spec if index is None else self.view_spec.at(index)
         x = tensor(self.base._aval, current_storage(self.base))
-        if window.size == x.size:
-            return read_only(window.of(backend_of(HOST), call("to_host", x)))
-        if len(window.boxes) == 1:
-            (box,) = window.boxes
+        if view_spec.size == x.size:
+            return read_only(view_spec.of(backend_of(HOST), call("to_host", x)))
+        if len(view_spec.boxes) == 1:
+            (box,) = view_spec.boxes
             array = box.arranged(np, call("to_host", x, index=Index(box.entries)))
-            return read_only(_part(array, window))
-        return _picked_to_host(x, window)
+            return read_only(_part(array, view_spec))
+        return _picked_to_host(x, view_spec)
 
 
-def _picked_to_host(x: ShardedTensor, window: ViewSpec) -> HostArray:
+def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
     """Gathers the elements of a view that is not a box of the tensor's shape one by one in host memory."""
     shared = x._aval.backend.shared_memory
     if is_recording() or not shared:
-        places = np.unravel_index(window.positions.ravel(), x.shape)
-        plan = GatherPlan(x._aval.grid, range(x.ndim), [GatherRequest(HOST, window.size, places, ())])
+        coordinates = np.unravel_index(view_spec.positions.ravel(), x.shape)
+        plan = GatherPlan(x._aval.grid, range(x.ndim), [GatherRequest(HOST, view_spec.size, coordinates, ())])
         plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
     if shared:
-        return read_only(window.of(x._aval.backend, whole_array(x)))
-    array = plan.run(shard_arrays(x), x.dtype)[0].reshape(window.shape)
-    return read_only(_part(array, window))
+        return read_only(view_spec.of(x._aval.backend, whole_array(x)))
+    array = plan.run(shard_arrays(x), x.dtype)[0].reshape(view_spec.shape)
+    return read_only(_part(array, view_spec))
 
 
 class ScalarElement(DeferredStorage):
@@ -145,21 +145,21 @@ class ScalarElement(DeferredStorage):
 
     Attributes:
         value: the aval of the scalar.
-        place: the aval of the other tensor, and the index of the element in it.
+        origin: the aval of the other tensor, and the index of the element in it.
         parts: the copies, one for each owning device, or one where memory is shared.
     """
 
-    __slots__ = ("_storage", "parts", "place", "value")
+    __slots__ = ("_storage", "origin", "parts", "value")
 
     def __init__(self, value: Aval, base: Aval, index: Index, parts: tuple[Any, ...]) -> None:
         self.value = value
-        self.place = (base, index)
+        self.origin = (base, index)
         self.parts = parts
         self._storage: Storage | None = None
 
     def grid(self) -> Grid:
         """Returns the grid of the devices that own the element."""
-        base, index = self.place
+        base, index = self.origin
         return _element_of(base, index).grid
 
     def stored(self) -> Storage:
@@ -214,7 +214,7 @@ def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
         with backend.on(grid.devices[k]):
             arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
             parts.append(backend.xp.asarray(getattr(backend.xp, op.name)(*arrays), dtype=value.dtype))
-    base, index = first.place
+    base, index = first.origin
     return tensor(value, ScalarElement(value, base, index, tuple(parts)))
 
 
@@ -236,37 +236,37 @@ def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
         x: the tensor; it may be a view itself.
         params: the values of the operator's parameters.
     """
-    base, window = base_and_view(x)
+    base, view_spec = base_and_view(x)
     scalar = x._is_scalar
-    assert op.window is not None
-    window = op.window(window, *params)
-    if window is None or 0 in window.shape:
+    assert op.view_spec is not None
+    view_spec = op.view_spec(view_spec, *params)
+    if view_spec is None or 0 in view_spec.shape:
         return None
-    if window.part and base._aval.dtype.kind != "c":
-        if window.part == "imag":
+    if view_spec.part and base._aval.dtype.kind != "c":
+        if view_spec.part == "imag":
             return None
-        window = window.only(None)
-    value = _aval_of(base._aval, window.chains, window.shape, window.part)
-    if window.scalar or (scalar and not window.shape and op.name not in ("getitem", "reshape")):
-        return _element(base, window, value)
+        view_spec = view_spec.only(None)
+    value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
+    if view_spec.scalar or (scalar and not view_spec.shape and op.name not in ("getitem", "reshape")):
+        return _element(base, view_spec, value)
     if scalar:  # A scalar is never written, so a copy is equivalent to a view.
-        return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), window)._storage))
-    return tensor(value, View(base, window))
+        return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
+    return tensor(value, View(base, view_spec))
 
 
 def base_and_view(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec]:
     """Returns the base of ``x``, which is ``x`` itself if it is not a view, and the view spec of ``x`` on that base."""
     storage = x._storage
     if type(storage) is View:
-        return storage.base, storage.window
+        return storage.base, storage.view_spec
     if type(storage) is Donated:
         storage.stored()
-    return x, _window_of(x._aval)
+    return x, _view_spec_of(x._aval)
 
 
 @functools.lru_cache(8192)
-def _window_of(value: Aval) -> ViewSpec:
-    return whole_window(value.shape, value.sharding.spec.chains_of(value.ndim))
+def _view_spec_of(value: Aval) -> ViewSpec:
+    return whole_view_spec(value.shape, value.sharding.spec.chains_of(value.ndim))
 
 
 @functools.lru_cache(8192)
@@ -276,24 +276,24 @@ def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: str | No
     return aval(shape, dtype, sharding, base.committed)
 
 
-def _element(base: ShardedTensor, window: ViewSpec, value: Aval) -> ShardedTensor:
+def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTensor:
     """Returns one element as a scalar tensor, copied on the devices that own it."""
     source = base._aval
-    index = window.place
+    index = view_spec.origin
     storage = current_storage(base)
     if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
         source.backend.wait_for_caller(source.sharding.mesh.flat[0])
-        storage = storage.lent
+        storage = storage.exported
         base = tensor(source, storage)
     if source.backend.shared_memory:
-        array = _part(whole_array(base, "getitem")[index], window)
+        array = _part(whole_array(base, "getitem")[index], view_spec)
         return tensor(
             value, ScalarElement(value, source, index, (array if source.backend.simulated else np.array(array),))
         )
     holders, backend = _element_of(source, index), source.backend
-    if source.parked and hasattr(storage, "to_host"):
+    if source.offloaded and hasattr(storage, "to_host"):
         # The tensor is offloaded to host memory: only this element is copied to the devices.
-        host, devices = _part(storage.to_host(index), window), holders.grid.devices
+        host, devices = _part(storage.to_host(index), view_spec), holders.grid.devices
         record_transfer(
             "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
         )
@@ -301,26 +301,26 @@ def _element(base: ShardedTensor, window: ViewSpec, value: Aval) -> ShardedTenso
     arrays, parts = shard_arrays(base), []
     for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
         with backend.on(device):
-            parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), window), copy=True))
+            parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), view_spec), copy=True))
     return tensor(value, ScalarElement(value, source, index, tuple(parts)))
 
 
-def _part(array: Any, window: ViewSpec) -> Any:
-    return getattr(array, window.part) if window.part else array
+def _part(array: Any, view_spec: ViewSpec) -> Any:
+    return getattr(array, view_spec.part) if view_spec.part else array
 
 
 # -- reading views ---------------------------------------------------------------------------------
 
 
-def row_major(base: ShardedTensor, window: ViewSpec) -> HostArray:
+def row_major(base: ShardedTensor, view_spec: ViewSpec) -> HostArray:
     """Returns the buffer of a base where memory is shared, contiguous if the view spec contains a reshape.
 
     A view of a reshaped array requires row-major order, so a buffer in another order is replaced by a contiguous copy.
     """
     array = whole_array(base, "view")
-    if len(window.boxes) > 1 and not array.flags.c_contiguous:
-        ledger = ledger_of(base)
-        with ledger.lock:
+    if len(view_spec.boxes) > 1 and not array.flags.c_contiguous:
+        write_state = write_state_of(base)
+        with write_state.lock:
             array = whole_array(base, "view")
             if not array.flags.c_contiguous:
                 array = copied(array)
@@ -328,14 +328,14 @@ def row_major(base: ShardedTensor, window: ViewSpec) -> HostArray:
     return array
 
 
-def evaluate(x: ShardedTensor, window: ViewSpec) -> ShardedTensor:
+def evaluate(x: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
     """Returns the elements of ``x`` that a view spec selects as an independent value, computed by pure operators."""
-    for number, box in enumerate(window.boxes):
+    for number, box in enumerate(view_spec.boxes):
         if number:
             x = value_of("reshape", x, box.over, None)
         if not box.is_whole:
             x = _boxed(x, box)
-    return value_of(window.part, x) if window.part else x
+    return value_of(view_spec.part, x) if view_spec.part else x
 
 
 def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
@@ -356,8 +356,8 @@ def operand_shards(x: Any) -> tuple[Grid, tuple[Any, ...]]:
         array = np.asarray(x)
         return host_grid(array.shape), (array,)
     storage = x._storage
-    if type(storage) is View and (here := locate(storage.base._aval, storage.window.boxes)):
-        return here.grid, tuple(local_views(here, shard_arrays(storage.base), storage.window))
+    if type(storage) is View and (here := locate(storage.base._aval, storage.view_spec.boxes)):
+        return here.grid, tuple(local_views(here, shard_arrays(storage.base), storage.view_spec))
     if type(storage) is ScalarElement:
         grid = storage.grid()
         return grid, storage.parts * (len(grid.devices) // len(storage.parts))
@@ -370,12 +370,12 @@ def locate(value: Aval, boxes: tuple[BoxIndex, ...]) -> ShardedBox | None:
     return located(value.grid, boxes)
 
 
-def local_views(here: ShardedBox, arrays: Sequence[Any], window: ViewSpec | None = None) -> list[Any]:
+def local_views(here: ShardedBox, arrays: Sequence[Any], view_spec: ViewSpec | None = None) -> list[Any]:
     """Returns, for each device that holds a part of a view, the view of its shard; see `local_view`."""
-    return [local_view(here, n, arrays, window) for n in range(len(here.boxes))]
+    return [local_view(here, n, arrays, view_spec) for n in range(len(here.boxes))]
 
 
-def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], window: ViewSpec | None = None) -> Any:
+def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], view_spec: ViewSpec | None = None) -> Any:
     """Returns the part of a view that lies in the shard of the n-th device of ``here``.
 
     It is a view of the shard if the shard is contiguous or the view spec has only one box index, otherwise a copy.
@@ -384,16 +384,16 @@ def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], window: ViewSpec
         here: the boxes of the view within the shards.
         n: the number of the device in ``here``.
         arrays: all shards of the base.
-        window: the view spec; None if it has only one box index and no real or imaginary part is selected.
+        view_spec: the view spec; None if it has only one box index and no real or imaginary part is selected.
     """
     array, box, device = arrays[here.positions[n]], here.boxes[n], here.grid.devices[n]
     backend = backend_of(device)
     with backend.on(device):
-        if window is None:
+        if view_spec is None:
             return box.of(backend, array)
-        if len(window.boxes) > 1:
+        if len(view_spec.boxes) > 1:
             array = backend.xp.reshape(array, box.over)
-        return _part(box.of(backend, array), window)
+        return _part(box.of(backend, array), view_spec)
 
 
 def gather_unrecorded(x: Any, caller: str) -> Any:
@@ -419,9 +419,9 @@ def snapshot(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | N
     """
     if not isinstance(x, ShardedTensor):
         return x
-    owner, window = base_and_view(x)
+    owner, view_spec = base_and_view(x)
     if owner is base and value is not None:
         now = value
     else:
         now = tensor(owner._aval, owner._storage if type(owner._storage) is ScalarElement else current_storage(owner))
-    return now if owner is x else tensor(x._aval, View(now, window))
+    return now if owner is x else tensor(x._aval, View(now, view_spec))

@@ -17,7 +17,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
 from shardtensor.communication.transfer import TransferPlan, as_dtype, copied
 from shardtensor.communication.transfer_log import is_recording, record_transfer
-from shardtensor.host import blockwise as passes
+from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, indexing_errors
 from shardtensor.interpreters.mutation.views import (
     base_and_view,
@@ -50,7 +50,7 @@ class WriteOp(abc.ABC):
         name: the name of the operator.
         operands: the operands that are read.
         overwrites: whether every element of the view is written.
-        turns: whether it indexes a dimension of the view with a negative step.
+        reverses: whether it indexes a dimension of the view with a negative step.
         computes: whether it is a ufunc, which raises floating-point errors after all elements are written.
         inside: for each operand whether it aliases the base that is written; empty if no operand is a tensor.
         value: the value of the base during the write; None before `enter`.
@@ -58,7 +58,7 @@ class WriteOp(abc.ABC):
 
     overwrites = True
     computes = False
-    turns = False
+    reverses = False
 
     def __init__(self, name: str, operands: Sequence[Any]) -> None:
         self.name = name
@@ -84,7 +84,7 @@ class WriteOp(abc.ABC):
                 for x, here, mine in zip(self.operands, tensors, self.inside, strict=True)
             ]
 
-    def enter(self, base: ShardedTensor, window: ViewSpec, value: ShardedTensor) -> None:
+    def enter(self, base: ShardedTensor, view_spec: ViewSpec, value: ShardedTensor) -> None:
         """Replaces the operands that alias ``base`` by snapshots on ``value``, the value taken out of ``base``."""
         self.value = value
         pairs = zip(self.operands, self.inside, strict=True)
@@ -95,7 +95,7 @@ class WriteOp(abc.ABC):
         if not _is_array(x):
             return x
         array = gather_unrecorded(x, self.name)
-        return passes.copied(array) if isinstance(x, ShardedTensor) and _owner(x) is self.value else array
+        return blockwise.copied(array) if isinstance(x, ShardedTensor) and _owner(x) is self.value else array
 
     @abc.abstractmethod
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
@@ -134,12 +134,12 @@ def _owner(x: Any) -> ShardedTensor | None:
     return base_and_view(x)[0] if isinstance(x, ShardedTensor) else None
 
 
-def is_window(x: Any, base: ShardedTensor, window: ViewSpec) -> bool:
+def is_view(x: Any, base: ShardedTensor, view_spec: ViewSpec) -> bool:
     """Whether an operand consists of exactly the elements that are written, in the same order."""
     if not isinstance(x, ShardedTensor):
         return False
     owner, mine = base_and_view(x)
-    return owner is base and mine.same(window)
+    return owner is base and mine.same(view_spec)
 
 
 class _Delivery:
@@ -173,12 +173,12 @@ class Elementwise(WriteOp):
         self.dtype = dtype
         self.computes = ufunc is not None
 
-    def enter(self, base: ShardedTensor, window: ViewSpec, value: ShardedTensor) -> None:
+    def enter(self, base: ShardedTensor, view_spec: ViewSpec, value: ShardedTensor) -> None:
         """See `WriteOp`. An operand of a ufunc that is the written view is replaced by `ITSELF`."""
         if self.ufunc is not None:
-            self.operands = [ITSELF if is_window(x, base, window) else x for x in self.operands]
+            self.operands = [ITSELF if is_view(x, base, view_spec) else x for x in self.operands]
             self.inside = [mine and x is not ITSELF for x, mine in zip(self.operands, self.inside, strict=True)]
-        super().enter(base, window, value)
+        super().enter(base, view_spec, value)
 
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`."""
@@ -188,13 +188,13 @@ class Elementwise(WriteOp):
     def shared(self, out: Any, old: Any) -> None:
         """See `WriteOp`."""
         if self.ufunc is None:
-            passes.copy_into(out, self.read(self.operands[0]))
+            blockwise.copy_into(out, self.read(self.operands[0]))
             return
         arrays = [old if x is ITSELF else gather_unrecorded(x, self.name) if _is_array(x) else x for x in self.operands]
         if any(isinstance(a, np.ndarray) and _overlaps(a, out) for a in arrays):
             getattr(np, self.ufunc)(*arrays, out=out)  # NumPy copies operands that overlap with `out`.
         else:
-            passes.into(out, getattr(np, self.ufunc), arrays, breaks=False)
+            blockwise.into(out, getattr(np, self.ufunc), arrays, breaks=False)
 
     def announce(self, grid: Grid) -> None:
         """See `WriteOp`."""
@@ -315,7 +315,7 @@ class Scattered(WriteOp):
         self.chosen = chosen
         self.dtype = dtype
         self.computes = ufunc is not None
-        self.turns = any(type(entry) is tuple and entry[2] < 0 for entry in chosen.basic)
+        self.reverses = any(type(entry) is tuple and entry[2] < 0 for entry in chosen.basic)
 
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`."""
@@ -336,24 +336,24 @@ class Scattered(WriteOp):
         here = self._taken_of(grid).grid
         for x in self.operands:
             if _is_array(x):
-                self._plan(x, here, self._places(here))[0].announce(x.dtype.itemsize, False, self.name)
+                self._plan(x, here, self._held(here))[0].announce(x.dtype.itemsize, False, self.name)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
         chosen, here = self.chosen, self._taken_of(grid)
-        places = self._places(here.grid)
+        held = self._held(here.grid)
         columns: list[Any] = []
         for x in self.operands:
             if not _is_array(x):
-                columns.append([_plain(x)] * len(places))
+                columns.append([_plain(x)] * len(held))
                 continue
-            plan, arrays = self._plan(x, here.grid, places)
+            plan, arrays = self._plan(x, here.grid, held)
             if is_recording():
                 plan.announce(x.dtype.itemsize, True, self.name)
             columns.append(plan.run(arrays, x.dtype if self.ufunc else self.dtype))
         axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
         indices = []
-        for (_, coordinates), device in zip(places, grid.devices, strict=True):
+        for (_, coordinates), device in zip(held, grid.devices, strict=True):
             with backend_of(device).on(device):
                 indices.append(tuple([on_device(c, device) for c in coordinates]))
 
@@ -376,11 +376,11 @@ class Scattered(WriteOp):
         shape = tuple([int(o[-1]) for o in grid.offsets])
         return aligned(grid, box_of(self.chosen.basic, shape))
 
-    def _places(self, grid: Grid) -> list[tuple[Any, list[Any]]]:
+    def _held(self, grid: Grid) -> list[tuple[Any, list[Any]]]:
         """Returns for each device the numbers of the selected elements that it holds and their local coordinates."""
-        return [self._place(grid, n) for n in range(len(grid.devices))]
+        return [self._held_by(grid, n) for n in range(len(grid.devices))]
 
-    def _place(self, grid: Grid, n: int) -> tuple[Any, list[Any]]:
+    def _held_by(self, grid: Grid, n: int) -> tuple[Any, list[Any]]:
         chosen, box = self.chosen, grid.box(n)
         ends = [box[d] for d in chosen.dims]
         here = np.ones(chosen.rows, bool)
@@ -391,7 +391,7 @@ class Scattered(WriteOp):
         last = last_of_each(coordinates, [end - begin for begin, end in ends])
         return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
 
-    def _plan(self, x: Any, grid: Grid, places: Sequence[tuple[Any, list[Any]]]) -> tuple[GatherPlan, Sequence[Any]]:
+    def _plan(self, x: Any, grid: Grid, held: Sequence[tuple[Any, list[Any]]]) -> tuple[GatherPlan, Sequence[Any]]:
         """Returns the plan that sends an operand's elements to the devices that write them, and the source arrays."""
         chosen = self.chosen
         source, arrays = operand_shards(x)
@@ -406,7 +406,7 @@ class Scattered(WriteOp):
         here = aligned(source, box)
         blocks = range(chosen.at, chosen.at + len(block))
         wants = []
-        for n, (device, (rows, _)) in enumerate(zip(grid.devices, places, strict=True)):
+        for n, (device, (rows, _)) in enumerate(zip(grid.devices, held, strict=True)):
             if all(box.shape[d] == 1 for d in blocks):  # One row is broadcast to all selected rows.
                 rows = rows[:1]
             at = np.unravel_index(rows, block)

@@ -24,18 +24,17 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer_log import is_recording, record_copy
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShapeError
-from shardtensor.host import blockwise as passes
-from shardtensor.host import memory_pool as pool
+from shardtensor.host import blockwise, memory_pool
 from shardtensor.interpreters.execution.planning import Kind, result_dtype
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex
 from shardtensor.interpreters.mutation.views import base_and_view, local_view, locate
-from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_window
+from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_window
+from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_view_spec
 from shardtensor.tensor.operands import as_operand, converted, host_aval
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, current_storage, ledger_of, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, current_storage, tensor, write_state_of
 from shardtensor.tensor.value import Aval, join
 
 Apply = Callable[[Op, Operands, Params], Any]
@@ -62,41 +61,41 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
             "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
             "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
         )
-    base, window = base_and_view(out)
+    base, view_spec = base_and_view(out)
     if op.name == "setitem":
-        _assign_at(base, window, operands[1], params[0], out.dtype)
+        _assign_at(base, view_spec, operands[1], params[0], out.dtype)
     elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):
         # Integer `pow` is excluded: it raises for negative exponents, when a part may already be written.
-        _update(out, base, window, op, operands)
+        _update(out, base, view_spec, op, operands)
     else:
         result = apply(op, operands, params)
-        if result.shape != window.shape:
-            raise ShapeError(f"out has shape {window.shape} and the result {result.shape}; wanted equal shapes")
+        if result.shape != view_spec.shape:
+            raise ShapeError(f"out has shape {view_spec.shape} and the result {result.shape}; wanted equal shapes")
         _check_cast(op.name, result.dtype, out.dtype)
         if result.size:
-            _write(base, window, Elementwise(op.name, None, (result,), out.dtype))
+            _write(base, view_spec, Elementwise(op.name, None, (result,), out.dtype))
 
 
-def _assign_at(base: ShardedTensor, window: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
-    """Writes ``view[index] = value``, where the view is the part ``window`` of ``base``."""
-    at = canonical(index, window.shape)
+def _assign_at(base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
+    """Writes ``view[index] = value``, where the view is the part ``view_spec`` of ``base``."""
+    at = canonical(index, view_spec.shape)
     if at is None:
-        if _is_scalar(value) and _is_mask(index, window.shape):
+        if _is_scalar(value) and _is_mask(index, view_spec.shape):
             scalar, mask = _checked_value(value, dtype, ()), as_operand(index, "setitem")
-            if window.size:
-                _write(base, window, Masked(mask, len(window.shape), scalar))
+            if view_spec.size:
+                _write(base, view_spec, Masked(mask, len(view_spec.shape), scalar))
             return
-        chosen = AdvancedIndex(index, window.shape)
+        chosen = AdvancedIndex(index, view_spec.shape)
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
         if math.prod(chosen.shape):
-            _write(base, window, Scattered("setitem", None, chosen, [value], dtype))
+            _write(base, view_spec, Scattered("setitem", None, chosen, [value], dtype))
         elif chosen.rows:  # NumPy does not check the bounds of index arrays that select nothing.
             chosen.check()
         return
-    target = window.at(at)
+    target = view_spec.at(at)
     value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not has_ellipsis(index))
     # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which needs no write.
-    if target.size and not is_window(value, base, target):
+    if target.size and not is_view(value, base, target):
         _write(base, target, Elementwise("setitem", None, (value,), dtype))
 
 
@@ -155,8 +154,8 @@ def _checked_value(
     return value
 
 
-def _update(out: ShardedTensor, base: ShardedTensor, window: ViewSpec, op: Op, operands: Operands) -> None:
-    """Writes the ufunc ``op`` of the operands into ``out``, the part ``window`` of ``base``."""
+def _update(out: ShardedTensor, base: ShardedTensor, view_spec: ViewSpec, op: Op, operands: Operands) -> None:
+    """Writes the ufunc ``op`` of the operands into ``out``, the part ``view_spec`` of ``base``."""
     operands = tuple([x if type(x) in SCALARS else as_operand(x, op.name) for x in operands])
     if any(x is None for x in operands):
         raise ArgumentTypeError("an operand is None; wanted a tensor, an array or a scalar")
@@ -170,7 +169,7 @@ def _update(out: ShardedTensor, base: ShardedTensor, window: ViewSpec, op: Op, o
     if any(type(x) is int for x in operands):  # NumPy raises OverflowError if a Python int does not fit the dtype.
         getattr(np, op.name)(*[x if type(x) in SCALARS else np.empty(0, x.dtype) for x in operands])
     if out.size:
-        _write(base, window, Elementwise(op.name, op.name, operands, out.dtype))
+        _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
 
 
 @functools.lru_cache(1024)
@@ -204,39 +203,39 @@ def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _write(base: ShardedTensor, window: ViewSpec, edit: WriteOp) -> None:
-    """Binds ``base`` to a new value in which the elements of ``window`` are those that the write op ``edit`` gives.
+def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
+    """Binds ``base`` to a new value in which ``write_op`` has replaced the elements of ``view_spec``.
 
     The write is atomic: it is done completely or not at all, and concurrent readers see the old value or the new one.
     """
-    edit.settle(base)
-    ledger = ledger_of(base)
-    with ledger.lock:
+    write_op.settle(base)
+    write_state = write_state_of(base)
+    with write_state.lock:
         storage = current_storage(base)
         # Only offloaded storages are kept: another reference to the storage would make it look shared below.
-        parked = storage if base._aval.parked else None
+        before = storage if base._aval.offloaded else None
         exported = type(storage) is Exported
         if exported:  # The memory is written in place if the consumer has released it, and copied otherwise.
-            storage = storage.lent
+            storage = storage.exported
         elif isinstance(storage, DeferredStorage):  # A donated storage raises an error here.
             storage = storage.stored()
         new: Any = None
-        writing = PendingWrite(ledger)
+        writing = PendingWrite(write_state)
         try:
             base._storage = writing
-            ledger.forget()
+            write_state.forget()
             # If this variable holds the only reference, no reader obtained the storage before it was taken out.
             free = references(storage) == 1
-            taken = WriteTransaction(base, window, storage, free)
-            new = (taken.shared if base._aval.backend.shared_memory else taken.apart)(edit)
+            taken = WriteTransaction(base, view_spec, storage, free)
+            new = (taken.shared if base._aval.backend.shared_memory else taken.separate)(write_op)
             # Otherwise the error's traceback and the transaction would form a cycle that keeps the memory alive.
             error, taken.error = taken.error, None
             del taken
-            if parked is not None:
+            if before is not None:
                 new = offloaded(base._aval, new.arrays)
         finally:
-            writing.storage = new or parked or (Exported(base._aval, storage) if exported else storage)
-            ledger.version += 1
+            writing.storage = new or before or (Exported(base._aval, storage) if exported else storage)
+            write_state.version += 1
             base._storage = writing.storage
         if error is not None:
             try:
@@ -253,59 +252,59 @@ class WriteTransaction:
         value: the aval of the handle.
         backend: the backend of the handle.
         device: the device to which copies of a shared buffer are attributed in the log.
-        window: the view spec of the elements that are written.
+        view_spec: the view spec of the elements that are written.
         storage: the storage of the old value.
         free: whether there is no other reference to the storage.
         error: the exception raised after elements were written: a warning or floating-point error, as NumPy raises it.
     """
 
-    def __init__(self, base: ShardedTensor, window: ViewSpec, storage: Storage, free: bool) -> None:
+    def __init__(self, base: ShardedTensor, view_spec: ViewSpec, storage: Storage, free: bool) -> None:
         self.base = base
         self.value = base._aval
         self.backend: Backend = self.value.backend
         self.device = self.value.sharding.mesh.flat[0]
-        self.window = window
+        self.view_spec = view_spec
         self.storage = storage
         self.free = free
         self.error: BaseException | None = None
 
-    def shared(self, edit: WriteOp) -> Storage:
+    def shared(self, write_op: WriteOp) -> Storage:
         """Writes into the shared buffer, or into a copy of it, and returns the storage of the new value.
 
         The buffer is written in place if its ownership is exclusive.
         """
-        storage, value, window = self.storage, self.value, self.window
+        storage, value, view_spec = self.storage, self.value, self.view_spec
         array = storage.array
         if array is None:
             array, copied = join(storage.arrays or (), value)
-            record_copy(edit.name, copied, self.device)
+            record_copy(write_op.name, copied, self.device)
             storage = Storage(array)
         alone = self.free and self.backend.is_exclusive(array, 2)
-        if any(edit.inside):
-            edit.enter(self.base, window, tensor(value, Storage(array)))
+        if any(write_op.inside):
+            write_op.enter(self.base, view_spec, tensor(value, Storage(array)))
         if is_recording():
-            here, _, counted = self._located(edit)
+            here, _, counted = self._located(write_op)
             counted.announce(here.grid)
         if self.backend.simulated:
             return storage
         fresh = array
-        if not alone or (len(window.boxes) > 1 and not array.flags.c_contiguous):
-            if self._is_all(edit):
-                fresh = pool.empty(value.shape, value.dtype)
+        if not alone or (len(view_spec.boxes) > 1 and not array.flags.c_contiguous):
+            if self._is_all(write_op):
+                fresh = memory_pool.empty(value.shape, value.dtype)
             else:
-                fresh = passes.copied(array)
-                record_copy(edit.name, fresh.nbytes, self.device)
-        out = window.of(self.backend, fresh)
-        old = out if fresh is array else window.of(self.backend, array)
+                fresh = blockwise.copied(array)
+                record_copy(write_op.name, fresh.nbytes, self.device)
+        out = view_spec.of(self.backend, fresh)
+        old = out if fresh is array else view_spec.of(self.backend, array)
         try:
-            edit.shared(out, old)
+            write_op.shared(out, old)
         except Exception as error:
-            if not edit.is_written(error):
+            if not write_op.is_written(error):
                 raise
             self.error = error
         return storage if fresh is array else Storage(fresh)
 
-    def apart(self, edit: WriteOp) -> Storage:
+    def separate(self, write_op: WriteOp) -> Storage:
         """Writes into the shards that hold elements of the view, or into copies, and returns the new value's storage.
 
         A shard is written in place if its ownership is exclusive.
@@ -316,12 +315,12 @@ class WriteTransaction:
         free = self.free and references(arrays) == 2
         devices = self.value.grid.devices
         taken = tensor(self.value, Storage(arrays=arrays))
-        if any(edit.inside):
-            edit.enter(self.base, self.window, taken)
-        here, self.window, edit = self._located(edit)
-        straight = len(self.window.boxes) == 1
+        if any(write_op.inside):
+            write_op.enter(self.base, self.view_spec, taken)
+        here, self.view_spec, write_op = self._located(write_op)
+        straight = len(self.view_spec.boxes) == 1
         touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
-        commit = edit.stage(here.grid, taken)
+        commit = write_op.stage(here.grid, taken)
         alone = {}
         for _, k in touched:  # After the transfers: an exclusive shard then has no pending reads by other devices.
             array = arrays[k]
@@ -332,34 +331,34 @@ class WriteTransaction:
         for k, mine in alone.items():
             if not mine:
                 with backend.on(devices[k]):
-                    if self._is_all(edit):
+                    if self._is_all(write_op):
                         new[k] = backend.xp.empty(tuple(arrays[k].shape), dtype=self.value.dtype)
                     else:
                         new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
-                        record_copy(edit.name, int(arrays[k].nbytes), devices[k])
+                        record_copy(write_op.name, int(arrays[k].nbytes), devices[k])
         for n, k in touched:
             with backend.on(devices[k]):
-                out = local_view(here, n, new, self.window)
-                old = out if alone[k] else local_view(here, n, arrays, self.window)
-                self._commit(functools.partial(commit, n, backend.xp, out, old), edit, first=n == touched[0][0])
+                out = local_view(here, n, new, self.view_spec)
+                old = out if alone[k] else local_view(here, n, arrays, self.view_spec)
+                self._commit(functools.partial(commit, n, backend.xp, out, old), write_op, first=n == touched[0][0])
         return storage if all(alone.values()) else Storage(arrays=tuple(new))
 
-    def _located(self, edit: WriteOp) -> tuple[ShardedBox, ViewSpec, WriteOp]:
+    def _located(self, write_op: WriteOp) -> tuple[ShardedBox, ViewSpec, WriteOp]:
         """Returns the boxes of the view within the shards, its view spec and the write op.
 
         If the elements in a shard are not a box of the view's shape, or the backend cannot give a view of them, the
         write op is replaced by one that writes the elements one by one at their positions in the whole base.
         """
-        window, value = self.window, self.value
-        here = locate(value, window.boxes)
-        if here is not None and (self.backend.negative_strides or not (window.turns or edit.turns)):
-            return here, window, edit
-        whole = whole_window(value.shape, value.sharding.spec.chains_of(value.ndim)).only(window.part)
+        view_spec, value = self.view_spec, self.value
+        here = locate(value, view_spec.boxes)
+        if here is not None and (self.backend.negative_strides or not (view_spec.reverses or write_op.reverses)):
+            return here, view_spec, write_op
+        whole = whole_view_spec(value.shape, value.sharding.spec.chains_of(value.ndim)).only(view_spec.part)
         everywhere = locate(value, whole.boxes)
         assert everywhere is not None
-        return everywhere, whole, edit.picked(window.positions, value.shape)
+        return everywhere, whole, write_op.picked(view_spec.positions, value.shape)
 
-    def _commit(self, commit: Callable[[], None], edit: WriteOp, first: bool) -> None:
+    def _commit(self, commit: Callable[[], None], write_op: WriteOp, first: bool) -> None:
         """Writes on one device.
 
         If the library rejects the write, it does so on the first device, before anything is written. After that all
@@ -369,11 +368,11 @@ class WriteTransaction:
         try:
             commit()
         except BaseException as error:
-            if first and isinstance(error, Exception) and not edit.is_written(error):
+            if first and isinstance(error, Exception) and not write_op.is_written(error):
                 raise
             self.error = self.error or error
 
-    def _is_all(self, edit: WriteOp) -> bool:
+    def _is_all(self, write_op: WriteOp) -> bool:
         """Whether the write replaces every element of the base."""
-        boxes = self.window.boxes
-        return edit.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.window.part is None
+        boxes = self.view_spec.boxes
+        return write_op.overwrites and len(boxes) == 1 and boxes[0].is_whole and self.view_spec.part is None
