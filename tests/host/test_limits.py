@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import stateful
 from hypothesis import strategies as some
-from shardtensor.limits import limits, memory_pool
+from shardtensor.host import limits, memory_pool
 
 import shardtensor as st
 from shardtensor.backend.registry import load

@@ -686,7 +686,7 @@ def test_helpers_end_before_the_interpreter() -> None:
     script = "import atexit, threading\natexit.register(lambda: print(threading.active_count()))\n"
     script += "import shardtensor as st\nfrom shardtensor.host import threads\nst.set_num_threads(4)\n"
     script += "for _ in range(2):\n    threads.each(lambda k: None, 8)\n    print(threading.active_count())\n    threads._pool.dissolve()\n"
-    script += "    print(threading.active_count())\nteam.each(lambda k: None, 8)\n"
+    script += "    print(threading.active_count())\nthreads.each(lambda k: None, 8)\n"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=environment(),

@@ -106,7 +106,7 @@ def meets(
     program: programs.Program, offer: Any, work: Any = None, *, said: str = "sum", key: Any = "all", size: int = 0
 ) -> Any:
     """Meets the others of the map; they get the sum of what they offer."""
-    group = program.group
+    group = program.run
     return program.meet(
         (id(group), key), programs.CollectiveCall(said), size or len(group.tasks), program.number, offer,
         work or (lambda offers: [sum(offers)] * len(offers)),
@@ -136,7 +136,7 @@ def total_works(devices: Any = None) -> None:
 
 def test_results_come_in_order() -> None:
     def task(k: int) -> Any:
-        return lambda program: (k, program.place, str(program), programs.current() is program)
+        return lambda program: (k, program.coordinates, str(program), programs.current() is program)
 
     made = scheduler.run([task(k) for k in range(6)], labels(6), names=("i", "j"), sizes=(2, 3))
     assert made == [(k, divmod(k, 3), f"p{k}", True) for k in range(6)]
@@ -305,13 +305,13 @@ def test_work_that_raises(helper_delay: float, helped: None) -> None:
 
 def test_maps_in_programs() -> None:
     def inner(program: programs.Program) -> Any:
-        assert program.group.axes == ("i", "j")
-        assert program.group.extents == (3, 2)
-        mine = 2 * program.place[0] + program.place[1]
+        assert program.run.axes == ("i", "j")
+        assert program.run.extents == (3, 2)
+        mine = 2 * program.coordinates[0] + program.coordinates[1]
         total = program.meet(
             "everybody", programs.CollectiveCall("sum"), 6, mine, mine, lambda offers: [sum(offers)] * 6
         )
-        return program.place, total, meets(program, mine)
+        return program.coordinates, total, meets(program, mine)
 
     def outer(program: programs.Program) -> Any:
         made = scheduler.run([inner, inner], [f"{program}.{k}" for k in range(2)], names=("j",))
@@ -329,7 +329,7 @@ def test_what_fails_inside_is_raised_inside(helper_delay: float, helped: None) -
 
     def inner(program: programs.Program) -> Any:
         time.sleep(0.001)
-        if program.place == (1, 1):
+        if program.coordinates == (1, 1):
             raise LookupError("mine")
         return meets(program, 1)
 
@@ -354,12 +354,12 @@ def test_maps_inside_end_when_one_around_them_fails(helper_delay: float, helped:
                 "everybody",
                 programs.CollectiveCall("sum"),
                 6,
-                3 * program.place[0] + program.number,
+                3 * program.coordinates[0] + program.number,
                 1,
                 lambda offers: offers,
             )
         finally:
-            ends.append(program.place)
+            ends.append(program.coordinates)
 
     def outer(program: programs.Program) -> Any:
         if program.number == 1:
