@@ -206,7 +206,6 @@ class Scheduler:
                 self._ready -= 1
                 return thread.ready.popleft().suspended
             if not self.root.left:
-                self._notify()
                 return thread.idle.pop() if thread.idle else None
             for run in reversed(self.runs):  # Inner maps go first, since their callers wait for them.
                 if run.unstarted:

@@ -1242,6 +1242,38 @@ def test_ctrl_c_in_each_in_each(threads: int) -> None:
     all_is_well()
 
 
+AROUND: dict[str, Callable[[Callable[[], None]], Any]] = {
+    "each": lambda call: call(),
+    "each in each": lambda call: each(lambda k: call(), 1),
+    "each in a map": lambda call: st.pmap(lambda x: call(), [1]),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_signals_between_the_calls_of_the_caller(name: str, four: None, late: None) -> None:
+    """The handler runs although the call in the helper thread does not end before it has run."""
+    started, handled, ended = threading.Barrier(2), threading.Event(), list[bool]()
+
+    def handler(number: int, frame: Any) -> None:
+        handled.set()
+        raise Late
+
+    def work(k: int) -> None:
+        if k < 2:
+            started.wait(5)
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(1e-3)  # ten seconds in all
+        elif k < 2:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            ended.append(handled.wait(5))
+
+    signal.signal(signal.SIGALRM, handler)
+    with pytest.raises(Late):
+        AROUND[name](lambda: each(work, 10_000, threads=2))
+    assert ended == [True]
+    all_is_well()
+
+
 def test_ctrl_c_reaches_callers_in_other_threads_not(four: None) -> None:
     done: list[int] = []
     both = threading.Barrier(2)

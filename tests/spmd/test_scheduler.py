@@ -41,6 +41,8 @@ from tests.layouts import array
 
 ROOT = Path(__file__).parents[2]
 
+Task = Callable[[programs.Program], Any]
+
 _hanging: list[threading.Thread] = []
 
 
@@ -117,10 +119,10 @@ def labels(count: int) -> list[str]:
     return [f"p{k}" for k in range(count)]
 
 
-def outcome_of(tasks: list[Any], **options: Any) -> Any:
-    """Results, or who failed and how."""
+def outcome_of(tasks: list[Any], seconds: float = 10, **options: Any) -> Any:
+    """Results, or the number of the program that failed and its error."""
     try:
-        return in_time(lambda: scheduler.run(tasks, labels(len(tasks)), **options))
+        return in_time(lambda: scheduler.run(tasks, labels(len(tasks)), **options), seconds)
     except programs.Failed as failure:
         return failure.number, failure.error
 
@@ -176,6 +178,73 @@ def test_programs_meet_across_threads(helped: None) -> None:
     assert len(threads) == 9  # each stays in its thread
     assert len({thread for _, thread in threads}) > 1
     total_works()
+
+
+@pytest.fixture
+def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting threads continue only when they are woken: a missing wake-up takes longer than the test may."""
+    monkeypatch.setattr(world, "_LOOK", 10.0)
+
+
+def until_others_wait(program: programs.Program) -> None:
+    """Returns as soon as no other thread of the program's maps has anything to do."""
+    scheduler: Any = program.group.world
+    while scheduler._busy > 1:
+        time.sleep(1e-4)
+
+
+def in_helper() -> bool:
+    """Whether the calling thread is a helper thread."""
+    return threading.current_thread().name.startswith("shardtensor_")
+
+
+def divided(callers: Task, *helpers: Task) -> Task:
+    """A task for as many programs as there are functions: the caller's thread runs the first function, and each helper
+    thread one of the others.
+    """
+    started, rest = threading.Barrier(1 + len(helpers)), iter(helpers)
+
+    def task(program: programs.Program) -> Any:
+        started.wait(5)
+        return next(rest)(program) if in_helper() else callers(program)
+
+    return task
+
+
+def map_inside(program: programs.Program) -> list[bool]:
+    """Maps two programs, each in a thread of its own; the one in the other thread ends last."""
+    started, here = threading.Barrier(2), threading.get_ident()
+
+    def inner(program: programs.Program) -> bool:
+        started.wait(5)
+        if threading.get_ident() != here:
+            until_others_wait(program)
+        return threading.get_ident() != here
+
+    return sorted(world.run([inner] * 2, labels(2)))
+
+
+WAKES: dict[str, tuple[Task, Task, Any]] = {
+    "a rendezvous": (lambda program: meets(program, 1), lambda program: meets(program, 1), [3, 3, 3]),
+    "an error": (lambda program: meets(program, 1), lambda program: {}[1], KeyError),
+    "a deadlock": (lambda program: meets(program, 1), lambda program: None, st.CollectiveError),
+    "an inner map": (lambda program: None, map_inside, [None, None, [False, True]]),
+    "the end": (lambda program: None, lambda program: None, [None] * 3),
+}
+
+
+@pytest.mark.parametrize("last", ["caller", "helper"])
+@pytest.mark.parametrize("name", WAKES)
+def test_waiting_threads_are_woken(name: str, last: str, helped: None, unpolled: None) -> None:
+    first, then, wanted = WAKES[name]
+
+    def late(program: programs.Program) -> Any:
+        until_others_wait(program)
+        return then(program)
+
+    task = divided(first, first, late) if last == "helper" else divided(late, first, first)
+    made = outcome_of([task] * 3, seconds=5, helper_delay=0.0)
+    assert (type(made[1]) if isinstance(made, tuple) else sorted(made, key=str)) == wanted
 
 
 def test_of_several_errors_the_first_programs(helped: None) -> None:
@@ -594,78 +663,85 @@ def test_locks_of_programs_in_one_thread() -> None:
     assert max(most) == 3
 
 
-def test_signals_in_the_work_of_a_meeting(late: None) -> None:
-    """They are heard as soon as it is done, and not when the program that did it is suspended the next time."""
+def test_signals_in_the_work_of_a_rendezvous(late: None) -> None:
+    """The handler runs when the work is complete, and not only when the program that did it is suspended again."""
+    done: list[int] = []
     after: list[int] = []
 
+    def step(k: int) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        done.append(k)
+
+    def work(offers: list[Any]) -> list[Any]:
+        team.each(step, 3, threads=1)
+        return offers
+
     def task(program: programs.Program) -> None:
-        meets(program, 1, lambda offers: (signal.raise_signal(signal.SIGALRM), offers)[1])
+        meets(program, 1, work)
         after.append(program.number)
 
     with pytest.raises(programs.Failed) as failed:
         scheduler.run([task] * 3, labels(3), helper_delay=9.0)
     assert (failed.value.number, type(failed.value.error)) == (2, Late)
+    assert done == [0, 1, 2]
     assert 2 not in after
 
 
-@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "Late"])
-def test_interrupts_while_programs_run(raised: str) -> None:
-    """In the middle of the caller's own work, and while it waits for helpers: all ends, and works again."""
-    said = scripted(
-        """
-        import signal, threading, time
-        from shardtensor.host import threads as team
+WAITS: dict[str, Task] = {
+    "for helper threads": lambda program: None,
+    "in a rendezvous": lambda program: meets(program, 1),
+}
 
-        class Late(Exception):
-            pass
 
-        def stop(number, frame):
-            raise RAISED
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Late])
+@pytest.mark.parametrize("wait", WAITS)
+def test_signals_while_the_caller_waits(
+    wait: str, kind: type[BaseException], nested: bool, helped: None, late: None
+) -> None:
+    """The handler runs although the program in the helper thread does not end before it has run."""
+    handled, ended = threading.Event(), list[bool]()
 
-        signal.signal(signal.SIGUSR1, stop)
-        team.usable_cores = lambda: 4
-        main = threading.main_thread()
-        running = []
+    def handler(number: int, frame: Any) -> None:
+        handled.set()
+        raise kind
 
-        def sleepy(x):  # helpers sleep longer than the caller, who then waits
-            running.append(1)
-            try:
-                time.sleep(0.02 if threading.current_thread() is main else 0.25)
-                return st.psum(x, "i")
-            finally:
-                running.pop()
+    def blocked(program: programs.Program) -> Any:
+        until_others_wait(program)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        ended.append(handled.wait(5))
+        return meets(program, 1)
 
-        def busy(x):
-            running.append(1)
-            try:
-                for _ in range(20):
-                    time.sleep(0.005)
-                return x
-            finally:
-                running.pop()
+    def inner(program: programs.Program) -> Any:
+        return world.run([task] * 2, labels(2))
 
-        def interrupted(fn, after):
-            timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-            timer.start()
-            began = time.perf_counter()
-            try:
-                st.pmap(fn, [1.0] * 8, axis_name="i")
-            except RAISED:
-                print("interrupted", len(running), time.perf_counter() - began < 4)
-            timer.join()
-            assert st.current_device() is None
-            assert st.pmap(lambda x: st.psum(x, "i"), [1.0] * 8, axis_name="i") == [8.0] * 8
+    signal.signal(signal.SIGALRM, handler)
+    task = divided(WAITS[wait], blocked)
+    tasks = [inner] if nested else [task] * 2
+    with pytest.raises((programs.Failed, kind)) as caught:
+        world.run(tasks, labels(len(tasks)), helper_delay=0.0)
+    assert isinstance(caught.value, programs.Failed)
+    assert (ended, type(caught.value.error)) == ([True], kind)
+    total_works()
 
-        st.pmap(lambda x: st.psum(x, "i"), [1.0] * 8, axis_name="i")  # which imports
-        interrupted(sleepy, 0.1)
-        interrupted(busy, 0.05)
-        team.usable_cores = lambda: 1
-        interrupted(busy, 0.05)
-        interrupted(lambda x: [busy(st.psum(x, "i")) for _ in range(9)], 0.05)
-        print(threading.active_count() <= 4)
-    """.replace("RAISED", raised)
-    )
-    assert said.split("\n")[:-1] == ["interrupted 0 True"] * 4 + ["True"]
+
+BEFORE: dict[str, Callable[[Any], Any]] = {
+    "the start": lambda x: None,
+    "a rendezvous": lambda x: st.psum(x, "i"),
+    "an inner map": lambda x: st.pmap(lambda y: st.psum(y, ("i", "j")), [x, x], axis_name="j"),
+}
+
+
+@pytest.mark.parametrize("step", BEFORE)
+def test_signals_in_mapped_functions_are_handled_immediately(step: str, late: None) -> None:
+    def fn(x: Any) -> Any:
+        BEFORE[step](x)
+        with pytest.raises(Late):
+            signal.raise_signal(signal.SIGALRM)
+        return x
+
+    with st.set_num_threads(1):
+        assert st.pmap(fn, [1, 2, 3], axis_name="i") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
