@@ -828,6 +828,30 @@ def test_breakpoint_calls_the_callers_hook(helped: None) -> None:
     assert len({thread for _, _, thread in stops}) == 1
 
 
+def test_a_map_that_starts_while_another_ends_restores_the_hook() -> None:
+    ending, started = threading.Event(), threading.Event()
+
+    class Slow(breakpoints.Prompts):
+        def _put_back(self) -> None:
+            ending.set()
+            started.wait(0.1)  # It ends only without a lock.
+            super()._put_back()
+
+    prompts, hook = Slow(), sys.breakpointhook
+    try:
+        prompts.__enter__()
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(prompts.__exit__)
+            assert ending.wait(10)
+            with prompts:
+                started.set()
+                ended.result(10)
+                assert sys.breakpointhook is not hook
+        assert sys.breakpointhook is hook
+    finally:
+        sys.breakpointhook = hook
+
+
 def test_a_hook_that_a_program_sets_stays() -> None:
     before = sys.breakpointhook
     try:
