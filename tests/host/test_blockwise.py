@@ -284,7 +284,7 @@ def test_operands_of_one_element_and_of_none() -> None:
 
 
 @in_blocks
-def test_the_result_lies_as_numpys_does() -> None:
+def test_the_memory_order_of_results_is_that_of_numpy() -> None:
     """Where operands agree; and of two dimensions always."""
     for shape in (5, 13), (13, 5), (2, 40), (9, 9), (1, 40):
         for a, b in itertools.product(LAYOUTS, repeat=2):
@@ -327,7 +327,7 @@ def counted(module: Any = blockwise) -> Iterator[list[int]]:
 
 
 @in_blocks
-def test_everything_is_cut() -> None:
+def test_all_operands_are_split_into_blocks() -> None:
     """Else the tests above compare NumPy with itself."""
     x, y = (laid(numbers((40, 30), "float64", k), "C") for k in (1, 2))
     calls: dict[str, Callable[[], Any]] = {
@@ -361,7 +361,7 @@ def windows(draw: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
-def test_every_element_is_done_once(data: Any) -> None:
+def test_every_element_is_computed_once(data: Any) -> None:
     """And none beside the window."""
     sizes = {name: data.draw(some.integers(1, 20), label=name) for name in ("_BLOCK", "_LEAST", "_TILE", "_STEP")}
     whole, out = data.draw(windows())
@@ -397,7 +397,7 @@ def test_blocks_are_neither_long_nor_short(shape: tuple[int, ...], layout: str) 
     assert sorted(blocks)[len(blocks) // 2] >= (blockwise._TILE if layout == "mixed" else blockwise._LEAST // 2)
 
 
-def test_arrays_without_gaps_are_cut_at_lines_of_the_cache() -> None:
+def test_contiguous_arrays_are_split_at_cache_lines() -> None:
     begins: list[int] = []
 
     def look(x: Any, *, out: Any) -> None:
@@ -494,7 +494,7 @@ def heard(call: Callable[[], Any], mode: str, handler: bool = True) -> tuple[Any
 @in_blocks
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", COMPLAINTS)
-def test_errors_are_said_as_numpy_says_them(name: str, mode: str) -> None:
+def test_floating_point_errors_are_reported_as_by_numpy(name: str, mode: str) -> None:
     """Once for each call, and by its name; with any number of threads."""
     function, *arrays = COMPLAINTS[name]
     wanted = heard(lambda: function(np, *arrays), mode)
@@ -700,7 +700,7 @@ def test_parts_of_complex_numbers_are_written() -> None:
 
 
 @in_blocks
-def test_a_sole_array_keeps_its_memory_and_a_shared_one_its_elements() -> None:
+def test_exclusive_arrays_keep_their_memory_and_shared_ones_their_elements() -> None:
     x = st.asarray(numbers((40, 30), "float64", 1))
     place = np.asarray(x).__array_interface__["data"]
     x += 1
@@ -717,7 +717,7 @@ def test_a_sole_array_keeps_its_memory_and_a_shared_one_its_elements() -> None:
 @in_blocks
 @pytest.mark.parametrize("mode", ["raise", "call", "warn"])
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
-def test_what_is_complained_of_is_written(mode: str, shared: bool) -> None:
+def test_elements_with_floating_point_errors_are_written(mode: str, shared: bool) -> None:
     """As NumPy does: an error about elements comes when all are there."""
 
     def refuse(kind: str, flag: int) -> None:
@@ -745,7 +745,9 @@ def test_what_is_complained_of_is_written(mode: str, shared: bool) -> None:
     [False, True],
     ids=["alone", "shared"],
 )
-def test_no_memory_in_the_middle_of_a_write(write: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_failure_in_the_middle_of_a_write(
+    write: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A block that gets none is tried once more: half of a value is worse."""
     WRITES[write](st.asarray(np.arange(60.0)), st.ones(60))  # what such a write comes to is known from here on
     x, y = st.asarray(np.arange(60.0)), st.ones(60)
@@ -807,7 +809,7 @@ def test_copies_of_tensors() -> None:
 
 
 @in_blocks
-def test_what_is_written_is_converted() -> None:
+def test_written_values_are_converted() -> None:
     for before, after in itertools.product(["bool", "int8", "int64", "float32", "float64"], repeat=2):
         x = np.abs(numbers((5, 12), before, 1))
         for value in x, x.T.copy().T, x[0], x[:, :1], x[0, 0]:

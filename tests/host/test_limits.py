@@ -172,7 +172,7 @@ def test_memory(kernel: Kernel, files: dict[str, Any], wanted: tuple[int, int] |
     assert memory_pool.Pool().limit == (wanted[1] // 4 if wanted else 1 << 30)
 
 
-def test_limits_are_kept_and_use_is_asked(kernel: Kernel) -> None:
+def test_limits_are_cached_and_usage_is_read_anew(kernel: Kernel) -> None:
     kernel(two(**{"memory.max": 4 * GIB, "memory.current": GIB}))
     assert limits.memory() == (3 * GIB, 4 * GIB)
     read = limits._read
@@ -271,7 +271,7 @@ def test_memory_is_used_again(kept: None) -> None:
     np.testing.assert_array_equal(np.asarray(z), x * 3)
 
 
-def test_small_results_and_objects_are_left_to_numpy(kept: None) -> None:
+def test_small_results_and_objects_are_allocated_by_numpy(kept: None) -> None:
     before = st.cache_info()
     arrays = [
         memory_pool.empty((memory_pool.POOLED_FROM // 8 - 1,), np.float64),
@@ -338,7 +338,7 @@ def values(alias: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_memory_waits_for_every_alias(name: str, kept: None) -> None:
+def test_memory_is_reused_only_after_every_alias_is_gone(name: str, kept: None) -> None:
     if "torch" in name:
         pytest.importorskip("torch")
     before = st.cache_info()
@@ -436,7 +436,7 @@ def capacity_of(x: np.ndarray) -> int:
     return 0
 
 
-def test_nobody_gets_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_arrays_share_pooled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_pool, "POOLED_FROM", 1 << 12)
     stateful.run_state_machine_as_test(Holders, settings=hypothesis.settings(max_examples=60, stateful_step_count=40))
 
@@ -501,7 +501,7 @@ def test_free_cache(kept: None) -> None:
     assert st.cache_info().cached == 1 << 20
 
 
-def test_the_memory_that_is_freed_goes_back(kept: None) -> None:
+def test_freed_memory_returns_to_the_system(kept: None) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -526,7 +526,7 @@ def test_bad_limits(nbytes: Any) -> None:
     assert st.cache_info() == before
 
 
-def test_what_was_long_not_wanted_goes_first(kept: None) -> None:
+def test_least_recently_used_capacities_are_freed_first(kept: None) -> None:
     for size in (1, 2, 3):
         memory_pool.empty((size << 20,), np.uint8)
     memory_pool.empty((1 << 20,), np.uint8)  # wanted again
@@ -697,7 +697,7 @@ def at_every_line(at: Callable[[int], int], before: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["miss", "last hit", "hit", "first back", "back", "full", "freed"])
-def test_what_comes_back_in_between(name: str, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_returned_in_the_middle_of_an_allocation(name: str, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", lambda error: errors.append(error.exc_value))  # what `__del__` raises
     errors: list[Any] = []
     before = used()
@@ -724,7 +724,7 @@ def test_what_comes_back_in_between(name: str, kept: None, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["miss", "last hit", "hit", "freed"])
-def test_ctrl_c_in_between(name: str, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_the_middle_of_an_allocation(name: str, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     before = used()
 
     def at(line: int) -> int:
@@ -914,7 +914,7 @@ def test_results_that_do_not_fit(name: str, poor: Callable[[int], None]) -> None
     np.testing.assert_array_equal(np.asarray(call(x, y)), wanted)
 
 
-def test_what_waits_is_given_for_what_does_not_fit(
+def test_cached_memory_is_freed_for_results_that_do_not_fit(
     poor: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbered(1)
@@ -929,7 +929,7 @@ def test_what_waits_is_given_for_what_does_not_fit(
         memory_pool.empty((3 << 20,), np.uint8)
 
 
-def test_results_of_real_excess() -> None:
+def test_results_larger_than_the_host() -> None:
     if limits.memory() is None:
         pytest.skip("nobody says how much memory there is")
     before = used()
@@ -966,7 +966,7 @@ LACKING: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("name", LACKING)
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_libraries_that_get_no_memory(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocation_failures_in_libraries(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     function, call = LACKING[name]
     x = st.asarray(np.arange(float(size)))
     wanted = np.asarray(call(x))
@@ -1004,7 +1004,7 @@ WRITES: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "shared"])
 @pytest.mark.parametrize("size", [10, LARGE])
 @pytest.mark.parametrize("name", WRITES)
-def test_writes_that_get_no_memory(name: str, size: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocation_failures_in_writes(name: str, size: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     function, write = WRITES[name]
     x, y = st.asarray(np.arange(float(size))) * 1, st.ones(size)
     other = None if alone else np.asarray(x)
@@ -1053,7 +1053,7 @@ def test_writes_without_room_for_a_copy(name: str, write: Any, poor: Callable[[i
 
 
 @pytest.mark.parametrize("size", [50, LARGE, LARGE + 3])
-def test_memory_that_is_held_alone_is_written(size: int, kept: None) -> None:
+def test_exclusive_memory_is_written_in_place(size: int, kept: None) -> None:
     x = st.asarray(np.arange(float(size))) * 1
     place, before = place_of(np.asarray(x)), st.cache_info()
     x += 1
@@ -1070,7 +1070,7 @@ def test_memory_that_is_held_alone_is_written(size: int, kept: None) -> None:
 
 @pytest.mark.parametrize("name", [n for n in ALIASES if n not in ("tensor",)])
 @pytest.mark.parametrize("size", [80, LARGE])
-def test_memory_that_is_shared_is_not_written(name: str, size: int, kept: None) -> None:
+def test_shared_memory_is_not_written_in_place(name: str, size: int, kept: None) -> None:
     if "torch" in name:
         pytest.importorskip("torch")
     if "lease" in name and size < LARGE:
@@ -1134,7 +1134,7 @@ def random_work(count: int, seed: int) -> None:
                 np.testing.assert_allclose(np.asarray(x), y, rtol=1e-9, atol=1e-9)
 
 
-def test_ten_thousand_operators_leave_nothing(small: int) -> None:
+def test_ten_thousand_operators_leak_nothing(small: int) -> None:
     random_work(100, 1)  # what is asked once only
     gc.collect()
     before = st.cache_info()
@@ -1146,7 +1146,7 @@ def test_ten_thousand_operators_leave_nothing(small: int) -> None:
     assert said.cached == sum(c * len(waiting) for c, waiting in memory_pool._pool._idle.items()) < 4 << 20
 
 
-def test_maps_leave_nothing(small: int) -> None:
+def test_maps_leak_nothing(small: int) -> None:
     before = used()
     for _ in range(5):
         made = in_time(

@@ -88,14 +88,14 @@ def beside(*calls: Callable[[], Any], seconds: float = 10) -> list[Any]:
 # -- how many --------------------------------------------------------------------------------------
 
 
-def test_as_many_as_cores(unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_the_number_of_cores(unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert st.num_threads() == 5
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)  # the mask has changed
     assert st.num_threads() == 2
 
 
 @pytest.mark.parametrize(("said", "wanted"), [("1", 1), ("3", 3), ("007", 7), ("128", 128)])
-def test_the_environment_says(said: str, wanted: int, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable(said: str, wanted: int, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", said)
     assert st.num_threads() == wanted
     with st.set_num_threads(2):
@@ -111,7 +111,7 @@ def test_the_environment_says(said: str, wanted: int, unsaid: None, monkeypatch:
 @pytest.mark.parametrize(
     "said", ["0", "-1", "1.5", "", " ", " 2", "two", "+2", "1e3", "\u0663", "\u00b2", "0x2", "4097", "99999999999"]
 )
-def test_the_environment_says_nonsense(said: str, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_variables(said: str, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", said)
     for _ in range(2):
         with pytest.raises(
@@ -192,7 +192,7 @@ def test_programs_of_a_map_have_the_callers_number(unsaid: None) -> None:
     assert st.num_threads() == 5
 
 
-def test_managers_in_threads_leave_the_process_alone(unsaid: None) -> None:
+def test_context_managers_in_threads_do_not_change_the_process(unsaid: None) -> None:
     one, two = st.set_num_threads(1), st.set_num_threads(2)  # as two threads may come to it
     with one, two:
         pass
@@ -210,7 +210,7 @@ STYLE: contextvars.ContextVar[Any] = contextvars.ContextVar("style", default="no
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, None])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 50])
-def test_every_one_once(count: int, threads: int | None, four: None) -> None:
+def test_each_calls_every_number_once(count: int, threads: int | None, four: None) -> None:
     with st.set_num_threads(7):
         for _ in range(20):
             done: list[int] = []
@@ -225,7 +225,7 @@ def test_every_one_once(count: int, threads: int | None, four: None) -> None:
 
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(count=some.integers(0, 40), threads=some.integers(1, 6), seed=some.integers(0, 99))
-def test_every_one_once_at_any_pace(count: int, threads: int, seed: int) -> None:
+def test_each_calls_every_number_once_at_any_pace(count: int, threads: int, seed: int) -> None:
     paces = random.Random(seed).choices([0, 0, 0, 1e-4, 1e-3], k=count)
     done: list[int] = []
     with st.set_num_threads(threads):
@@ -234,7 +234,7 @@ def test_every_one_once_at_any_pace(count: int, threads: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_so_many_work_at_once(count: int, four: None) -> None:
+def test_the_number_of_concurrent_calls(count: int, four: None) -> None:
     meeting = threading.Barrier(count)
     in_time(lambda: beside(lambda: st.set_num_threads(4) and each(lambda k: meeting.wait(5), count)))
     meeting = threading.Barrier(2)
@@ -264,7 +264,7 @@ def test_threads_stay(four: None) -> None:
     assert all(t.daemon for t in helpers)
 
 
-def test_short_work_wakes_nobody(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_uses_no_helpers(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> None:
         raise AssertionError
 
@@ -280,7 +280,7 @@ def test_short_work_wakes_nobody(four: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("where", ["caller", "helper", "anywhere"])
-def test_the_error_of_one(where: str, four: None) -> None:
+def test_an_error_of_one_call(where: str, four: None) -> None:
     caller = threading.get_ident()
     state = {"working": 0, "done": 0}
     lock, met = threading.Lock(), threading.Barrier(4)
@@ -361,7 +361,7 @@ class Truthless(Exception):
         return False
 
 
-def test_errors_that_count_for_nothing_are_raised(four: None) -> None:
+def test_errors_with_a_false_truth_value_are_raised(four: None) -> None:
     caller, met = threading.get_ident(), threading.Barrier(4)
 
     def strategies(k: int) -> None:
@@ -373,7 +373,7 @@ def test_errors_that_count_for_nothing_are_raised(four: None) -> None:
         each(strategies, 4)
 
 
-def test_nothing_is_kept(four: None) -> None:
+def test_each_keeps_no_references(four: None) -> None:
     """Neither by threads that wait for other work, nor by errors."""
     gc.collect()
     gc.disable()
@@ -472,7 +472,7 @@ def test_each_in_programs(four: None) -> None:
     assert [float(m) for m in made] == [(15 + 120 + 1.0) * LARGE] * 6
 
 
-def test_helpers_see_what_the_caller_sees(four: None) -> None:
+def test_helpers_have_the_callers_context(four: None) -> None:
     STYLE.set("caller's")
     met = threading.Barrier(4)
     seen: list[Any] = []
@@ -512,7 +512,7 @@ def test_errors_of_floating_point_in_threads(mode: str, four: None) -> None:
     assert said == [("divide by zero", 1)] * (mode == "call")
 
 
-def test_nobody_waits_for_busy_helpers(four: None) -> None:
+def test_busy_helpers_delay_no_call(four: None) -> None:
     gate, busy = threading.Event(), threading.Semaphore(0)
 
     def blocks(k: int) -> None:
@@ -734,7 +734,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> tuple[Library, Library]:
 
 
 @hypothesis.given(data=some.data())
-def test_the_least_that_is_wanted(data: Any) -> None:
+def test_the_lowest_limit_applies(data: Any) -> None:
     both = Library(6), Library(2)
     before, blas_threads._shares = blas_threads._shares, blas_threads._Shares()
     blas_threads._shares._libraries = controls(*both)
@@ -1108,7 +1108,7 @@ def test_handlers_that_raise_nothing_lose_nothing(
     all_is_well()
 
 
-def test_signals_that_nobody_handles(four: None) -> None:
+def test_ignored_signals(four: None) -> None:
     done: list[int] = []
 
     def strategies(k: int) -> None:
@@ -1124,7 +1124,7 @@ def test_signals_that_nobody_handles(four: None) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Late)])
-def test_signals_that_wait_for_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
+def test_signals_deferred_to_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
     done: list[int] = []
 
     def strategies(k: int) -> None:
@@ -1206,7 +1206,7 @@ def test_a_held_handler_that_is_saved_works_later(late: None) -> None:
             held.deliver()
 
 
-def test_pieces_of_work_end_in_any_order(late: None) -> None:
+def test_contexts_end_in_any_order(late: None) -> None:
     """Those of greenlets do."""
     first, second = signals.Interrupts(), signals.Interrupts()
     first.__enter__()
@@ -1323,7 +1323,7 @@ def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.Monkey
     all_is_well()
 
 
-def test_interrupts_that_are_not_ours() -> None:
+def test_signals_outside_of_the_contexts() -> None:
     """One `Interrupts` after another: what comes between them is raised at once."""
     with signals.Interrupts() as held:
         signal.raise_signal(signal.SIGINT)

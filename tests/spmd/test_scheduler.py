@@ -152,7 +152,7 @@ def test_programs_start_in_order_and_without_others_never_switch() -> None:
     assert order == list(range(20))
 
 
-def test_programs_meet_on_one_thread() -> None:
+def test_a_rendezvous_on_one_thread() -> None:
     threads = set()
 
     def task(program: programs.Program) -> Any:
@@ -163,7 +163,7 @@ def test_programs_meet_on_one_thread() -> None:
     assert len(threads) == 1
 
 
-def test_programs_meet_across_threads(helped: None) -> None:
+def test_a_rendezvous_across_threads(helped: None) -> None:
     threads = set()
 
     def task(program: programs.Program) -> Any:
@@ -247,7 +247,7 @@ def test_waiting_threads_are_woken(name: str, last: str, helped: None, unpolled:
     assert (type(made[1]) if isinstance(made, tuple) else sorted(made, key=str)) == wanted
 
 
-def test_of_several_errors_the_first_programs(helped: None) -> None:
+def test_of_several_errors_the_first_programs_is_raised(helped: None) -> None:
     first = threading.Event()
 
     def early(program: programs.Program) -> None:
@@ -264,7 +264,7 @@ def test_of_several_errors_the_first_programs(helped: None) -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_who_was_told_is_not_who_failed(helper_delay: float, helped: None) -> None:
+def test_secondary_errors_are_not_raised(helper_delay: float, helped: None) -> None:
     """Those who wait for a failed program end, too, but it is the failure that is raised."""
 
     def waits(program: programs.Program) -> Any:
@@ -280,7 +280,7 @@ def test_who_was_told_is_not_who_failed(helper_delay: float, helped: None) -> No
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_who_leaves_early_is_named(helper_delay: float, helped: None) -> None:
+def test_errors_name_the_programs_that_returned_early(helper_delay: float, helped: None) -> None:
     def task(program: programs.Program) -> Any:
         time.sleep(0.001)
         return None if program.number in (1, 4) else meets(program, 1)
@@ -292,7 +292,7 @@ def test_who_leaves_early_is_named(helper_delay: float, helped: None) -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_two_that_call_different_things_are_told_at_once(helper_delay: float, helped: None) -> None:
+def test_different_calls_are_an_error_immediately(helper_delay: float, helped: None) -> None:
     def task(program: programs.Program) -> Any:
         time.sleep(0.001 * program.number)
         return meets(program, 1, said="max" if program.number == 1 else "sum")
@@ -305,7 +305,7 @@ def test_two_that_call_different_things_are_told_at_once(helper_delay: float, he
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_circles_are_seen(helper_delay: float, helped: None) -> None:
+def test_cyclic_waits_are_a_deadlock(helper_delay: float, helped: None) -> None:
     """Two groups, each of which waits for a program that waits in the other."""
 
     def task(program: programs.Program) -> Any:
@@ -320,7 +320,7 @@ def test_circles_are_seen(helper_delay: float, helped: None) -> None:
         assert f"p{k} called pair {pair}" in str(error)
 
 
-def test_a_program_may_go_on_after_an_error_but_the_map_fails() -> None:
+def test_a_program_may_catch_a_secondary_error_but_the_map_fails() -> None:
     """The others have gone without it: what it returns cannot be a result."""
     after: list[Any] = []
 
@@ -346,7 +346,7 @@ def test_a_program_may_go_on_after_an_error_but_the_map_fails() -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_work_that_raises(helper_delay: float, helped: None) -> None:
+def test_an_error_in_the_work_of_a_rendezvous(helper_delay: float, helped: None) -> None:
     """Who does it does not matter: all get the error, of our kinds each its own."""
     errors: list[BaseException] = []
 
@@ -393,7 +393,7 @@ def test_maps_in_programs() -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_what_fails_inside_is_raised_inside(helper_delay: float, helped: None) -> None:
+def test_errors_of_an_inner_map_are_raised_by_its_call(helper_delay: float, helped: None) -> None:
     """A map's caller may catch what its programs raise, and go on with the others."""
 
     def inner(program: programs.Program) -> Any:
@@ -513,7 +513,7 @@ def test_random_schedules(backend: str, helped: None, data: Any) -> None:
 
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=some.data())
-def test_random_schedules_with_one_fault_end(backend: str, helped: None, data: Any) -> None:
+def test_random_schedules_with_one_fault_terminate(backend: str, helped: None, data: Any) -> None:
     """One program does something else in one place: an error of the right kind, in time; and no trace of it remains."""
     steps, naps = schedule(data)
     culprit, place = data.draw(some.integers(0, 5)), data.draw(some.integers(0, len(steps) - 1))
@@ -980,7 +980,7 @@ def test_blas_threads_are_put_back(helped: None) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_can_go_on() -> None:
+def test_maps_in_the_child_of_a_fork() -> None:
     said = scripted("""
         import time, threading, warnings
         from shardtensor.host import threads as team
