@@ -29,13 +29,13 @@ import numpy as np
 import pytest
 import shardtensor_numpy
 from hypothesis import strategies as some
-from shardtensor.spmd import breakpoints, launch, scheduler
-from shardtensor.spmd import program as programs
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardtensor as st
 from shardtensor.communication import communicator
 from shardtensor.host import blas_threads, signals, threads
+from shardtensor.spmd import breakpoints, launch, scheduler
+from shardtensor.spmd import program as programs
 from tests.conftest import Late
 from tests.layouts import array
 
@@ -183,12 +183,12 @@ def test_a_rendezvous_across_threads(helped: None) -> None:
 @pytest.fixture
 def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting threads continue only when they are woken: a missing wake-up takes longer than the test may."""
-    monkeypatch.setattr(world, "_LOOK", 10.0)
+    monkeypatch.setattr(scheduler, "_POLL", 10.0)
 
 
 def until_others_wait(program: programs.Program) -> None:
     """Returns as soon as no other thread of the program's maps has anything to do."""
-    scheduler: Any = program.group.world
+    scheduler: Any = program.run.scheduler
     while scheduler._busy > 1:
         time.sleep(1e-4)
 
@@ -221,7 +221,7 @@ def map_inside(program: programs.Program) -> list[bool]:
             until_others_wait(program)
         return threading.get_ident() != here
 
-    return sorted(world.run([inner] * 2, labels(2)))
+    return sorted(scheduler.run([inner] * 2, labels(2)))
 
 
 WAKES: dict[str, tuple[Task, Task, Any]] = {
@@ -673,7 +673,7 @@ def test_signals_in_the_work_of_a_rendezvous(late: None) -> None:
         done.append(k)
 
     def work(offers: list[Any]) -> list[Any]:
-        team.each(step, 3, threads=1)
+        threads.each(step, 3, threads=1)
         return offers
 
     def task(program: programs.Program) -> None:
@@ -713,13 +713,13 @@ def test_signals_while_the_caller_waits(
         return meets(program, 1)
 
     def inner(program: programs.Program) -> Any:
-        return world.run([task] * 2, labels(2))
+        return scheduler.run([task] * 2, labels(2))
 
     signal.signal(signal.SIGALRM, handler)
     task = divided(WAITS[wait], blocked)
     tasks = [inner] if nested else [task] * 2
     with pytest.raises((programs.Failed, kind)) as caught:
-        world.run(tasks, labels(len(tasks)), helper_delay=0.0)
+        scheduler.run(tasks, labels(len(tasks)), helper_delay=0.0)
     assert isinstance(caught.value, programs.Failed)
     assert (ended, type(caught.value.error)) == ([True], kind)
     total_works()

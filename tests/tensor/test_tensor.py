@@ -524,14 +524,14 @@ def test_threads_share_one_write_state(monkeypatch: pytest.MonkeyPatch) -> None:
     x = st.ones((4,))
     monkeypatch.setattr(handles, "WriteState", Slow)
     with ThreadPoolExecutor(2) as pool:
-        first, other = [f.result(10) for f in [pool.submit(handles.ledger_of, x) for _ in range(2)]]
+        first, other = [f.result(10) for f in [pool.submit(handles.write_state_of, x) for _ in range(2)]]
     assert [first] == [other] == made
 
 
 def test_a_donation_during_a_write_is_not_lost() -> None:
     x = st.ones((4,))
     donor = threading.Thread(target=handles.mark_donated, args=(x, "smap"))
-    with handles.ledger_of(x).lock:
+    with handles.write_state_of(x).lock:
         before = x._storage
         donor.start()
         donor.join(0.1)  # It ends only without the lock.
