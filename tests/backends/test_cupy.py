@@ -558,11 +558,11 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
         Copier.d2d, "destination.stream.wait_event(source.record())", "pass", "staged"),
     "staging: the buffer is kept": (
         Copier.d2d, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
-    "offload waits for what is computed": (Copier.off, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
-    "offload keeps the array": (Copier.off, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
-    "onload waits for who had the block": (Copier.on, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
-    "onload waits for the offload": (Copier.on, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
-    "onload keeps the buffer": (Copier.on, "self.flights.add(event, out, logical.stream, host)", "pass", "comes_and_goes"),
+    "offload waits for what is computed": (Copier.d2h, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
+    "offload keeps the array": (Copier.d2h, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
+    "onload waits for who had the block": (Copier.h2d, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
+    "onload waits for the offload": (Copier.h2d, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
+    "onload keeps the buffer": (Copier.h2d, "self.flights.add(event, out, logical.stream, host)", "pass", "comes_and_goes"),
     "the device waits for the onload": (
         CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),
     "what is offered is not written before it is read": (
@@ -612,7 +612,7 @@ def test_collectives_in_with_blocks_are_refused() -> None:
                 return st.psum(x, "i")
 
         parts = [st.device_put(numbers(), d) for d in m.devices]
-        with pytest.raises(BackendError, match=r"a stream of the program's own.*leave its `with` block"):
+        with pytest.raises(BackendError, match=r"made another stream current.*leave its `with` block"):
             st.pmap(work, parts, axis_name="i")
         assert m.state() == before
         made = st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")
@@ -661,7 +661,7 @@ def test_devices_are_dealt_over_gpus_in_blocks() -> None:
             if count < gpu_count:
                 with m.cupy.cuda.Device(3):
                     stranger = m.cupy.arange(3)
-                with pytest.raises(BackendError, match="lies on GPU 3, which is none of the 2 devices"):
+                with pytest.raises(BackendError, match="is on GPU 3, which none of the 2 devices uses"):
                     st.asarray(stranger)
 
 
@@ -711,13 +711,13 @@ def straight(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-def test_damaged_peers_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_peers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with machine(corrupt={(0, 1)}) as m, caplog.at_level(logging.WARNING, "shardtensor"):
         for _ in range(3):
             x = st.device_put(numbers(2000), m.devices[0])
             same(st.device_put(st.device_put(x, m.devices[2]), m.devices[0]), numbers(2000))
     assert [r.getMessage() for r in caplog.records] == [
-        "GPU 1 says that it reads GPU 0, and copies arrive damaged: they go through host memory instead"
+        "GPU 1 has peer access to GPU 0, but a test copy arrived damaged; copies go through host memory"
     ]
 
 
@@ -1005,7 +1005,7 @@ def test_errors_of_the_gpu_name_the_device(lazy: Machine, read: Callable[[Any], 
         with lazy.backend.on(d):
             fakecupy.fail()
         y = x + 1
-        with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it: .*launch"):
+        with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or an earlier one: .*launch"):
             read(y)
 
 
@@ -1016,7 +1016,7 @@ def test_errors_on_the_way_to_host_memory_name_the_device(lazy: Machine, read: C
     with lazy.backend.on(d):
         fakecupy.fail()
     y = st.device_put(x + 1, st.SingleDeviceSharding(d, memory_kind="pinned_host"))
-    with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it"):
+    with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or an earlier one"):
         read(y)
 
 
@@ -1051,7 +1051,7 @@ def test_a_full_memory(order: dict[str, Any]) -> None:
             assert f"{m.devices[0]} (" in said or f"{m.devices[1]} (" in said
             assert "Out of memory allocating " in said
             assert "0.2 of 1.0 MiB" in said.replace("MiB of", "of")
-            assert "delete some" in said
+            assert "delete tensors" in said
             del caught
         del attempt
         before = np.asarray(x)
@@ -1246,16 +1246,16 @@ __version__ = "14.9"
 """
 FAILS = "raise CUDARuntimeError('cudaErrorWhatever: so it is')"
 UNUSABLE = {
-    "broken": ("raise ImportError('libnvrtc.so.12: cannot open')", r"installed and does not import: .*libnvrtc.*uninstall every cupy package"),
-    "old driver": (STUB.format(status=35, body=FAILS), r"CuPy 14\.9 is installed, and there is no NVIDIA driver, or it is older.*so it is"),
+    "broken": ("raise ImportError('libnvrtc.so.12: cannot open')", r"installed but cannot be imported: .*libnvrtc.*uninstall every cupy package"),
+    "old driver": (STUB.format(status=35, body=FAILS), r"CuPy 14\.9 is installed, but there is no NVIDIA driver, or it is older.*so it is"),
     "no GPU": (STUB.format(status=100, body=FAILS), r"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
     "else": (STUB.format(status=999, body=FAILS), r"the CUDA runtime does not start; look at nvidia-smi \(cudaErrorWhatever"),
-    "none": (STUB.format(status=0, body="return 0"), r"CuPy 14\.9 is installed, and there is no GPU; look at nvidia-smi"),
+    "none": (STUB.format(status=0, body="return 0"), r"CuPy 14\.9 is installed, but there is no GPU; look at nvidia-smi"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("why", UNUSABLE)
-def test_what_is_said_where_it_cannot_be_used(why: str, tmp_path: Path) -> None:
+def test_the_reason_why_it_cannot_be_used(why: str, tmp_path: Path) -> None:
     code, said = UNUSABLE[why]
     (tmp_path / "cupy").mkdir()
     (tmp_path / "cupy" / "__init__.py").write_text(code)
@@ -1272,7 +1272,7 @@ def test_what_is_said_where_it_cannot_be_used(why: str, tmp_path: Path) -> None:
     python(program, tmp_path)
 
 
-def test_what_is_said_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "cupy" else find(name, *a))
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
@@ -1334,7 +1334,7 @@ def test_the_real_one_without_a_gpu() -> None:
     said = python(program).strip()
     if said.startswith("skip: "):
         pytest.skip(said.removeprefix("skip: "))
-    assert "is installed, and there is no NVIDIA driver" in said or "the driver sees no GPU" in said
+    assert "is installed, but there is no NVIDIA driver" in said or "the driver sees no GPU" in said
 
 
 # -- beside other backends -------------------------------------------------------------------------
