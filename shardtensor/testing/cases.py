@@ -47,7 +47,7 @@ class Case:
 def wanted(name: str, made: Case) -> Any:
     """Returns the expected result of a case of the operator ``name``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # means of empty slices warn, here as in NumPy
+        warnings.simplefilter("ignore")  # Means of empty slices warn, as in NumPy.
         return made.run(getattr(np, name), made.operands) if made.answer is None else made.answer
 
 
@@ -429,7 +429,7 @@ def _valid_index(data: Any, x: HostArray) -> Any:
     index = draw(data, array_indices(x.shape))
     try:
         x[index]
-    except IndexError:  # masks and arrays that do not broadcast together
+    except IndexError:  # The masks and arrays do not broadcast together.
         return np.array(True)
     return index if any(is_array(e) for e in index) else (*index, True)
 
@@ -454,12 +454,12 @@ def _setitem(data: Any) -> Case:
 
 def assigned(x: HostArray, index: Any, value: Any) -> HostArray:
     """Returns x after ``x[index] = value``, where the last value wins if an element is indexed several times."""
-    places = np.arange(x.size).reshape(x.shape)[index]
+    positions = np.arange(x.size).reshape(x.shape)[index]
     values = np.asarray(value)
-    values = values.reshape(values.shape[max(values.ndim - places.ndim, 0) :]).astype(x.dtype)
+    values = values.reshape(values.shape[max(values.ndim - positions.ndim, 0) :]).astype(x.dtype)
     new = x.flatten()
-    for place, v in zip(places.ravel(), np.broadcast_to(values, places.shape).ravel(), strict=True):
-        new[place] = v
+    for position, v in zip(positions.ravel(), np.broadcast_to(values, positions.shape).ravel(), strict=True):
+        new[position] = v
     return new.reshape(x.shape)
 
 

@@ -27,7 +27,7 @@ import pytest
 from shardtensor.backend import FRAME, Device, references, registry
 from shardtensor.errors import BackendError
 from shardtensor.testing import BackendTests
-from shardtensor.testing.ordering import WAITS
+from shardtensor.testing.ordering import ORDERED
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_backend.md").read_text()
@@ -82,7 +82,7 @@ def test_the_toy_is_as_short_as_the_page_says() -> None:
 
 
 def test_the_page_shows_what_is_said() -> None:
-    assert f"breaks a rule.\n  rule: {WAITS}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
+    assert f"breaks a rule.\n  rule: {ORDERED}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
 
 
 def test_the_page_works(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def mutant(caught_by: str, *arguments: Any, says: str) -> Callable[[type[Any]], 
     return register
 
 
-@mutant("test_copies_are_nobody_elses", says="Backend.to_device: a copy on the destination, nobody else's")
+@mutant("test_copies_are_independent", says="Backend.to_device: an exclusive copy on the destination")
 class ToDeviceAliases:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         return lazy.Tile(array.memory, destination)
@@ -135,7 +135,7 @@ class ToDeviceCopiesAtOnce:
         return lazy.Tile(array.memory.copy(), destination)
 
 
-@mutant("test_sources_may_go_at_once", says="the memory of the source is not given to others before it is read")
+@mutant("test_sources_may_be_deleted_at_once", says="the memory of the source is not reused before it has been read")
 class SourceIsNotKept:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         copy, there = lazy.Tile(np.zeros_like(array.memory), destination), weakref.ref(array)
@@ -143,7 +143,10 @@ class SourceIsNotKept:
         return copy
 
 
-@mutant("test_sources_are_not_sole_before_they_are_read", says="the source is not `is_exclusive` before it is read")
+@mutant(
+    "test_sources_are_not_exclusive_before_they_are_read",
+    says="the source is not `is_exclusive` before it has been read",
+)
 class SoleWhileItIsCopied:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         copy, memory = lazy.Tile(np.zeros_like(array.memory), destination), array.memory
@@ -158,13 +161,13 @@ class SoleWhileItIsCopied:
         return references(array) <= holders + FRAME
 
 
-@mutant("test_the_host_array_is_written_afterwards", says="Backend.from_host: a copy of the host array")
+@mutant("test_from_host_copies", says="Backend.from_host: a copy of the host array")
 class FromHostAliases:
     def from_host(self, array: Any, device: Device) -> Any:
         return lazy.Tile(np.asarray(array), device)
 
 
-@mutant("test_the_host_array_is_written_afterwards", says="Backend.from_host: a copy of the host array")
+@mutant("test_from_host_copies", says="Backend.from_host: a copy of the host array")
 class FromHostCopiesLater:
     def from_host(self, array: Any, device: Device) -> Any:
         made = lazy.Tile(np.zeros(array.shape, array.dtype), device)
@@ -172,13 +175,13 @@ class FromHostCopiesLater:
         return made
 
 
-@mutant("test_reading_waits_for_what_is_queued", says="Backend.to_host: the values once they are computed")
+@mutant("test_reading_waits_for_queued_operations", says="Backend.to_host: the values after they have been computed")
 class ToHostDoesNotWait:
     def to_host(self, array: Any, device: Device) -> Any:
         return array.memory.copy()
 
 
-@mutant("test_host_copies_stay", says="Backend.to_host: the values once they are computed")
+@mutant("test_host_arrays_do_not_change", says="Backend.to_host: the values after they have been computed")
 class ToHostUsesOneBuffer:
     buffer = np.zeros(1 << 20)
 
@@ -218,7 +221,7 @@ class OnIsNotUndone:
         yield
 
 
-@mutant("test_on_is_undone_by_an_error", RuntimeError, says="Backend.on: makes the device current in this thread")
+@mutant("test_on_is_left_after_an_error", RuntimeError, says="Backend.on: makes the device current in this thread")
 class OnIsNotUndoneByAnError:
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
@@ -227,7 +230,7 @@ class OnIsNotUndoneByAnError:
         lazy.current.reset(token)
 
 
-@mutant("test_on_is_undone_by_an_error", ZeroDivisionError, says="Backend.on lets errors through")
+@mutant("test_on_is_left_after_an_error", ZeroDivisionError, says="Backend.on propagates errors")
 class OnHidesErrors:
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
@@ -235,7 +238,7 @@ class OnHidesErrors:
             yield
 
 
-@mutant("test_threads_have_devices_of_their_own", says="Backend.on: makes the device current in this thread")
+@mutant("test_current_device_of_each_thread", says="Backend.on: makes the device current in this thread")
 class OnIsForAllThreads:
     stack: ClassVar[list[Any]] = []
 
@@ -253,49 +256,49 @@ class OnIsForAllThreads:
         return lazy.Namespace()
 
 
-@mutant("test_enter_and_leave", says="Backend.wait_for_caller and make_caller_wait make no device current")
+@mutant("test_wait_for_caller", says="Backend.wait_for_caller and make_caller_wait make no device current")
 class EnterMakesCurrent:
     def wait_for_caller(self, device: Device) -> None:
         lazy.current.set(self.queues[device])  # type: ignore[attr-defined]
 
 
 @mutant(
-    "test_sole_sees_who_else_holds_it",
-    "a part of it",
-    says="Backend.is_exclusive: True only where nothing but its holder",
+    "test_is_exclusive_detects_holders",
+    "a view",
+    says="Backend.is_exclusive: True only if no other reference",
 )
-class SoleAlways:
+class ExclusiveAlways:
     def is_exclusive(self, array: Any, holders: int) -> bool:
         return True
 
 
-@mutant(
-    "test_sole_sees_who_else_holds_it", "a reshaped view", says="Backend.is_exclusive: True only where nothing but its"
-)
+@mutant("test_is_exclusive_detects_holders", "a reshaped view", says="Backend.is_exclusive: True only if no other")
 class SoleDoesNotSeeViews:
     def is_exclusive(self, array: Any, holders: int) -> bool:
         return references(array) <= holders + FRAME
 
 
-@mutant("test_adopted_arrays_are_nobody_elses", "another variable", says="Backend.adopt: an array that nobody outside")
+@mutant(
+    "test_adopted_arrays_are_independent", "another variable", says="Backend.adopt: an array that cannot be written"
+)
 class AdoptNeverCopies:
     def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
         return result, False
 
 
-@mutant("test_copies_are_told_truly", says="adopt gave another array and says it is no copy")
+@mutant("test_copies_are_reported", says="adopt returned another array and reports no copy")
 class AdoptHidesCopies:
     def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
         return self.xp.asarray(result, copy=True), False  # type: ignore[attr-defined]
 
 
-@mutant("test_maps_in_maps_stay", says="an array in a mapped function is on the function's device")
+@mutant("test_nested_maps_stay_on_their_device", says="an array in a mapped function is on the function's device")
 class DeviceOfIsTheFirst:
     def device_of(self, array: Any) -> Device:
         return next(iter(self.queues))  # type: ignore[attr-defined, no-any-return]
 
 
-@mutant("test_released_arrays_can_be_written", "a part of it", says="Backend.release: an array that its only holder")
+@mutant("test_released_arrays_are_writable", "a view", says="Backend.release: an exclusive, writable array")
 class ReleaseNeverCopies:
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         return array, False
@@ -322,13 +325,13 @@ class ViewTakesStepsForPositive:
         return array[tuple([slice(e.start, e.stop, abs(e.step or 1)) if type(e) is slice else e for e in entries])]
 
 
-@mutant("test_there_and_back", "int32", says="Backend.dtype_of: the NumPy dtype of the elements")
+@mutant("test_host_round_trip", "int32", says="Backend.dtype_of: the NumPy dtype of the elements")
 class DtypeOfIsWrong:
     def dtype_of(self, array: Any) -> Any:
         return np.dtype("float64")
 
 
-@mutant("test_there_and_back", "complex128", says="Backend.from_host and to_host: the same values, shape and dtype")
+@mutant("test_host_round_trip", "complex128", says="Backend.from_host and to_host: the same values, shape and dtype")
 class DtypesAreNarrowed:
     def from_host(self, array: Any, device: Device) -> Any:
         narrow = array.astype("complex64") if array.dtype == "complex128" else array
@@ -371,13 +374,13 @@ class DevicesAreOutOfOrder:
         return list(self.queues)[::-1]  # type: ignore[attr-defined]
 
 
-@mutant("test_what_is_no_array", says="Backend.is_array: NumPy's arrays are the host's")
+@mutant("test_is_array", says="Backend.is_array: NumPy's arrays are the host's")
 class TakesHostArrays:
     def is_array(self, x: object) -> bool:
         return type(x) in (lazy.Tile, np.ndarray)
 
 
-@mutant("test_operator", "exp", says="every operator gives NumPy's answer under every sharding")
+@mutant("test_operator", "exp", says="every operator gives NumPy's result under every sharding")
 class OperatorIsWrong:
     class Space(lazy.Namespace):  # type: ignore[misc]
         def __getattr__(self, name: str) -> Any:
@@ -418,13 +421,13 @@ def test_a_broken_rule_is_caught(broken: type[Any], use: Callable[..., BackendTe
 
 
 TENSORS = [
-    (SoleAlways, "test_values_of_before", "writes to a tensor are seen in its views and in nothing else"),
-    (AdoptNeverCopies, "test_pmap_results_that_are_kept", "mapped functions get the backend's arrays"),
-    (ReleaseNeverCopies, "test_pmap_donates", "mapped functions get the backend's arrays"),
-    (NegativeStridesCopy, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
-    (WaitDoesNothing, "test_moves", "a tensor has NumPy's elements"),
-    (WaitDoesNothing, "test_collective_moves", "what one program offers in a collective, the others get"),
-    (ViewCopies, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
+    (ExclusiveAlways, "test_earlier_values_do_not_change", "writes to a tensor are visible in its views only"),
+    (AdoptNeverCopies, "test_pmap_results_kept_by_the_function", "mapped functions receive the backend's arrays"),
+    (ReleaseNeverCopies, "test_pmap_donates", "mapped functions receive the backend's arrays"),
+    (NegativeStridesCopy, "test_writes", "writes to a tensor are visible in its views only"),
+    (WaitDoesNothing, "test_reshard", "a tensor has NumPy's elements"),
+    (WaitDoesNothing, "test_collective_moves", "every program receives the operands of the others"),
+    (ViewCopies, "test_writes", "writes to a tensor are visible in its views only"),
 ]
 
 
@@ -465,7 +468,7 @@ def test_unclaimed_operators_raise_and_are_not_wrong(use: Callable[..., BackendT
     with pytest.raises(AssertionError, match=r"`unclaimed` raises a ShardTensorError.*\n.*never raised"):
         use(lazy.LazyBackend, unclaimed={"nextafter"}).test_operator("nextafter")
     wrong = next(m for m in MUTANTS if m.__name__ == "OperatorIsWrong")
-    with pytest.raises(AssertionError, match="never gives a wrong answer"):
+    with pytest.raises(AssertionError, match="never returns a wrong result"):
         use(wrong, unclaimed={"exp"}).test_operator("exp")
     with pytest.raises(AssertionError, match=r"names operators.*\n.*nextbefore"):
         use(lazy.LazyBackend, unclaimed={"nextbefore"}).test_unclaimed_operators_exist()
