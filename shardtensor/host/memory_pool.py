@@ -289,5 +289,5 @@ def set_cache_limit(nbytes: int) -> None:
     >>> st.set_cache_limit(limit)
     """
     if type(nbytes) is not int or nbytes < 0:
-        raise ArgumentError(f"set_cache_limit: nbytes is {nbytes!r}; wanted a whole number of bytes, 0 or more")
+        raise ArgumentError(f"set_cache_limit: nbytes is {nbytes!r}; wanted an integer, 0 or more")
     _pool.limit = nbytes

@@ -129,7 +129,7 @@ WRONG_NUMBERS = ["0", "abc", "", " ", "-1", "2.5", "²", " 8", "1e3", "65537", "
 def test_numbers_that_cannot_be(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", given)
     with pytest.raises(
-        st.BackendError, match=r"^SHARDTENSOR_NUM_DEVICES is .*; wanted a whole number from 1 to 65,536"
+        st.BackendError, match=r"^SHARDTENSOR_NUM_DEVICES is .*; wanted an integer from 1 to 65,536"
     ):
         requested_devices()
 
@@ -151,7 +151,7 @@ def test_numbers_of_devices_that_cannot_be(given: str) -> None:
     shown = repr(given) if len(given) < 60 else "'999"
     for message in messages:
         assert message.removeprefix("zeros: ").startswith(f"SHARDTENSOR_NUM_DEVICES is {shown}")
-        assert "; wanted a whole number from 1 to 65,536" in message
+        assert "; wanted an integer from 1 to 65,536" in message
         assert len(message) < 200
     assert plugins == []
 
@@ -338,7 +338,7 @@ def test_backends_of_negative_priority_are_no_default(install: Callable[..., Non
             registry.default_backend.__wrapped__()
     finally:
         registry._loaded.update(loaded)
-    assert "checked: used only where SHARDTENSOR_BACKEND names it" in str(caught.value)
+    assert "checked: used only if SHARDTENSOR_BACKEND names it" in str(caught.value)
     assert "numpy: backend 'numpy' is installed but does not start: OSError('a broken plugin')" in str(caught.value)
 
 
@@ -352,7 +352,7 @@ def test_nothing_usable_says_why(install: Callable[..., None], monkeypatch: pyte
     install("broken", "raise OSError('driver 12 is too old')")
     points = {"broken": registry._entry_points()["broken"]}
     monkeypatch.setattr(registry, "_entry_points", lambda: points)
-    with pytest.raises(st.BackendError, match=r"no backend can be used here.*'broken'"):
+    with pytest.raises(st.BackendError, match=r"no backend can be used.*'broken'"):
         registry.default_backend.__wrapped__()
 
 

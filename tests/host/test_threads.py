@@ -60,9 +60,9 @@ def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("SHARDTENSOR_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "usable_cores", lambda: 5)
     monkeypatch.setattr(threads, "_settings", [])
-    threads._threads_said.cache_clear()
+    threads._requested_threads.cache_clear()
     yield
-    threads._threads_said.cache_clear()
+    threads._requested_threads.cache_clear()
 
 
 def beside(*calls: Callable[[], Any], seconds: float = 10) -> list[Any]:
@@ -115,7 +115,7 @@ def test_the_environment_says_nonsense(said: str, unsaid: None, monkeypatch: pyt
     monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", said)
     for _ in range(2):
         with pytest.raises(
-            BackendError, match=r"^SHARDTENSOR_NUM_THREADS is .*; wanted a whole number from 1 to 4,096: set it before"
+            BackendError, match=r"^SHARDTENSOR_NUM_THREADS is .*; wanted an integer from 1 to 4,096: set it before"
         ) as caught:
             st.num_threads()
         assert repr(said) in str(caught.value)
@@ -171,7 +171,7 @@ def test_numbers_that_are_set(unsaid: None) -> None:
 @pytest.mark.parametrize("number", [0, -1, 1.0, "2", True, False, np.int64(3), [1], float("nan")], ids=repr)
 def test_bad_numbers(number: Any, unsaid: None) -> None:
     with pytest.raises(
-        ArgumentError, match=r"^set_num_threads: number is .*; wanted a whole number from 1 to 4,096, or None$"
+        ArgumentError, match=r"^set_num_threads: number is .*; wanted an integer from 1 to 4,096, or None$"
     ):
         st.set_num_threads(number)
     assert st.num_threads() == 5
@@ -686,7 +686,7 @@ def test_helpers_end_before_the_interpreter() -> None:
     script = "import atexit, threading\natexit.register(lambda: print(threading.active_count()))\n"
     script += "import shardtensor as st\nfrom shardtensor.host import threads\nst.set_num_threads(4)\n"
     script += "for _ in range(2):\n    threads.each(lambda k: None, 8)\n    print(threading.active_count())\n    threads._pool.dissolve()\n"
-    script += "    print(threading.active_count())\nteam.each(lambda k: None, 8)\n"
+    script += "    print(threading.active_count())\nthreads.each(lambda k: None, 8)\n"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=environment(),

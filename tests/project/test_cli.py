@@ -61,9 +61,9 @@ def test_info_lists_every_backend_and_the_default_one(capsys):
     assert sorted(name for name in table if name) == st.backend_names()  # what is long goes on below
     default = st.devices()[0].backend
     assert [name for name, cells in table.items() if cells[0] == "yes"] == [default]
-    *said, memory = table["numpy"][1:]
-    assert said == [str(len(st.devices("numpy"))), "cpu"]
-    assert re.fullmatch(r"([\d.]+ GiB / [\d.]+ GiB)?", memory)  # nothing where the system does not say
+    *listed, memory = table["numpy"][1:]
+    assert listed == [str(len(st.devices("numpy"))), "cpu"]
+    assert re.fullmatch(r"([\d.]+ [MG]iB / [\d.]+ GiB)?", memory)  # Empty where the system does not report it.
 
 
 def test_info_shows_the_memory_of_devices_that_know_it(monkeypatch, capsys):
@@ -71,11 +71,11 @@ def test_info_shows_the_memory_of_devices_that_know_it(monkeypatch, capsys):
     monkeypatch.setattr(cli, "backend_names", lambda: ["plugin"])
     assert cli.main(["info"]) == 0
     out = capsys.readouterr().out
-    assert rows(out)["plugin"] == ["", "2", "A100", "10.0 GiB / 40.0 GiB"]
-    assert "9.0 GiB / 40.0 GiB" in out
+    assert rows(out)["plugin"] == ["", "2", "A100", "10 GiB / 40 GiB"]
+    assert "9 GiB / 40 GiB" in out
 
 
-def test_info_says_why_a_backend_is_absent(monkeypatch, capsys):
+def test_info_shows_why_a_backend_is_unavailable(monkeypatch, capsys):
     def absent(name):
         raise st.BackendError("no [driver] found")
 
@@ -111,7 +111,7 @@ def test_what_argparse_does_not_know_ends_with_2(line, capsys):
     ("variable", "value", "reason"),
     [
         ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
-        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted a whole number from 1 to 65,536"),
+        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted an integer from 1 to 65,536"),
         ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
     ],
 )
@@ -132,14 +132,14 @@ def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
     assert [name for name, cells in table.items() if cells[0] == "yes"] == []
     assert "a broken plugin" in table["numpy"][-1]
     assert table["checked"][1].isdigit()
-    assert finished.stderr.startswith("shardtensor: no backend can be used here: ")
+    assert finished.stderr.startswith("shardtensor: no backend can be used: ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--backend", "nonsense"], "there is no backend named 'nonsense'"),
-        (["--devices", "10000"], "10000 devices are asked for"),
+        (["--devices", "10000"], "10000 devices were requested"),
         (["--devices", "0"], "devices is 0; wanted at least 1"),
         (["--steps", "-1"], "steps is -1; wanted at least 1"),
     ],
