@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 from hypothesis import stateful
 from hypothesis import strategies as some
-from shardtensor.limits import limits, memory_pool
 
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.errors import ArgumentError, DeviceMemoryError
+from shardtensor.host import limits, memory_pool
 from shardtensor.interpreters.execution import plan_cache, strategies
 from tests.layouts import array, mesh_of, place_of
 from tests.spmd.test_scheduler import (
