@@ -139,7 +139,7 @@ class ToDeviceCopiesAtOnce:
 class SourceIsNotKept:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         copy, there = lazy.Tile(np.zeros_like(array.memory), destination), weakref.ref(array)
-        self.queues[destination].tell(lambda: np.copyto(copy.memory, there().memory if there() else 0))  # type: ignore[attr-defined]
+        self.queues[destination].put(lambda: np.copyto(copy.memory, there().memory if there() else 0))  # type: ignore[attr-defined]
         return copy
 
 
@@ -150,7 +150,7 @@ class SourceIsNotKept:
 class SoleWhileItIsCopied:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         copy, memory = lazy.Tile(np.zeros_like(array.memory), destination), array.memory
-        self.queues[destination].tell(lambda: np.copyto(copy.memory, memory))  # type: ignore[attr-defined]
+        self.queues[destination].put(lambda: np.copyto(copy.memory, memory))  # type: ignore[attr-defined]
         return copy
 
     def contiguous(self, array: Any) -> Any:
@@ -171,7 +171,7 @@ class FromHostAliases:
 class FromHostCopiesLater:
     def from_host(self, array: Any, device: Device) -> Any:
         made = lazy.Tile(np.zeros(array.shape, array.dtype), device)
-        self.queues[device].tell(lambda: np.copyto(made.memory, array))  # type: ignore[attr-defined]
+        self.queues[device].put(lambda: np.copyto(made.memory, array))  # type: ignore[attr-defined]
         return made
 
 
@@ -200,7 +200,7 @@ class WaitDoesNothing:
 @mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
 class RecordComesTooEarly:
     def record(self, device: Device) -> Any:
-        return self.queues[device], self.queues[device].told - 1  # type: ignore[attr-defined]
+        return self.queues[device], self.queues[device].queued - 1  # type: ignore[attr-defined]
 
 
 @mutant("test_random_traffic", says="Backend.record and wait")
