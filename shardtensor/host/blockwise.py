@@ -197,11 +197,8 @@ class _Blocks:
         return math.prod(self._counts)
 
     def __getitem__(self, k: int) -> tuple[slice, ...]:
-        index = []
-        for count, side in zip(reversed(self._counts), reversed(self._sides), strict=True):
-            k, i = divmod(k, count)
-            index.append(slice(i * side, (i + 1) * side))
-        return tuple(reversed(index))
+        index = np.unravel_index(k, self._counts)
+        return tuple([slice(i * side, (i + 1) * side) for i, side in zip(index, self._sides, strict=True)])
 
 
 def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:

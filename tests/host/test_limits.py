@@ -519,9 +519,7 @@ def test_the_memory_that_is_freed_goes_back(kept: None) -> None:
 @pytest.mark.parametrize("nbytes", [-1, 1.5, 2.0, "1", None, float("inf"), [3]])
 def test_bad_limits(nbytes: Any) -> None:
     before = st.cache_info()
-    with pytest.raises(
-        ArgumentError, match=r"^set_cache_limit: nbytes is .*; wanted an integer, 0 or more"
-    ):
+    with pytest.raises(ArgumentError, match=r"^set_cache_limit: nbytes is .*; wanted an integer, 0 or more"):
         st.set_cache_limit(nbytes)
     assert st.cache_info() == before
 
@@ -879,7 +877,7 @@ def test_the_end_of_the_interpreter() -> None:
 @pytest.fixture
 def poor(kept: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets the host say that so much is free, of a GiB; and has it asked for every large result."""
-    monkeypatch.setattr(memory_pool, "_ASKED_FROM", 1 << 19)
+    monkeypatch.setattr(memory_pool, "_CHECKED_FROM", 1 << 19)
     return lambda free: monkeypatch.setattr(memory_pool, "memory", lambda: (free, 1 << 30))
 
 

@@ -1339,7 +1339,7 @@ def test_signals_at_every_line(name: str, number: int, threads: int, blocks: Non
             np.seterr(**MODES)
             signal.signal(number, handler)
             if found["limits"] or found["lock"]:
-                blas_threads._shares._set(None)
+                blas_threads._shares._set(sys.maxsize)
                 blas_threads._shares = blas_threads._Shares()
     finally:
         gc.enable()
