@@ -1,4 +1,4 @@
-"""The thread team: helper threads that run work together with the calling thread. Callers use them only for work that
+"""The thread pool: helper threads that run work together with the calling thread. Callers use them only for work that
 takes long enough to pay for waking them.
 """
 
@@ -107,17 +107,17 @@ class _ThreadPool:
     """The helper threads of the process, as many as were ever requested at once. They end with the interpreter.
 
     Attributes:
-        is_closed: whether the team accepts no more work, because the interpreter shuts down.
-        is_parents: whether this process is the child of a fork, and the team is the parent's.
+        is_closed: whether the pool accepts no more work, because the interpreter shuts down.
+        is_inherited: whether this process is the child of a fork, and the pool is the parent's.
     """
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Helpers | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self.is_closed = self.is_parents = False
+        self.is_closed = self.is_inherited = False
 
-    def hand(self, work: Helpers, count: int) -> None:
+    def submit(self, work: Helpers, count: int) -> None:
         """Queues the work for ``count`` threads, which are started if necessary.
 
         While the interpreter shuts down, nothing is queued: a new thread would never run, and its start would never
@@ -156,14 +156,14 @@ class _ThreadPool:
 
     def next_work(self) -> Helpers | None:
         """Waits for and returns the next work of the calling helper thread; None if the thread has to end."""
-        return None if self.is_closed or self.is_parents else self._inbox.get()
+        return None if self.is_closed or self.is_inherited else self._inbox.get()
 
 
 def _serve(pool: _ThreadPool) -> None:
     while (work := pool.next_work()) is not None:
         work.take_part()
         del work  # It refers to arrays, which must not stay alive while the thread waits for the next work.
-    if pool.is_parents:  # This thread has forked: in the child it is the main thread, and has no caller to return to.
+    if pool.is_inherited:  # This thread has forked: in the child it is the main thread, and has no caller to return to.
         os._exit(1)
 
 
@@ -187,7 +187,7 @@ class Helpers:
         if count < 1:
             return
         self._work, self._context = work, context
-        _pool.hand(self, count)
+        _pool.submit(self, count)
 
     def take_part(self) -> None:
         """Runs the work in the calling helper thread, unless the helpers are dismissed."""
@@ -286,7 +286,7 @@ def each(work: Callable[[int], None], count: int, *, threads: int | None = None,
 
 @in_children
 def _forget() -> None:
-    """Replaces the team in the child of a fork, where the parent's threads do not exist."""
+    """Replaces the pool in the child of a fork, where the parent's threads do not exist."""
     global _pool
-    _pool.is_parents = True
+    _pool.is_inherited = True
     _pool = _ThreadPool()
