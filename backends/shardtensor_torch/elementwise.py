@@ -56,9 +56,7 @@ def dtype_of(x: Any) -> np.dtype[Any]:
     try:
         return NUMPY[x.dtype]
     except KeyError:
-        raise ArgumentTypeError(
-            f"a tensor of {x.dtype} has no NumPy dtype; convert it, for example to float32"
-        ) from None
+        raise ArgumentTypeError(f"a tensor of {x.dtype} has no NumPy dtype; convert it, as to float32") from None
 
 
 def resolved(x: Any) -> Any:

@@ -209,9 +209,7 @@ class Namespace:
     def _total(self, name: str, x: Any, axis: Any, dtype: Any, keepdims: bool) -> Any:
         if dtype is None and is_int(x):
             if x.dtype is torch.uint8:
-                raise ArgumentTypeError(
-                    f"{name}: NumPy's result for uint8 is uint64, which PyTorch does not support; pass dtype="
-                )
+                raise ArgumentTypeError(f"{name}: uint8 gives uint64, which PyTorch does not support; pass dtype=")
             dtype = torch.int64
         x = x if dtype is None else cast(x, to_torch(dtype))
         if x.dtype is torch.bool:
@@ -323,9 +321,7 @@ class Namespace:
         dtypes, result = loop("vecdot", (x1.dtype, x2.dtype))
         left, right = [torch.movedim(cast(x, d), axis, -1) for x, d in zip((x1, x2), dtypes, strict=True)]
         if left.shape[-1] != right.shape[-1]:
-            raise ArgumentError(
-                f"vecdot: x1 has {left.shape[-1]} elements along axis {axis}, and x2 has {right.shape[-1]}"
-            )
+            raise ArgumentError(f"vecdot: x1 has {left.shape[-1]} elements along axis {axis}, x2 {right.shape[-1]}")
         if result is torch.bool:
             return (left & right).any(-1)
         wide = torch.float32 if result is torch.float16 else result

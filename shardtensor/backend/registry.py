@@ -111,9 +111,7 @@ def _plugin(name: str) -> type[Backend]:
         hint = "; run `pip install -e .` in the source tree" if not points else ""
         raise ArgumentError(f"there is no backend named {name!r}; installed are {sorted(points)}{hint}")
     if name in _rivals:
-        raise BackendError(
-            f"two distributions register a backend named {name!r}: {_rivals[name]}; uninstall one of them"
-        )
+        raise BackendError(f"two distributions register backend {name!r}: {_rivals[name]}; uninstall one of them")
     plugin = _started(name, points[name].load)
     if not (isinstance(plugin, type) and issubclass(plugin, Backend)):
         raise BackendError(f"backend {name!r}: {points[name].value} is no subclass of shardtensor.backend.Backend")

@@ -100,7 +100,7 @@ class CheckedArray(np.ndarray):
         return str(np.asarray(self))
 
 
-def _current_device(caller: str) -> Device:
+def _device(caller: str) -> Device:
     device = _current.get()
     if device is None:
         raise BackendError(f"{caller}: no checked device is current; wrap the call in `with backend.on(device)`")
@@ -123,15 +123,13 @@ def _bare(x: Any, caller: str) -> Any:
     kind = type(x)
     if kind is CheckedArray:
         device = _memory_of(x, caller).device
-        if device != _current_device(caller):
+        if device != _device(caller):
             raise BackendError(
-                f"{caller}: an array in the memory of {device} is accessed while {_current_device(caller)} is current"
+                f"{caller}: an array in the memory of {device} is accessed while {_device(caller)} is current"
             )
         return x.view(np.ndarray)
     if kind is np.ndarray:
-        raise ArgumentTypeError(
-            f"{caller}: a host array is mixed with arrays of {_current_device(caller)}; move it there first"
-        )
+        raise ArgumentTypeError(f"{caller}: a host array beside arrays of {_device(caller)}; transfer it there first")
     if kind in (list, tuple):
         return kind([_bare(item, caller) for item in x])
     if kind is dict:
@@ -147,7 +145,7 @@ def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
         return result
     array = np.asarray(result).view(CheckedArray)
     memory = next((p._memory for p in parents if type(p) is CheckedArray and _owner(p) is _owner(array)), None)
-    array._memory = memory or _Memory(_current_device("result"))
+    array._memory = memory or _Memory(_device("result"))
     return array
 
 
@@ -199,7 +197,7 @@ def _is_basic(index: Any) -> bool:
 def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls a NumPy function with arrays of the current device."""
     caller = function.__name__
-    _current_device(caller)
+    _device(caller)
     if kwargs.get("out") is not None:
         _not_read(kwargs["out"], args, caller)
     result = function(*_bare(args, caller), **_bare(kwargs, caller))
@@ -353,10 +351,8 @@ class CheckedBackend(Backend):
                 the last write to the array.
         """
         self._owned(array, source, "to_device")
-        if _current_device("to_device") != destination:
-            raise BackendError(
-                f"to_device: {_current_device('to_device')} is current and the copy goes to {destination}"
-            )
+        if _device("to_device") != destination:
+            raise BackendError(f"to_device: {_device('to_device')} is current and the copy goes to {destination}")
         if source != destination and _clocks.known(destination, source) < _memory_of(array, "to_device").written:
             raise BackendError(
                 f"to_device: no event orders {destination} after the last write of {source} to the array; call "
@@ -366,8 +362,8 @@ class CheckedBackend(Backend):
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to ``device``, which must be current."""
-        if _current_device("from_host") != device:
-            raise BackendError(f"from_host: {_current_device('from_host')} is current and the copy goes to {device}")
+        if _device("from_host") != device:
+            raise BackendError(f"from_host: {_device('from_host')} is current and the copy goes to {device}")
         return _tagged(np.array(array, order="C"))
 
     def to_host(self, array: Any, device: Device) -> HostArray:

@@ -12,9 +12,7 @@ from shardtensor.backend import HostArray
 from shardtensor.sharding.layout import offsets
 from shardtensor.testing.base import Kit
 
-MODES = (
-    "Backend.on, capture_modes: programs take turns in a thread, and each resumes with its own current device and modes"
-)
+MODES = "Backend.on, capture_modes: programs take turns in a thread, and each resumes with its own device and modes"
 OPERANDS = "Backend.to_device, record, wait: in a collective, every program receives the operands of the others"
 
 

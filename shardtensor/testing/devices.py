@@ -33,11 +33,7 @@ class DeviceTests(Kit):
         self.must(all(type(d) is Device and d.backend == self.backend for d in found), DEVICES, found)
         self.must(found == sorted(set(found), key=lambda d: d.id), DEVICES, found)
         self.must(len({d.id for d in found}) == len(found), DEVICES, found)
-        self.must(
-            found == list(self.it.devices()) == st.devices(self.backend),
-            DEVICES,
-            "different devices at the second call",
-        )
+        self.must(found == list(self.it.devices()) == st.devices(self.backend), DEVICES, "others at a second call")
         self.must(all(isinstance(d.kind, str) and d.kind for d in found), "Device.kind: a description", found)
 
     def test_adjacent_devices(self) -> None:

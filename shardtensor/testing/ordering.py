@@ -66,9 +66,7 @@ class OrderTests(Kit):
                 y = self.send(x, source, destination)
                 self.get(y, destination)
                 self.write(x, 0, source)
-                self.same(
-                    self.get(y, destination), self.numbers(), COPY, f"the copy, after the source was written, {where}"
-                )
+                self.same(self.get(y, destination), self.numbers(), COPY, f"the copy, after the source was, {where}")
 
     def test_copies_wait_for_their_source(self) -> None:
         """A copy contains the result of work queued on its source, and work on the copy follows it."""

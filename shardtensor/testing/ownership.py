@@ -125,7 +125,7 @@ class OwnershipTests(Kit):
                 if exclusive:
                     self.write(x, 0, device)
             self.same(
-                self.get(shard, device), self.numbers(12), EXCLUSIVE, "the shard, after the adopted array was written"
+                self.get(shard, device), self.numbers(12), EXCLUSIVE, "the shard, after a write to the adopted array"
             )
 
     def test_copies_are_reported(self) -> None:
