@@ -46,8 +46,8 @@ def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, capsys: pytes
     workers = workers_here(gpu, cases, sizes)
     table = gpu.measure(gpu.Effort(1), (1, 3, 8), workers, sizes)
     gpu.harness.report(table, tmp_path, "gpu")
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err, said.err
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err, output.err
     assert table.environment["GPU"].startswith("Fake GPU")
     for row in table.rows:
         assert row.name == "jitted@1" or table.cell(row, gpu.PROJECT).median is not None, row.name
@@ -61,7 +61,7 @@ def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, capsys: pytes
     assert "…" not in text  # which stands where a line is too long
 
 
-def test_a_case_that_fails_leaves_the_others(modules: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_cases_run_after_a_failure(modules: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
     gpu, cases = modules
 
     def fail() -> float:
@@ -81,7 +81,7 @@ def test_logical_devices_are_numbers(modules: tuple[Any, Any]) -> None:
         gpu.numbers("0,1")
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_the_message_without_a_gpu() -> None:
     done = subprocess.run(
         [sys.executable, "benchmarks/gpu.py", "--quick"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
