@@ -205,17 +205,8 @@ LARGE = 1 << 17
 """Elements of float64 that make a MiB."""
 
 
-@pytest.fixture(scope="module")
-def frozen() -> Iterator[None]:
-    """What there is already is not looked at again and again by the collector."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
-def kept(frozen: None) -> Iterator[None]:
+def kept() -> Iterator[None]:
     """Nothing waits to be used again, and a GiB may."""
     gc.collect()
     limit = st.cache_info().limit

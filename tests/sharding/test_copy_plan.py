@@ -215,6 +215,7 @@ def test_a_million_pieces_in_less_than_a_second(
         times.append(time.perf_counter() - started)
         assert len(plan) == pieces
         assert plan.size == 2048 * 2048 - stay
+        plan_reshard.cache_clear()  # a million pieces are a hundred MB
     assert min(times) < 1, times
 
 
