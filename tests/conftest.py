@@ -45,7 +45,7 @@ if NO_GPU:
     fakecupy.install()
     plugins.load("cupy")
 NO_TORCH = next((f"{name} is not installed" for name in ("torch", "array_api_compat") if find_spec(name) is None), "")
-"""Why torch cannot be used here; nothing if it can. It is looked for and not imported, which takes as long as the rest."""
+"""Why torch cannot be used here; nothing if it can."""
 
 pytest_plugins = ["tests.selection"]
 
@@ -68,6 +68,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(missing)
+
+
+def pytest_collection_finish() -> None:
+    """Before a test changes the number of devices that a backend begins with. The controller of pytest-xdist, which
+    collects nothing, does without the 200 MB.
+    """
+    if not NO_TORCH:
+        plugins.load("torch")
 
 
 FAST = ("numpy", "checked")
@@ -94,9 +102,12 @@ def no_races(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def memory_is_freed() -> Iterator[None]:
-    """What the tests of a module leave in pools goes back to the system, which the C library does when it is asked to."""
+    """What the tests of a module leave in pools goes back to the system, which the C library does when it is asked to;
+    and what they leave for good, such as a library that they imported, is not collected over and over.
+    """
     yield
     gc.collect()
+    gc.freeze()
     st.free_cache()
     if NO_GPU:
         fakecupy.free()

@@ -35,13 +35,12 @@ FAST, FULL = [f"test_fast[{n}]" for n in range(2)], [f"test_full[{n}]" for n in 
 @pytest.mark.parametrize(
     ("options", "passed", "said"),
     [
-        ([], FAST, "5 marked full; 2 out of luck"),
         (["-n2"], FAST, "5 marked full; 2 out of luck"),
         (["--full"], FAST + FULL, "2 out of luck"),
         (["--quick"], FAST[:1], "5 marked full; 2 not the first case; 1 out of luck"),
         (["--full", "--slice=2/3"], FULL[1::3], "4 not marked full; 3 in other slices"),
     ],
-    ids=" ".join,
+    ids=["workers", "full", "quick", "slice"],
 )
 def test_options(options: list[str], passed: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
