@@ -49,6 +49,9 @@ NO_TORCH = next((f"{name} is not installed" for name in ("torch", "array_api_com
 
 pytest_plugins = ["tests.selection"]
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 st.set_cache_limit(1 << 25)  # by default it is a quarter of the machine's memory, which a run of all tests does fill
 
 hypothesis.settings.register_profile(

@@ -2,7 +2,7 @@
 
 The fast tier is every test that is not marked `full`. ``--full`` adds the marked ones; ``--slice 3/20`` runs the third
 of twenty parts of the marked ones and nothing else, so that twenty short runs are all of them; ``--quick`` runs the
-first case of each test function.
+first case of each test function that is not marked `slow`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
-    parser.addoption("--quick", action="store_true", help="run the first case of each test function")
+    parser.addoption("--quick", action="store_true", help="run the first case of each test that is not slow")
     parser.addoption(
         "--slice",
         metavar="K/N",
@@ -57,8 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out["marked full"] += 1
         elif skip := item.get_closest_marker("skip"):
             left_out[kind(skip.kwargs["reason"])] += 1
-        elif config.getoption("quick") and function in seen:
-            left_out["not the first case"] += 1
+        elif config.getoption("quick") and (function in seen or item.get_closest_marker("slow")):
+            left_out["not quick"] += 1
         else:
             kept.append(item)
             seen.add(function)

@@ -174,6 +174,7 @@ def test_a_wrong_number_is_not_put_down_to_the_backend() -> None:
     assert "SHARDTENSOR_BACKEND" not in message
 
 
+@pytest.mark.slow
 def test_variable_chooses_the_default_backend() -> None:
     code = """
         import json, numpy as np, shardtensor as st

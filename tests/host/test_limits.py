@@ -1127,6 +1127,7 @@ def random_work(count: int, seed: int) -> None:
                 np.testing.assert_allclose(np.asarray(x), y, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_ten_thousand_operators_leave_nothing(small: int) -> None:
     random_work(100, 1)  # what is asked once only
     gc.collect()

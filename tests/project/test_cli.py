@@ -107,6 +107,7 @@ def test_what_argparse_does_not_know_ends_with_2(line, capsys):
     assert "usage: shardtensor" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["info", "demo"])
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
@@ -123,6 +124,7 @@ def test_an_environment_that_cannot_be_is_one_line_and_1(name, variable, value, 
     assert len(finished.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
     """The backend for tests is not taken for it."""
     (tmp_path / "shardtensor_numpy.py").write_text("raise OSError('a broken plugin')")

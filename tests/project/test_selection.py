@@ -25,26 +25,29 @@ def test_fast(n):
 @pytest.mark.parametrize("n", range(5))
 def test_full(n): ...
 
+@pytest.mark.slow
+def test_slow(): ...
+
 @pytest.mark.skip(reason="out of luck: always")
 def test_dropped(): ...
 """
 
-FAST, FULL = [f"test_fast[{n}]" for n in range(2)], [f"test_full[{n}]" for n in range(5)]
+FAST, FULL, SLOW = [f"test_fast[{n}]" for n in range(2)], [f"test_full[{n}]" for n in range(5)], ["test_slow"]
 
 
 @pytest.mark.parametrize(
     ("options", "passed", "said"),
     [
-        (["-n2"], FAST, "5 marked full; 2 out of luck"),
-        (["--full"], FAST + FULL, "2 out of luck"),
-        (["--quick"], FAST[:1], "5 marked full; 2 not the first case; 1 out of luck"),
-        (["--full", "--slice=2/3"], FULL[1::3], "4 not marked full; 3 in other slices"),
+        (["-n2"], FAST + SLOW, "5 marked full; 2 out of luck"),
+        (["--full"], FAST + FULL + SLOW, "2 out of luck"),
+        (["--quick"], FAST[:1], "5 marked full; 3 not quick; 1 out of luck"),
+        (["--full", "--slice=2/3"], FULL[1::3], "5 not marked full; 3 in other slices"),
     ],
     ids=["workers", "full", "quick", "slice"],
 )
 def test_options(options: list[str], passed: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full\n    slow\n")
     plugin = ["-p", "tests.selection", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, "-q", "-rp", *options, str(tmp_path)],

@@ -1089,6 +1089,7 @@ def many_collectives(count: int) -> None:
     assert len(exchange._shared) <= shared
 
 
+@pytest.mark.slow
 def test_many_collectives_in_flat_memory() -> None:
     many_collectives(5000)
 

@@ -506,6 +506,7 @@ def test_many_threads_share_plans_and_tensors(backend: str) -> None:
     assert not failures
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_reductions_neither_hang_nor_grow() -> None:
     x = st.ones((64,), dtype="float32", device=mesh_of((8,), "numpy"))
     for _ in range(1000):

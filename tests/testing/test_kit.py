@@ -86,6 +86,7 @@ def test_the_page_shows_what_is_said() -> None:
     assert f"breaks a rule.\n  rule: {WAITS}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
 
 
+@pytest.mark.slow
 def test_the_page_works(tmp_path: Path) -> None:
     """Its project is installed, its example runs, and its backend passes its test."""
     project, scratch = tmp_path / "project", tmp_path / "scratch"
