@@ -171,6 +171,7 @@ def test_an_invalid_number_is_not_an_error_of_the_backend() -> None:
     assert "SHARDTENSOR_BACKEND" not in message
 
 
+@pytest.mark.slow
 def test_variable_chooses_the_default_backend() -> None:
     code = """
         import json, numpy as np, shardtensor as st

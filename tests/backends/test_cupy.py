@@ -970,6 +970,7 @@ def random_steps(m: Machine, steps: int, seed: int) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", [{"scheduler": "random"}, pytest.param({"scheduler": "lazy"}, marks=pytest.mark.full)]
 )

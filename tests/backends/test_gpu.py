@@ -35,7 +35,7 @@ from tests.layouts import all_specs, assert_same, mesh_of, placed
 
 ROOT = Path(__file__).parents[2]
 MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}
-TORCH_CUDA = not NO_TORCH and st.devices("torch")[0].kind != "cpu"
+TORCH_CUDA = not (NO_GPU or NO_TORCH) and st.devices("torch")[0].kind != "cpu"
 
 # Warnings of other libraries that have not been seen yet are not failures.
 gpu = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -100,7 +100,7 @@ class TestOnTheGPU(BackendTests):
 
 
 @marked
-@pytest.mark.skipif(not TORCH_CUDA, reason=f"PyTorch sees no GPU{': ' * bool(NO_TORCH)}{NO_TORCH}")
+@pytest.mark.skipif(not TORCH_CUDA, reason="PyTorch sees no GPU")
 class TestTorchOnTheGPU(BackendTests):
     backend = "torch"
     examples = 5

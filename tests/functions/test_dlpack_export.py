@@ -50,7 +50,9 @@ CONSUMERS: dict[str, Callable[[Any], Any]] = {
     "jax": lambda x: pytest.importorskip("jax").dlpack.from_dlpack(x),
 }
 
-each_consumer = pytest.mark.parametrize("consumer", CONSUMERS)
+each_consumer = pytest.mark.parametrize(
+    "consumer", [pytest.param(name, marks=[pytest.mark.full] * (name == "jax")) for name in CONSUMERS]
+)  # JAX and what it compiles are a quarter of a GB
 WRITERS = [name for name in CONSUMERS if name not in ("jax", "numpy, old protocol")]  # whose arrays can be written
 each_writer = pytest.mark.parametrize("consumer", WRITERS)
 

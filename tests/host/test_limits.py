@@ -203,17 +203,8 @@ LARGE = 1 << 17
 """Elements of float64 that make a MiB."""
 
 
-@pytest.fixture(scope="module")
-def frozen() -> Iterator[None]:
-    """What there is already is not looked at again and again by the collector."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
-def kept(frozen: None) -> Iterator[None]:
+def kept() -> Iterator[None]:
     """Nothing waits to be used again, and a GiB may."""
     gc.collect()
     limit = st.cache_info().limit
@@ -1130,6 +1121,7 @@ def random_work(count: int, seed: int) -> None:
                 np.testing.assert_allclose(np.asarray(x), y, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_ten_thousand_operators_leak_nothing(small: int) -> None:
     random_work(100, 1)  # what is asked once only
     gc.collect()

@@ -575,6 +575,7 @@ def large() -> dict[str, list[Any]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

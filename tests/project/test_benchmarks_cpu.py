@@ -70,6 +70,7 @@ def test_operands_of_one_group_are_held(modules: tuple[Any, Any]) -> None:
     assert made == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_curves(modules: tuple[Any, Any], tmp_path: Path) -> None:
     cpu, cases = modules
     made = {cpu.PROJECT: cpu.cpu_curves.shardtensor_curves(), cpu.NUMPY: cpu.cpu_curves.numpy_curves()}

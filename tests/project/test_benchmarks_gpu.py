@@ -28,22 +28,30 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
         yield gpu, cases
 
 
-def workers_here(gpu: Any, cases: Any, sizes: Any) -> dict[str, Here]:
+def workers_here(gpu: Any, cases: Any, sizes: Any, peers: bool) -> dict[str, Here]:
     """As `gpu.gpu_workers`; what is not installed has no cases."""
     found = {gpu.PROJECT: cases.shardtensor_cases(sizes), gpu.CUPY: cases.cupy_cases(sizes)}
-    for column, make in (
-        (gpu.TORCH, lambda: cases.torch_cases(sizes, "cpu")),
-        (gpu.JAX, lambda: cases.jax_cases(sizes, "cpu")),
-    ):
+    makers = {
+        gpu.TORCH: lambda: cases.torch_cases(sizes, "cpu"),
+        gpu.JAX: lambda: cases.jax_cases(sizes, "cpu"),
+    }
+    for column, make in makers.items() if peers else ():
         with contextlib.suppress(ImportError):
             found[column] = make()
     return {column: Here(gpu.harness, made) for column, made in found.items()}
 
 
-def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "peers",
+    [False, pytest.param(True, marks=pytest.mark.full)],  # JAX and what it compiles are hundreds of MB
+    ids=["alone", "with PyTorch and JAX"],
+)
+def test_every_case_runs(
+    peers: bool, modules: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gpu, cases = modules
     sizes = cases.Sizes(arrays=(4096, 8192), moved=1 << 16, side=24, queued=3, spin=1, steps=10)
-    workers = workers_here(gpu, cases, sizes)
+    workers = workers_here(gpu, cases, sizes, peers)
     table = gpu.measure(gpu.Effort(1), (1, 3, 8), workers, sizes)
     gpu.harness.report(table, tmp_path, "gpu")
     output = capsys.readouterr()

@@ -106,6 +106,7 @@ def test_unknown_arguments_exit_with_2(line, capsys):
     assert "usage: shardtensor" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["info", "demo"])
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
@@ -122,6 +123,7 @@ def test_an_invalid_environment_prints_one_line_and_exits_with_1(name, variable,
     assert len(finished.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
     """The backend for tests is not taken for it."""
     (tmp_path / "shardtensor_numpy.py").write_text("raise OSError('a broken plugin')")

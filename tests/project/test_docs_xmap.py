@@ -76,6 +76,7 @@ def test_links_exist() -> None:
     assert set(re.findall(r"\]\(#(.*?)\)", PAGE)) <= places
 
 
+@pytest.mark.slow
 def test_the_page_on_separate_memories() -> None:
     """Every section where arrays of different devices do not mix, in a process whose default backend is `checked`."""
     code = "import sys\nfrom tests.project.test_docs_xmap import *\nsys.breakpointhook = lambda: None\nfor t in TITLES: run(t, 'checked')"

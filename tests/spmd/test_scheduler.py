@@ -1185,6 +1185,7 @@ def many_collectives(count: int) -> None:
     assert len(communicator._shared) <= shared
 
 
+@pytest.mark.slow
 def test_many_collectives_in_flat_memory() -> None:
     many_collectives(5000)
 

@@ -540,6 +540,7 @@ def test_a_donation_during_a_write_is_not_lost() -> None:
     assert x.is_donated
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_reductions_neither_hang_nor_grow() -> None:
     x = st.ones((64,), dtype="float32", device=mesh_of((8,), "numpy"))
     for _ in range(1000):

@@ -84,6 +84,7 @@ def test_the_page_shows_the_failure() -> None:
     assert f"breaks a rule.\n  rule: {ORDERED}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
 
 
+@pytest.mark.slow
 def test_the_page_works(tmp_path: Path) -> None:
     """The project of the page is installed, its example runs, and its backend passes the suite."""
     project, scratch = tmp_path / "project", tmp_path / "scratch"
