@@ -78,7 +78,7 @@ def pytest_collection_finish() -> None:
     collects nothing, does without the 200 MB.
     """
     if not NO_TORCH:
-        plugins.load("torch")
+        registry.load("torch")
 
 
 FAST = ("numpy", "checked")
