@@ -25,10 +25,9 @@ import numpy.typing as npt
 from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.manipulation import checked_shape
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
-from shardtensor.sharding.layout import NamedSharding, Shape
+from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import converted, fill_value, sharded_dtype

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.blockwise import copied
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
@@ -243,22 +243,6 @@ def broadcast_to(x: ArrayLike, /, shape: Shape) -> ShardedTensor:
 @implements(broadcast_to, "kernel")
 def _broadcast_kernel(xp: Any, context: ShardContext, x: Any, *, shape: Shape) -> Any:
     return xp.broadcast_to(x, context.local_shape)
-
-
-def checked_shape(shape: Any) -> Shape:
-    """Returns a ``shape=`` argument, an integer or a tuple or list of integers, as a tuple of Python integers.
-
-    Raises:
-        ArgumentTypeError: ``shape`` is something else.
-        ShapeError: a size is negative.
-    """
-    try:
-        sizes = tuple(int(n.__index__()) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    except AttributeError:
-        raise ArgumentTypeError(f"shape is {shape!r}; wanted an integer or a sequence of integers") from None
-    if any(n < 0 for n in sizes):
-        raise ShapeError(f"shape {sizes} has a negative size")
-    return sizes
 
 
 @operator()

@@ -5,6 +5,7 @@ These are explicit transfers, which `transfer_guard` permits.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def reshard_to(
     if donate and may_alias:
         raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
     if not isinstance(x, ShardedTensor):
-        x, donate = located(np.asarray(x)), False
+        x, donate = located(np.asarray(x)), False  # The memory of a host array remains its owner's.
         may_alias = bool(may_alias)  # By default a host array is copied, because the caller may write to it.
     elif may_alias is None:
         may_alias = True
@@ -103,9 +104,12 @@ def reshard_to(
     except BackendError as error:
         raise BackendError(f"{caller}: {error}") from None
     move = operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
-    _count_kind(x, value, caller)
+    kind = target.memory_kind
+    if is_recording() and isinstance(x, ShardedTensor) and x.sharding.memory_kind != kind:
+        changed = functools.partial(memory_kind_transfers, value, on=kind == "device", explicit=True, caller=caller)
+        record_transfer(caller, 0, True, changed)
     storage = (_put_shared if value.backend.shared_memory else _put_separate)(x, value, move, caller, may_alias)
-    if donate and isinstance(x, ShardedTensor):
+    if donate:
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
 
@@ -152,19 +156,6 @@ def _put_separate(
         devices = value.sharding.mesh.flat
         arrays = [copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
     return offloaded(value, arrays)
-
-
-def _count_kind(x: Any, value: Aval, caller: str) -> None:
-    """Records the transfer if the memory kind changes to or from ``pinned_host``."""
-    if is_recording() and isinstance(x, ShardedTensor):
-        before, after = x.sharding.memory_kind, value.sharding.memory_kind
-        if before != after:
-            record_transfer(
-                caller,
-                0,
-                True,
-                lambda: memory_kind_transfers(value, on=after == "device", explicit=True, caller=caller),
-            )
 
 
 def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:

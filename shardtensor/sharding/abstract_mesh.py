@@ -42,15 +42,13 @@ class AbstractMesh(Mesh):
         try:
             sizes = [operator.index(n) for n in ((axis_sizes,) if isinstance(axis_sizes, int) else axis_sizes)]
         except TypeError:
-            raise ArgumentTypeError(
-                f"AbstractMesh: axis_sizes is {axis_sizes!r:.60}; wanted a sequence of integers"
-            ) from None
+            given = f"axis_sizes is {axis_sizes!r:.60}"
+            raise ArgumentTypeError(f"AbstractMesh: {given}; wanted a sequence of integers") from None
         if any(n < 1 for n in sizes):
             raise ShardingError(f"AbstractMesh: axis_sizes={tuple(sizes)} must be positive")
         registry.install(_backend)
-        grid = np.empty(math.prod(sizes), object)
-        grid[:] = [phantom(k) for k in range(len(grid))]
-        super().__init__(grid.reshape(sizes), axis_names)
+        devices = [phantom(k) for k in range(math.prod(sizes))]
+        super().__init__(np.array(devices, dtype=object).reshape(sizes), axis_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AbstractMesh, (self.axis_sizes, self.axis_names)

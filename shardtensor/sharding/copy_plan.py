@@ -11,6 +11,7 @@ that planning the million pieces of a reshard between 1024 devices takes a fract
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,7 +111,7 @@ class RegionCopies:
         parts = {d: int(np.searchsorted(source.offsets[d], i, "right")) - 1 for d, i in region.fixed}
         self._fixed = {d: i - int(source.offsets[d][parts[d]]) for d, i in region.fixed}
         counts = [len(t.begin) for t in self._tables]
-        first, last = part or (0, int(np.prod(counts, dtype=np.int64)))
+        first, last = part or (0, math.prod(counts))
         pieces = last - first
         rows = np.unravel_index(np.arange(first, last), counts) if counts else ()
         to, fro = np.zeros(pieces, np.int64), np.zeros(pieces, np.int64)
@@ -156,7 +157,8 @@ class RegionCopies:
                 to.append(slice(int(table.begin[n]), int(table.end[n])))
                 if line.source is not None:
                     index[line.source] = table.slices[n]
-            yield Piece(self.region, j, k, _with_new(index, lines), tuple(to), local)
+            new = with_new_dimensions(index, [line.source for line in lines])
+            yield Piece(self.region, j, k, new, tuple(to), local)
 
     def messages(self) -> tuple[Ints, Ints, Ints]:
         """Returns the transfers between devices, one message for each pair of devices.
@@ -172,26 +174,24 @@ class RegionCopies:
         return pairs // receivers, pairs % receivers, totals
 
 
-def _with_new(index: list[slice | int | None], lines: Sequence[Line]) -> tuple[slice | int | None, ...]:
-    """Returns the operand's index with None at the new dimensions of the result. The lines refer to the operand's
-    dimensions in increasing order.
+def with_new_dimensions(index: Sequence[Any], dimensions: Sequence[int | None]) -> tuple[Any, ...]:
+    """Returns an operand's index with None at the new dimensions of the result.
+
+    ``dimensions`` has, for each dimension of the result, the operand's dimension, in increasing order, or None.
     """
-    out: list[slice | int | None] = []
-    next_dimension = 0
-    for line in lines:
-        if line.source is None:
-            out.append(None)
-            continue
-        out.extend(index[next_dimension : line.source + 1])
-        next_dimension = line.source + 1
-    return (*out, *index[next_dimension:])
+    out: list[Any] = []
+    used = 0
+    for d in dimensions:
+        end = used if d is None else d + 1
+        out += [None] if d is None else index[used:end]
+        used = end
+    return (*out, *index[used:])
 
 
 def pieces_in(region: Region, source: Grid, result: Grid) -> tuple[int, int]:
     """Returns the number of products of intervals of a region, and the number of devices that receive each of them."""
     counts = [len(_intervals(line, source, result.offsets[d]).begin) for d, line in enumerate(region.lines)]
-    parts = int(np.prod(result.counts, dtype=np.int64))
-    return int(np.prod(counts, dtype=np.int64)), len(result.devices) // parts
+    return math.prod(counts), len(result.devices) // math.prod(result.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +239,7 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
 
 def _holders(grid: Grid) -> Ints:
     """Returns the positions of the devices that hold each part, of shape (parts, replicas)."""
-    numbers = grid.linear_parts()
-    parts = int(np.prod(grid.counts, dtype=np.int64))
-    return np.argsort(numbers, kind="stable").reshape(parts, -1)
+    return np.argsort(grid.linear_parts(), kind="stable").reshape(math.prod(grid.counts), -1)
 
 
 @lru_cache(256)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import io
 import itertools
 import math
 import sys
@@ -12,12 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from shardtensor.backend.device import Device
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host.units import readable
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, checked_shape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,26 +32,6 @@ class Sharded(Protocol):
     @property
     def sharding(self) -> NamedSharding:
         """The placement of its elements on devices."""
-
-
-class Tensor(Sharded, Protocol):
-    """A tensor with the attributes that `html` shows."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of its elements."""
-
-    @property
-    def itemsize(self) -> int:
-        """The number of bytes of one element."""
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of all elements."""
-
-    @property
-    def is_donated(self) -> bool:
-        """Whether the tensor was donated."""
 
 
 Range: TypeAlias = tuple[int, int]
@@ -93,45 +70,40 @@ def visualize_sharding(
     │             0:2              │             2:4              │      4:5      │
     └──────────────────────────────┴──────────────────────────────┴───────────────┘
     """
-    shape, sharding = _checked("visualize_sharding", "x", x, sharding)
+    if isinstance(x, Sharded):
+        if sharding is not None:
+            raise ArgumentError(
+                "visualize_sharding: sharding is given, and x is a tensor, which has one; leave it out, or pass x.shape"
+            )
+        shape, sharding = x.shape, x.sharding
+    else:
+        if not isinstance(x, (tuple, list)):
+            raise ArgumentTypeError(
+                f"visualize_sharding: x is a {type(x).__name__}; wanted a ShardedTensor, or a shape and a sharding; "
+                "st.asarray makes a tensor of an array"
+            )
+        shape = checked_shape(x, "visualize_sharding")
+        if not isinstance(sharding, NamedSharding):
+            came = "missing" if sharding is None else f"a {type(sharding).__name__}"
+            raise ArgumentTypeError(
+                f"visualize_sharding: sharding is {came}; wanted a NamedSharding, because x is a shape: "
+                "pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
+            )
+        sharding.check_rank(len(shape), "visualize_sharding")
     _print(_console(sys.stdout if file is None else file, use_color), shape, sharding)
 
 
-def text(shape: Sequence[int], sharding: NamedSharding) -> str:
-    """Returns the output of `visualize_sharding` as plain text; tables are at most 80 characters wide.
-
-    Args:
-        shape: the shape of an array.
-        sharding: the sharding of the array.
-
-    Raises:
-        ArgumentTypeError, ShapeError, ShardingError: as in `visualize_sharding`.
-
-    >>> from shardtensor.sharding.visualize import text
-    >>> text((), st.SingleDeviceSharding(st.devices("numpy")[2])).splitlines()
-    ['┌────────────────────┐', '│      NUMPY 2       │', '└────────────────────┘']
-    """
-    out = io.StringIO()
-    _print(_console(out, use_color=False), *_checked("text", "shape", shape, sharding))
-    return out.getvalue()
-
-
-def html(x: Tensor) -> str:
+def html(x: Any) -> str:
     """Returns an HTML fragment for notebooks: a tensor's attributes, and a picture of which device holds which part.
 
     Args:
         x: a tensor. Its elements are not read, so it may have been donated.
 
-    Raises:
-        ArgumentTypeError: x has no shape or no sharding.
-
     >>> from shardtensor.sharding.visualize import html
     >>> "(5, 3)" in html(st.zeros((5, 3)))
     True
     """
-    if not isinstance(x, Sharded):
-        raise ArgumentTypeError(f"html: x is a {type(x).__name__}; wanted a ShardedTensor, such as st.asarray(x)")
-    sharding = x.sharding
+    sharding: NamedSharding = x.sharding
     kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
     facts = {
         "shape": f"{x.shape}{', donated' if x.is_donated else ''}",
@@ -142,37 +114,7 @@ def html(x: Tensor) -> str:
     }
     left = 'style="text-align: left"'
     rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{escape(fact)}</td></tr>" for name, fact in facts.items())
-    picture = _picture(x.shape, sharding.grid(x.shape))
-    return f'<div style="overflow-x: auto"><table>{rows}</table>{picture}</div>'
-
-
-def _checked(caller: str, name: str, x: object, sharding: object) -> tuple[Shape, NamedSharding]:
-    """Checks the arguments of ``caller``, whose first parameter is ``name``, and returns the shape and the sharding."""
-    if isinstance(x, Sharded):
-        if sharding is not None:
-            raise ArgumentError(
-                f"{caller}: sharding is given, and {name} is a tensor, which has one; wanted one of them: "
-                f"leave it out, or pass {name}.shape"
-            )
-        return x.shape, x.sharding
-    if not isinstance(x, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in x):
-        kinds = dict.fromkeys(type(size).__name__ for size in x) if isinstance(x, (tuple, list)) else ()
-        came = f"{type(x).__name__}{' of ' if kinds else ''}{', '.join(kinds)}"
-        raise ArgumentTypeError(
-            f"{caller}: {name} is a {came}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
-            f"st.asarray makes a tensor of an array"
-        )
-    shape = tuple(map(int, x))
-    if any(size < 0 for size in shape):
-        raise ShapeError(f"{caller}: {name} is the shape {shape}; wanted sizes from 0 on, so give no negative one")
-    if not isinstance(sharding, NamedSharding):
-        came = "missing" if sharding is None else f"a {type(sharding).__name__}"
-        raise ArgumentTypeError(
-            f"{caller}: sharding is {came}; wanted a NamedSharding, because {name} is a shape: "
-            f"pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
-        )
-    sharding.check_rank(len(shape), f"{caller}: sharding")
-    return shape, sharding
+    return f'<div style="overflow-x: auto"><table>{rows}</table>{_picture(x.shape, sharding.grid(x.shape))}</div>'
 
 
 # -- the parts of a picture ------------------------------------------------------------------------
@@ -189,7 +131,7 @@ class _Part:
     """
 
     box: tuple[Range, ...]
-    devices: list[Device]
+    devices: tuple[Device, ...]
     number: int
 
     @property
@@ -227,7 +169,7 @@ def _parts(grid: Grid) -> list[_Part]:
     for device, number in zip(grid.devices, numbers, strict=True):
         holders.setdefault(number, []).append(device)
     boxes = sorted((grid.box(k), numbers[k]) for k in grid.owners() if 0 not in grid.shape(k))
-    return [_Part(box, holders[number], order) for order, (box, number) in enumerate(boxes)]
+    return [_Part(box, tuple(holders[number]), order) for order, (box, number) in enumerate(boxes)]
 
 
 def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
@@ -325,13 +267,12 @@ def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], l
     at_once = max(1, (width - 1) // (least + 1))
     bands = [columns[first : first + at_once] for first in range(0, len(columns), at_once)]
     widths = _lengths(columns, least, 2 * _LINES * wide // tall, width - 1 - len(columns))
-    spaces = [widths[part.extent[1]] for part in parts]
-    captions = _captions(parts, separator, spaces)
+    captions = _captions(parts, separator, widths)
     lines = max(caption.count("\n") + 1 for caption in captions)
     flat = ndim < 2 or len(bands) > 1
     heights = _lengths(rows, lines, 0 if flat else sum(widths.values()) * tall // (2 * wide), _LINES)
-    high = [heights[part.extent[0]] for part in parts]
-    return list(map(_centered, captions, spaces, high)), bands
+    sizes = [(widths[part.extent[1]], heights[part.extent[0]]) for part in parts]
+    return [_centered(caption, *size) for caption, size in zip(captions, sizes, strict=True)], bands
 
 
 def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
@@ -341,12 +282,13 @@ def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
     return min(longest, room if room >= shortest else max(shortest, _CELL))
 
 
-def _captions(parts: Sequence[_Part], separator: str, spaces: Sequence[int]) -> list[str]:
-    """Returns the captions of cells with the widths ``spaces``: the devices, and the indices if all indices fit."""
-    captions = [_caption(part, separator, space) for part, space in zip(parts, spaces, strict=True)]
-    if all(_width(caption) <= space for caption, space in zip(captions, spaces, strict=True)):
-        return captions
-    return [part.label(space) for part, space in zip(parts, spaces, strict=True)]
+def _captions(parts: Sequence[_Part], separator: str, widths: dict[Range, int]) -> list[str]:
+    """Returns the captions of cells in columns of these widths: the devices, and the indices if all indices fit."""
+    spaces = {part: widths[part.extent[1]] for part in parts}
+    captions = {part: _caption(part, separator, space) for part, space in spaces.items()}
+    if all(_width(captions[part]) <= space for part, space in spaces.items()):
+        return list(captions.values())
+    return [part.label(space) for part, space in spaces.items()]
 
 
 def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dict[Range, int]:

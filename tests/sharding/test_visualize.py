@@ -16,7 +16,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.sharding.visualize import html, text
+from shardtensor.sharding.visualize import html
 from tests.layouts import all_specs
 
 ESCAPE = "\x1b["
@@ -35,6 +35,13 @@ def mesh_of(*sizes: int, backend: str = "numpy") -> st.Mesh:
     devices = np.empty(int(np.prod(sizes)), object)
     devices[:] = [st.Device(backend, i) for i in range(devices.size)]
     return st.Mesh(devices.reshape(sizes), ("x", "y", "z")[: len(sizes)])
+
+
+def text(shape: tuple[int, ...], sharding: st.NamedSharding) -> str:
+    """The picture without colors; its tables are at most 80 characters wide."""
+    out = io.StringIO()
+    st.visualize_sharding(shape, sharding, file=out, use_color=False)
+    return out.getvalue()
 
 
 def draw(shape: tuple[int, ...], mesh: st.Mesh, *spec: str | tuple[str, ...] | None) -> str:
@@ -277,7 +284,7 @@ def test_a_file_gets_plain_text(capsys):
     assert ESCAPE not in wanted
 
 
-def test_text_is_plain_where_colors_are_forced(monkeypatch):
+def test_use_color_false_is_plain_where_colors_are_forced(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert ESCAPE not in draw((10,), mesh_of(4), "x")
 
@@ -523,18 +530,14 @@ def test_errors_name_the_argument_and_what_to_do():
         (st.ArgumentTypeError, (np.zeros(3), sharding), "x is a ndarray; wanted a ShardedTensor, or a shape"),
         (st.ArgumentTypeError, (None,), "x is a NoneType"),
         (st.ArgumentTypeError, (4, sharding), "x is a int"),
-        (st.ArgumentTypeError, ((4, 2.5), sharding), "x is a tuple of int, float; wanted"),
-        (
-            st.ArgumentTypeError,
-            ((x, x), sharding),
-            "x is a tuple of ShardedTensor; wanted a ShardedTensor, or a shape (a tuple of ints)",
-        ),
+        (st.ArgumentTypeError, ((4, 2.5), sharding), "shape is (4, 2.5); wanted an integer or a sequence of integers"),
+        (st.ArgumentTypeError, ((x, x), sharding), "wanted an integer or a sequence of integers"),
         (st.ArgumentError, (x, sharding), "sharding is given, and x is a tensor, which has one"),
-        (st.ShapeError, ((4, -1), sharding), "x is the shape (4, -1); wanted sizes from 0 on"),
+        (st.ShapeError, ((4, -1), sharding), "shape (4, -1) has a negative size"),
         (
             st.ShardingError,
             ((4,), sharding),
-            "sharding: P('x', 'y') has 2 dimensions and the array has 1; give at most 1",
+            "P('x', 'y') has 2 dimensions and the array has 1; give at most 1",
         ),
     ]
     for error, args, message in cases:
@@ -542,13 +545,3 @@ def test_errors_name_the_argument_and_what_to_do():
         with pytest.raises(error, match="^visualize_sharding: .*" + re.escape(message)):
             st.visualize_sharding(*args, file=out)
         assert out.getvalue() == ""
-
-
-def test_errors_of_text_and_html():
-    sharding = st.NamedSharding(mesh_of(2, 2), P("x", "y"))
-    with pytest.raises(st.ArgumentTypeError, match=r"^text: shape is a ndarray; wanted"):
-        text(np.zeros(3), sharding)
-    with pytest.raises(st.ShardingError, match=r"^text: sharding: .* give at most 1"):
-        text((4,), sharding)
-    with pytest.raises(st.ArgumentTypeError, match=r"^html: x is a ndarray; wanted a ShardedTensor"):
-        html(np.zeros(3))
