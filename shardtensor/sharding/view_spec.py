@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,8 @@ class BoxIndex:
     @property
     def in_order(self) -> bool:
         """Whether the dimensions of the result are in the order of the array's dimensions."""
-        return self.axes == tuple(sorted(self.axes))
+        dimensions = [d for d in self.order if d is not None]
+        return dimensions == sorted(dimensions)
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -132,6 +133,7 @@ class ViewSpec:
 
     Attributes:
         boxes: the chain of box indices from the base array to the view.
+        shape: the shape of the view.
         strides, offset: NumPy's strides of the view and its offset in the base array, in elements.
         chains: the mesh axes that split each dimension of the view.
         part: ``"real"`` or ``"imag"`` for a view of one part of complex numbers, else None.
@@ -144,11 +146,10 @@ class ViewSpec:
     chains: tuple[Chain, ...]
     part: str | None = None
     scalar: bool = False
+    shape: Shape = field(init=False)
 
-    @property
-    def shape(self) -> Shape:
-        """The shape of the view."""
-        return self.boxes[-1].shape
+    def __post_init__(self) -> None:
+        self.shape = self.boxes[-1].shape
 
     @property
     def size(self) -> int:
@@ -171,17 +172,20 @@ class ViewSpec:
 
     def at(self, index: Index, scalar: bool = False) -> ViewSpec:
         """Returns the view spec of an index into this view."""
-        strides, chains, offset = [], [], self.offset
-        dimensions = zip(self.strides, self.chains, strict=True)
+        strides, chains, offset, d = [], [], self.offset, 0
         for entry in index:
-            stride, chain = (0, ()) if entry is None else next(dimensions)
             if type(entry) is int:
-                offset += entry * stride
+                offset += entry * self.strides[d]
+            elif entry is None:
+                strides.append(0)
+                chains.append(())
                 continue
-            start, _, step = entry or (0, 1, 1)  # type: ignore[misc]
-            offset += start * stride
-            strides.append(stride * step)
-            chains.append(chain)
+            else:
+                start, _, step = entry  # type: ignore[misc]
+                offset += start * self.strides[d]
+                strides.append(step * self.strides[d])
+                chains.append(self.chains[d])
+            d += 1
         boxes = (*self.boxes[:-1], self.boxes[-1].at(index))
         return ViewSpec(boxes, tuple(strides), offset, tuple(chains), self.part, scalar)
 
