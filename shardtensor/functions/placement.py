@@ -14,16 +14,9 @@ import numpy.typing as npt
 from shardtensor.backend.abstract import no_elements
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.ownership import read_only
+from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
-from shardtensor.communication.transfer import (
-    OperandTransfer,
-    copied,
-    gather,
-    operand_transfer,
-    to_host_movement,
-    whole_array,
-)
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, BackendError, ShapeError
@@ -103,7 +96,7 @@ def reshard_to(
         value = aval(x.shape, x.dtype, target, committed)
     except BackendError as error:
         raise BackendError(f"{caller}: {error}") from None
-    move = operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
+    move = transfer.operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
     kind = target.memory_kind
     if is_recording() and isinstance(x, ShardedTensor) and x.sharding.memory_kind != kind:
         changed = functools.partial(memory_kind_transfers, value, on=kind == "device", explicit=True, caller=caller)
@@ -121,12 +114,12 @@ def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor
     return reshard_to(x, target, caller)
 
 
-def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool) -> Storage:
+def _put_shared(x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool) -> Storage:
     """Returns the storage for devices that share one memory: x's buffer if it may be shared, otherwise a copy of it."""
     if value.backend.simulated:
         return Storage(move.whole(x, caller, explicit=True))
     elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
-    whole = gather(x, caller)
+    whole = transfer.gather(x, caller)
     if not may_alias and not elsewhere:
         whole = blockwise.copied(whole)
     elif not isinstance(x, ShardedTensor):
@@ -141,7 +134,7 @@ def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_ali
 
 
 def _put_separate(
-    x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool
+    x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool
 ) -> Storage | DeferredStorage:
     """Returns the storage for devices with separate memories: arrays that are on their device already are shared if
     they may be, otherwise copied.
@@ -154,7 +147,7 @@ def _put_separate(
     arrays = move.shards(x, caller, explicit=True)
     if not may_alias and isinstance(x, ShardedTensor):
         devices = value.sharding.mesh.flat
-        arrays = [copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
+        arrays = [transfer.copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
     return offloaded(value, arrays)
 
 
@@ -226,7 +219,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
-    movement = to_host_movement(value, at)
+    movement = transfer.to_host_movement(value, at)
     shared = value.backend.shared_memory
     if is_recording():
         record_transfer("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
@@ -234,7 +227,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
         storage = current_storage(x)
         if type(storage) is Exported:
             return read_only(storage.read(lambda array: array if at is None else array[to_numpy(at)]))
-        whole = whole_array(x, "to_host")
+        whole = transfer.whole_array(x, "to_host")
         array = whole if at is None else np.asarray(whole[to_numpy(at)])
     else:
         array = movement.run((shard_arrays(x),), value.dtype)[0]

@@ -114,8 +114,7 @@ class RegionCopies:
         first, last = part or (0, math.prod(counts))
         pieces = last - first
         rows = np.unravel_index(np.arange(first, last), counts) if counts else ()
-        to, fro = np.zeros(pieces, np.int64), np.zeros(pieces, np.int64)
-        sizes = np.ones(pieces, np.int64)
+        (to, fro), sizes = np.zeros((2, pieces), np.int64), np.ones(pieces, np.int64)
         numbers: dict[int, Any] = dict(parts)
         for d, (line, table) in enumerate(zip(region.lines, self._tables, strict=True)):
             to = to * (len(result.offsets[d]) - 1) + table.to_part[rows[d]]
@@ -126,9 +125,8 @@ class RegionCopies:
             fro = fro * count + numbers[d]
         receivers = _holders(result)[to]  # shape (pieces, replicas): every holder of the part receives the piece
         givers = _holders(source)[fro]
-        own = _positions(source.devices, result.devices)[
-            receivers
-        ]  # the receiver's position in the source's mesh, or -1
+        # The receivers' positions in the source's mesh, or -1.
+        own = _positions(source.devices, result.devices)[receivers]
         mine = np.where(own >= 0, source.linear_parts()[own], -1) == fro[:, None]
         # The r-th receiver receives from the r-th source replica, cyclically, so that replicas share the sending.
         turn = givers[:, np.arange(receivers.shape[1]) % givers.shape[1]]

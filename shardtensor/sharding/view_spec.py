@@ -172,7 +172,8 @@ class ViewSpec:
 
     def at(self, index: Index, scalar: bool = False) -> ViewSpec:
         """Returns the view spec of an index into this view."""
-        strides, chains, offset, d = [], [], self.offset, 0
+        chains: list[Chain] = []
+        strides, offset, d = [], self.offset, 0
         for entry in index:
             if type(entry) is int:
                 offset += entry * self.strides[d]

@@ -371,7 +371,7 @@ def test_a_tensor_is_an_array_like_any_other() -> None:
     x[0] = 9
     y[1] = 8
     assert (x.tolist(), y.tolist()) == ([9, 1, 2, 3, 4, 5], [0, 8, 2, 3, 4, 5])
-    with pytest.raises(st.InterchangeError, match=r"^__dlpack_device__: the tensor lives on 3 devices"):
+    with pytest.raises(st.InterchangeError, match=r"^__dlpack_device__: the tensor is on 3 devices"):
         st.from_dlpack(st.arange(6, device=st.make_mesh((3,), ("x",))))
 
 
@@ -597,7 +597,7 @@ def test_views_and_elements() -> None:
         assert view.__dlpack_device__() == HOST_MEMORY
     assert np.from_dlpack(x.sum()) == 66
     assert np.from_dlpack(x[2, 3]) == 11
-    with pytest.raises(st.InterchangeError, match="runs backwards"):
+    with pytest.raises(st.InterchangeError, match="negative strides"):
         x[::-1].__dlpack__(copy=False)
     theirs = CONSUMERS["torch"](x[::-1, :2])
     assert theirs.tolist() == [[8, 9], [4, 5], [0, 1]]
@@ -825,7 +825,7 @@ def test_gpu_pinned(gpus: tuple[Any, list[st.Device]]) -> None:
     assert (x.sharding, x.tolist()) == (sharding, [0, 0, 1, 1])
     alone = st.SingleDeviceSharding(devices[0], memory_kind="pinned_host")
     for what, where in ((pieces, sharding), (pieces[0], alone)):
-        with pytest.raises(st.InterchangeError, match=r"copy=False, and to pinned_host memory x"):
+        with pytest.raises(st.InterchangeError, match=r"copy=False, and x(\[0\])? must be copied to pinned_host memory"):
             st.from_dlpack(what, device=where, copy=False)
     y = st.from_dlpack(pieces[0], device=alone)
     assert y.__dlpack_device__() == HOST_MEMORY
