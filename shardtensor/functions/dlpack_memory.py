@@ -28,7 +28,7 @@ def memory_of(x: Any, what: str) -> Memory:
     if isinstance(x, type) or not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         raise ArgumentTypeError(
             f"from_dlpack: {what} is a {type(x).__name__} without __dlpack__ and __dlpack_device__; wanted an array of "
-            "a library that has them, or a list of such arrays (st.asarray takes what NumPy does)"
+            "a library that has them, or a list of such arrays (st.asarray converts whatever NumPy does)"
         )
     if getattr(x, "is_neg", bool)():
         raise InterchangeError(

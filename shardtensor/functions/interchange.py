@@ -207,7 +207,7 @@ class _Exported:
 
 def _refused(what: str, x: Any, error: Exception, where: str = "") -> InterchangeError:
     return InterchangeError(
-        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be taken: {error}. Wanted an array of bools, native "
+        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be imported: {error}; wanted an array of bools, native "
         "integers, floats or complex numbers that NumPy has; convert it in its own library first"
     )
 
@@ -267,7 +267,7 @@ def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Sha
             raise ShapeError(
                 f"from_dlpack: x[{k}] has shape {part.shape}, and of the whole {shape} {sharding.spec} gives {device} "
                 f"{grid.shape(k)}; sizes must follow the split rule (10 over 4 is 3, 3, 2, 2). "
-                "st.unshard([st.from_dlpack(a) for a in x]) takes any along one axis, and rebalances them"
+                "st.unshard([st.from_dlpack(a) for a in x]) accepts any sizes along one axis, and rebalances them"
             )
     return shape
 
@@ -405,9 +405,9 @@ def _check_marked(array: Any, host: bool, max_version: Any) -> None:
         )
     if not host or max_version is None or max_version[0] < 1:
         raise InterchangeError(
-            "__dlpack__: copy=False, and others hold the tensor's memory (copies of it, host arrays, the array that it "
-            "was made of), so that it must not be written; DLPack can mark memory as read-only only on the host, for "
-            "consumers that ask for max_version 1.0 or above. Use copy=None or copy=True"
+            "__dlpack__: copy=False, and the tensor's memory is shared (with copies, host arrays, or the array from "
+            "which it was created) and must not be written to; DLPack can mark memory as read-only only on the host, for "
+            "consumers that request max_version 1.0 or above. Use copy=None or copy=True"
         )
 
 

@@ -145,7 +145,9 @@ def _squeezed(shape: Shape, axis: int | tuple[int, ...] | None) -> Sequence[int]
     gone = [a for a, n in enumerate(shape) if n == 1] if axis is None else normalize_axes(axis, len(shape))
     for a in gone:
         if shape[a] != 1:
-            raise ShapeError(f"dimension {a} of x has size {shape[a]}, shape {shape}; only dimensions of size 1 can go")
+            raise ShapeError(
+                f"dimension {a} of x has size {shape[a]}, shape {shape}; only dimensions of size 1 can be removed"
+            )
     return gone
 
 
@@ -263,7 +265,7 @@ def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[ShardedTensor, ...]:
 @implements(unstack, "composite")
 def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
     if not np.ndim(x):
-        raise ShapeError("x has no dimensions to take apart")
+        raise ShapeError("x has no dimensions to unstack; wanted at least one")
     along = normalize_axis(axis, np.ndim(x))
     return tuple([call("getitem", x, (slice(None),) * along + (i,)) for i in range(np.shape(x)[along])])
 
@@ -316,7 +318,7 @@ def _whole_size(shape: Any, size: int) -> Shape:
         sizes[sizes.index(-1)] = size // rest
     new = checked_shape(sizes)
     if math.prod(new) != size:
-        raise ShapeError(f"x has {size} elements and shape {new} wants {math.prod(new)}")
+        raise ShapeError(f"x has {size} elements and shape {new} needs {math.prod(new)}")
     return new
 
 
@@ -324,7 +326,7 @@ def _whole_size(shape: Any, size: int) -> Shape:
 def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool | None = None) -> DataMovement:
     (x,) = operands
     if copy is False and 0 not in x.shape:
-        raise ShapeError(f"copy=False: x of shape {x.shape} has to be copied for the shape {shape}, here as in NumPy")
+        raise ShapeError(f"copy=False: x of shape {x.shape} must be copied for the shape {shape}, as in NumPy")
     old, new = x.shape, _whole_size(shape, math.prod(x.shape))
     sharding = layout_of(x, mesh)
     chains = sharding.spec.chains_of(len(old))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 
 from shardtensor.backend import registry
 from shardtensor.backend.abstract import _backend, phantom
-from shardtensor.errors import ArgumentTypeError, ShardingError
-from shardtensor.sharding.mesh import Mesh
+from shardtensor.errors import ShardingError
+from shardtensor.sharding.mesh import Mesh, integers
 
 
 class AbstractMesh(Mesh):
@@ -39,11 +38,7 @@ class AbstractMesh(Mesh):
     __slots__ = ()
 
     def __init__(self, axis_sizes: Sequence[int], axis_names: str | Sequence[str]) -> None:
-        try:
-            sizes = [operator.index(n) for n in ((axis_sizes,) if isinstance(axis_sizes, int) else axis_sizes)]
-        except TypeError:
-            given = f"axis_sizes is {axis_sizes!r:.60}"
-            raise ArgumentTypeError(f"AbstractMesh: {given}; wanted a sequence of integers") from None
+        sizes = integers(axis_sizes, "AbstractMesh: axis_sizes")
         if any(n < 1 for n in sizes):
             raise ShardingError(f"AbstractMesh: axis_sizes={tuple(sizes)} must be positive")
         registry.install(_backend)

@@ -117,7 +117,7 @@ class RegionCopies:
         (to, fro), sizes = np.zeros((2, pieces), np.int64), np.ones(pieces, np.int64)
         numbers: dict[int, Any] = dict(parts)
         for d, (line, table) in enumerate(zip(region.lines, self._tables, strict=True)):
-            to = to * (len(result.offsets[d]) - 1) + table.to_part[rows[d]]
+            to = to * result.counts[d] + table.to_part[rows[d]]
             if line.source is not None:  # Elements are sent once; a new dimension repeats them at the destination.
                 sizes *= (table.end - table.begin)[rows[d]]
                 numbers[line.source] = table.from_part[rows[d]]
@@ -143,9 +143,8 @@ class RegionCopies:
     def __iter__(self) -> Iterator[Piece]:
         ndim = len(self._fixed) + sum(line.source is not None for line in self._lines)
         lines, tables, fixed = self._lines, self._tables, self._fixed
-        for i, (j, k, local) in enumerate(
-            zip(self.source.tolist(), self.destination.tolist(), self.local.tolist(), strict=True)
-        ):
+        ends = zip(self.source.tolist(), self.destination.tolist(), self.local.tolist(), strict=True)
+        for i, (j, k, local) in enumerate(ends):
             index: list[slice | int | None] = [slice(None)] * ndim
             for d, at in fixed.items():
                 index[d] = at

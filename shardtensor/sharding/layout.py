@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
-from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 
 Shape: TypeAlias = tuple[int, ...]
@@ -220,17 +219,14 @@ def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
 
 
 def checked_shape(shape: Any, caller: str = "") -> Shape:
-    """Converts a ``shape=`` argument, an integer or a tuple or list of integers, to a tuple of Python integers.
+    """Converts a ``shape=`` argument, an integer or a sequence of integers, to a tuple of Python integers.
 
     Raises:
         ArgumentTypeError: ``shape`` is something else. Messages name ``caller``, which operators leave to dispatch.
         ShapeError: a size is negative.
     """
     name = f"{caller}: shape" if caller else "shape"
-    try:
-        sizes = tuple([operator.index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))])
-    except TypeError:
-        raise ArgumentTypeError(f"{name} is {shape!r:.60}; wanted an integer or a sequence of integers") from None
+    sizes = tuple(integers(shape, name))
     if any(n < 0 for n in sizes):
         raise ShapeError(f"{name} {sizes} has a negative size")
     return sizes
@@ -253,7 +249,7 @@ def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, caller: str) ->
         return _first_split(where, ndim > 0)
     if isinstance(where, Device):
         if where == HOST:
-            raise ShardingError(f"{caller}: no tensor lives on the host; np.asarray(x) gives it as a host array")
+            raise ShardingError(f"{caller}: tensors cannot be on the host; np.asarray(x) returns a host array")
         return _single(where)
     raise ArgumentTypeError(
         f"{caller}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding"

@@ -75,7 +75,7 @@ class Mesh:
             )
         flat: tuple[Device, ...] = tuple(grid.ravel().tolist())
         if not flat:
-            raise ShardingError("Mesh: there is no device in it; give at least one")
+            raise ShardingError("Mesh: there are no devices; give at least one")
         if len(set(flat)) < len(flat):
             twice = next(d for d in flat if flat.count(d) > 1)
             raise ShardingError(f"Mesh: device {twice} occurs twice; a mesh holds each device once")
@@ -122,6 +122,18 @@ class Mesh:
         return f"Mesh({axes}; {_span(self.flat)})"
 
 
+def integers(given: Any, name: str) -> list[int]:
+    """Converts an argument that is an integer or a sequence of integers to a list of Python integers.
+
+    Raises:
+        ArgumentTypeError: ``given`` is something else; the message calls it ``name``.
+    """
+    try:
+        return [operator.index(n) for n in (given if np.iterable(given) else (given,))]
+    except TypeError:
+        raise ArgumentTypeError(f"{name} is {given!r:.60}; wanted an integer or a sequence of integers") from None
+
+
 def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
     return Mesh(devices, axis_names).on_known_devices()
 
@@ -152,10 +164,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     >>> st.make_mesh((2, 2), ("data", "model")).axis_sizes
     (2, 2)
     """
-    try:
-        sizes = [operator.index(s) for s in axis_sizes]
-    except TypeError:
-        raise ArgumentTypeError(f"make_mesh: axis_sizes is {axis_sizes!r}; wanted a sequence of integers") from None
+    sizes = integers(axis_sizes, "make_mesh: axis_sizes")
     pool: Sequence[Device] = registry.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)

@@ -251,7 +251,5 @@ def extremum(
     """
     shape = shapes[0]
     if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
-        raise ShapeError(
-            f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce where there are some"
-        )
+        raise ShapeError(f"x has shape {shape}, with no elements along axis {axis}, where the result is undefined")
     return reduction(shapes, axis=axis, keepdims=keepdims)

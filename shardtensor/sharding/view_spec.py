@@ -107,10 +107,10 @@ class BoxIndex:
             return backend.view(array, (*to_numpy(self.index), Ellipsis))
         return self.arranged(backend.xp, backend.view(array, (*to_numpy(self.entries), Ellipsis)))
 
-    def arranged(self, xp: Any, taken: Any) -> Any:
-        """Permutes ``taken``, the array at `entries`, to the order of the result and inserts the new dimensions."""
-        taken = xp.permute_dims(taken, self.axes)
-        return taken[to_numpy(self.new)] if None in self.order else taken
+    def arranged(self, xp: Any, array: Any) -> Any:
+        """Permutes ``array``, the elements at `entries`, to the order of the result and inserts the new dimensions."""
+        array = xp.permute_dims(array, self.axes)
+        return array[to_numpy(self.new)] if None in self.order else array
 
 
 @functools.lru_cache(4096)

@@ -80,7 +80,7 @@ def visualize_sharding(
         if not isinstance(x, (tuple, list)):
             raise ArgumentTypeError(
                 f"visualize_sharding: x is a {type(x).__name__}; wanted a ShardedTensor, or a shape and a sharding; "
-                "st.asarray makes a tensor of an array"
+                "st.asarray converts an array to a tensor"
             )
         shape = checked_shape(x, "visualize_sharding")
         if not isinstance(sharding, NamedSharding):

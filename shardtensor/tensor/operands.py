@@ -81,7 +81,7 @@ def as_operand(x: Any, caller: str) -> Any:
         return np.asarray(x)
     raise ArgumentTypeError(
         f"{caller}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
-        "(st.asarray makes a tensor of nested lists)"
+        "(st.asarray converts nested lists to a tensor)"
     )
 
 

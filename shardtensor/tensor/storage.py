@@ -86,7 +86,7 @@ class PendingWrite(DeferredStorage):
         """
         with self.write_state.lock:
             if self.storage is None:
-                raise ShardTensorError("a tensor is read by what is writing to it; read it before")
+                raise ShardTensorError("a write to a tensor reads the same tensor; read it before the write")
             return self.storage
 
 
@@ -99,5 +99,5 @@ class Donated(DeferredStorage):
     def stored(self) -> NoReturn:
         """Raises DonatedError."""
         raise DonatedError(
-            f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate"
+            f"the memory of this tensor was donated by {self.by}(..., donate=True); use the result of that call, or do not donate"
         )

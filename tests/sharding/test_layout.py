@@ -254,7 +254,6 @@ def test_make_mesh_refuses(sizes: Any, names: Any, culprit: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "names", "culprit"),
     [
-        (3, ("x",), "axis_sizes"),
         (None, ("x",), "axis_sizes"),
         ((2.5,), ("x",), r"axis_sizes|2\.5"),
         (("a",), ("x",), "axis_sizes|'a'"),
