@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from shardtensor.backend.device import HOST_MEMORY, Device
 from shardtensor.backend.registry import backend_names, backend_of, devices
 from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError, ShardingError
-from shardtensor.sharding.mesh import default_mesh
+from shardtensor.sharding.mesh import Mesh, default_mesh
 
 Memory: TypeAlias = tuple[int, int]
 """A memory as DLPack identifies it: the device type and the device number."""
@@ -69,18 +69,18 @@ def _rows() -> Iterator[Sequence[Device]]:
             yield devices(name)
 
 
-def assign_devices(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
+def _assigned(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
     """Returns for each memory the next unassigned device of ``row`` that uses it; None if there are too few."""
     users = {m: iter([d for d in row if backend_of(d).dlpack_device(d) == m]) for m in set(memories)}
     found = [d for d in [next(users[m], None) for m in memories] if d]
     return tuple(found) if len(found) == len(memories) else None
 
 
-def devices_for(memories: Sequence[Memory]) -> tuple[Device, ...] | None:
-    """Returns for each memory a device that uses it, all from the default mesh or all of one backend; None if neither
-    has enough of them.
+def devices_for(memories: Sequence[Memory], mesh: Mesh | None = None) -> tuple[Device, ...] | None:
+    """Returns for each memory a device that uses it, all from the mesh; without a mesh, all from the default mesh or all
+    of one backend. Returns None if these have too few.
     """
-    return next(filter(None, (assign_devices(memories, row) for row in _rows())), None)
+    return next(filter(None, (_assigned(memories, row) for row in ([mesh.flat] if mesh else _rows()))), None)
 
 
 def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:

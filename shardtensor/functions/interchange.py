@@ -29,15 +29,7 @@ from shardtensor.errors import (
     ShardTensorError,
 )
 from shardtensor.functions.dlpack_export import array_of, export
-from shardtensor.functions.dlpack_memory import (
-    Memory,
-    as_memory,
-    assign_devices,
-    described,
-    devices_for,
-    memory_of,
-    row_for,
-)
+from shardtensor.functions.dlpack_memory import Memory, as_memory, described, devices_for, memory_of, row_for
 from shardtensor.functions.placement import Where, reshard_to
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
@@ -112,7 +104,7 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
         target = as_sharding(where or x.sharding, x.ndim, "from_dlpack")
         return reshard_to(x.copy(), target, "from_dlpack", committed=committed)
     mesh = None if where is None else _mesh_of(where)
-    devices = assign_devices([memory], mesh.flat) if mesh else devices_for([memory])
+    devices = devices_for([memory], mesh)
     if mesh and not devices:  # No device of the mesh uses x's memory, so that x must be transferred.
         if copy is False:
             raise _needs_copy(f"{what} lies in {described(memory)}, which is not that of {mesh!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator as python
 from collections.abc import Sequence
 from typing import Any
@@ -116,15 +117,8 @@ def _slice(start: int, count: int, step: int) -> slice:
 
 def region_of(index: Index) -> Region:
     """Returns the region of the elements that an index selects."""
-    lines, fixed, d = [], [], 0
-    for entry in index:
-        if entry is None:
-            lines.append(Line(0, 1, None))
-            continue
-        if isinstance(entry, int):
-            fixed.append((d, entry))
-        else:
-            start, count, step = entry
-            lines.append(Line(0, count, d, start, step))
-        d += 1
-    return Region(0, tuple(lines), tuple(fixed))
+    numbers = itertools.count()
+    entries = [(e, None if e is None else next(numbers)) for e in index]
+    spans = [(e or (0, 1, 1), d) for e, d in entries if not isinstance(e, int)]
+    lines = tuple([Line(0, count, d, start, step) for (start, count, step), d in spans])
+    return Region(0, lines, tuple([(d, e) for e, d in entries if isinstance(e, int) and d is not None]))

@@ -108,8 +108,7 @@ def _unary(name: str) -> Callable[[Any], Any]:
 
 def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
-    out = kwargs.get("out")
-    kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+    out = kwargs.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is None:
         return op.dispatch(*args, **kwargs)
