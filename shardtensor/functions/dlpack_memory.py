@@ -77,8 +77,8 @@ def _assigned(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device
 
 
 def devices_for(memories: Sequence[Memory], mesh: Mesh | None = None) -> tuple[Device, ...] | None:
-    """Returns for each memory a device that uses it, all from the mesh; without a mesh, all from the default mesh or all
-    of one backend. Returns None if these have too few.
+    """Returns for each memory a device that uses it, all from the mesh; without a mesh, all from the default mesh or
+    all of one backend. Returns None if these have too few.
     """
     return next(filter(None, (_assigned(memories, row) for row in ([mesh.flat] if mesh else _rows()))), None)
 

@@ -193,14 +193,14 @@ class _Exported:
     def __dlpack__(self, **options: Any) -> Any:
         if self._copy is False:
             with contextlib.suppress(TypeError):
-                return self._x.__dlpack__(**options, copy=False)
+                return self._x.__dlpack__(**options | {"copy": False})
         return self._x.__dlpack__(**options)
 
 
 def _refused(what: str, x: Any, error: Exception, where: str = "") -> InterchangeError:
     return InterchangeError(
-        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be imported: {error}; wanted an array of bools, native "
-        "integers, floats or complex numbers that NumPy has; convert it in its own library first"
+        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be imported: {error}; wanted an array of bools, "
+        "native integers, floats or complex numbers that NumPy has; convert it in its own library first"
     )
 
 
@@ -355,9 +355,7 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
         raise InterchangeError(f"__dlpack__: DLPack has no {x.dtype}; give x.astype('int64')")
     if there != here:
         if copy is False:
-            raise InterchangeError(
-                f"__dlpack__: copy=False, and to host memory from {described(here)} a copy is needed"
-            )
+            raise InterchangeError(f"__dlpack__: copy=False, and x must be copied to the host from {described(here)}")
         # The consumer may write to this memory, and the result of ``np.asarray`` is read-only.
         return _host_capsule(np.array(x), max_version, marked=False)
     host = here == HOST_MEMORY
@@ -398,7 +396,7 @@ def _check_marked(array: Any, host: bool, max_version: Any) -> None:
     if not host or max_version is None or max_version[0] < 1:
         raise InterchangeError(
             "__dlpack__: copy=False, and the tensor's memory is shared (with copies, host arrays, or the array from "
-            "which it was created) and must not be written to; DLPack can mark memory as read-only only on the host, for "
+            "which it was created) and must not be written to; DLPack marks memory as read-only only on the host, for "
             "consumers that request max_version 1.0 or above. Use copy=None or copy=True"
         )
 
@@ -428,23 +426,23 @@ def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> Any:
     Raises:
         InterchangeError: DLPack does not support the dtype.
     """
-    wishes = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 lacks the argument.
+    options = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 lacks the argument.
     try:
-        return (read_only(array) if marked else array).__dlpack__(**wishes)
+        return (read_only(array) if marked else array).__dlpack__(**options)
     except BufferError as error:
         raise InterchangeError(f"__dlpack__: {error} Convert the tensor, of {array.dtype}, with astype") from None
 
 
 def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, max_version: Any) -> Any:
     """Returns the capsule that the backend's own library creates, which orders ``stream`` after the device's work."""
-    wishes = {} if stream is None else {"stream": stream}
+    options = {} if stream is None else {"stream": stream}
     backend.make_caller_wait(device)
     with backend.on(device):
         exported = backend.to_dlpack(array)
         try:
-            return exported.__dlpack__(**wishes, max_version=max_version)
+            return exported.__dlpack__(**options, max_version=max_version)
         except TypeError:  # Libraries that implement only one version of DLPack do not accept ``max_version``.
-            return exported.__dlpack__(**wishes)
+            return exported.__dlpack__(**options)
 
 
 def _only_device(x: Any, caller: str) -> Device:

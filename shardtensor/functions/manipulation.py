@@ -126,11 +126,13 @@ def moveaxis(x: ArrayLike, source: int | tuple[int, ...], destination: int | tup
 @implements(moveaxis, "composite")
 def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
     ndim = np.ndim(x)
-    fro, to = normalize_axes(source, ndim), normalize_axes(destination, ndim)
-    if len(fro) != len(to):
-        raise ArgumentError(f"moveaxis: source has {len(fro)} axes and destination {len(to)}; wanted as many of each")
-    order = [a for a in range(ndim) if a not in fro]
-    for at, axis in sorted(zip(to, fro, strict=True)):
+    origin, to = normalize_axes(source, ndim), normalize_axes(destination, ndim)
+    if len(origin) != len(to):
+        raise ArgumentError(
+            f"moveaxis: source has {len(origin)} axes and destination {len(to)}; wanted as many of each"
+        )
+    order = [a for a in range(ndim) if a not in origin]
+    for at, axis in sorted(zip(to, origin, strict=True)):
         order.insert(at, axis)
     return permute_dims(x, tuple(order))
 

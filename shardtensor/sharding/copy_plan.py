@@ -114,22 +114,24 @@ class RegionCopies:
         first, last = part or (0, math.prod(counts))
         pieces = last - first
         rows = np.unravel_index(np.arange(first, last), counts) if counts else ()
-        (to, fro), sizes = np.zeros((2, pieces), np.int64), np.ones(pieces, np.int64)
+        (receiver_part, sender_part), sizes = np.zeros((2, pieces), np.int64), np.ones(pieces, np.int64)
         numbers: dict[int, Any] = dict(parts)
         for d, (line, table) in enumerate(zip(region.lines, self._tables, strict=True)):
-            to = to * result.counts[d] + table.to_part[rows[d]]
+            receiver_part = receiver_part * result.counts[d] + table.to_part[rows[d]]
             if line.source is not None:  # Elements are sent once; a new dimension repeats them at the destination.
                 sizes *= (table.end - table.begin)[rows[d]]
                 numbers[line.source] = table.from_part[rows[d]]
         for d, count in enumerate(source.counts):
-            fro = fro * count + numbers[d]
-        receivers = _holders(result)[to]  # shape (pieces, replicas): every holder of the part receives the piece
-        givers = _holders(source)[fro]
+            sender_part = sender_part * count + numbers[d]
+        receivers = _holders(result)[
+            receiver_part
+        ]  # shape (pieces, replicas): every holder of the part receives the piece
+        senders = _holders(source)[sender_part]
         # The receivers' positions in the source's mesh, or -1.
         own = _positions(source.devices, result.devices)[receivers]
-        mine = np.where(own >= 0, source.linear_parts()[own], -1) == fro[:, None]
+        mine = np.where(own >= 0, source.linear_parts()[own], -1) == sender_part[:, None]
         # The r-th receiver receives from the r-th source replica, cyclically, so that replicas share the sending.
-        turn = givers[:, np.arange(receivers.shape[1]) % givers.shape[1]]
+        turn = senders[:, np.arange(receivers.shape[1]) % senders.shape[1]]
         self.local = mine.ravel()
         self.source = np.where(mine, own, turn).ravel()
         self.destination = receivers.ravel()
@@ -212,9 +214,9 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
     count = line.end - line.begin
     cuts = [np.clip(bounds - line.begin, 0, count)]
     if line.source is not None:
-        fro = source.offsets[line.source]
+        offsets = source.offsets[line.source]
         # The number of steps before the line enters (positive step) or leaves (negative step) each part.
-        ahead = line.start - fro
+        ahead = line.start - offsets
         crossing = -(ahead // line.step) if line.step > 0 else ahead // -line.step + 1
         cuts.append(np.clip(crossing, 0, count))
     edges = np.unique(np.concatenate([*cuts, [0, count]]))
@@ -225,8 +227,8 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
     if line.source is None:
         return _Intervals(to_part, np.zeros_like(to_part), begin, end, [])
     head = line.start + line.step * first
-    from_part = np.searchsorted(fro, head, "right") - 1
-    at = head - fro[from_part] if len(first) else head
+    from_part = np.searchsorted(offsets, head, "right") - 1
+    at = head - offsets[from_part] if len(first) else head
     slices = [
         slice(a, stop if (stop := a + line.step * n) >= 0 else None, line.step)
         for a, n in zip(at.tolist(), (last - first).tolist(), strict=True)

@@ -157,7 +157,7 @@ class ViewSpec:
         return math.prod(self.shape)
 
     @property
-    def stretch(self) -> tuple[int, int]:
+    def extent(self) -> tuple[int, int]:
         """Begin and end of the extent of the view in the flattened base array."""
         ends = [s * (n - 1) for s, n in zip(self.strides, self.shape, strict=True)]
         return self.offset + sum(min(e, 0) for e in ends), self.offset + sum(max(e, 0) for e in ends) + 1
@@ -348,12 +348,12 @@ def aligned(grid: Grid, box: BoxIndex) -> ShardedBox:
     positions = np.flatnonzero(here).tolist()
     bounds: list[Ints] = []
     parts = np.zeros((len(positions), len(box.order)), np.int64)
-    for number, walked in enumerate(box.order):
-        if walked is None:
+    for number, dimension in enumerate(box.order):
+        if dimension is None:
             bounds.append(np.array([0, 1], np.int64))
             continue
-        start, count, step = box.entries[walked]  # type: ignore[misc]
-        offsets, parts[:, number] = grid.offsets[walked], grid.parts[positions, walked]
+        start, count, step = box.entries[dimension]  # type: ignore[misc]
+        offsets, parts[:, number] = grid.offsets[dimension], grid.parts[positions, dimension]
         if step > 0:
             cuts = -((start - offsets) // step)
         else:  # A negative step traverses the parts in reverse order.

@@ -228,14 +228,14 @@ def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """
     if not (isinstance(a, Operators) and isinstance(b, Operators)):
         return False
-    (base, low, high), (other, start, end) = _stretch(a), _stretch(b)
+    (base, low, high), (other, start, end) = _extent(a), _extent(b)
     return base is other and low < end and start < high
 
 
-def _stretch(x: Any) -> tuple[Any, int, int]:
+def _extent(x: Any) -> tuple[Any, int, int]:
     """Returns the base of a tensor, and the first index and the end of its elements in the flattened base."""
     view_spec = getattr(x._storage, "view_spec", None)
-    return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.stretch)
+    return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.extent)
 
 
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
