@@ -112,7 +112,7 @@ def device_row(devices: Any, caller: str) -> Mesh:
     """
     if devices is None or isinstance(devices, Mesh):
         return mesh_of((devices or default_mesh()).flat)
-    if isinstance(devices, Device) or not isinstance(devices, (list, tuple, np.ndarray)):
+    if not isinstance(devices, (list, tuple, np.ndarray)):
         raise ArgumentTypeError(
             f"{caller}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"
         )
