@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,20 +262,20 @@ def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     """
     if 0 in old:
         return [([*range(len(old))], [*range(len(new))])]
-    olds, news = ([d for d, n in enumerate(s) if n != 1] for s in (old, new))
-    groups = []
-    while olds or news:
-        left, right = [olds.pop(0)], [news.pop(0)]
-        a, b = old[left[0]], new[right[0]]
-        while a != b:
-            if a < b:
-                left.append(olds.pop(0))
-                a *= old[left[-1]]
-            else:
-                right.append(news.pop(0))
-                b *= new[right[-1]]
-        groups.append((left, right))
-    return groups
+    common = {*itertools.accumulate(old, operator.mul)} & {*itertools.accumulate(new, operator.mul)}
+
+    def runs(shape: Shape) -> Iterator[list[int]]:
+        """Yields the runs of dimensions at whose ends the products of the sizes so far are those of both shapes."""
+        run, product = [], 1
+        for d, n in enumerate(shape):
+            product *= n
+            if n != 1:
+                run.append(d)
+                if product in common:
+                    yield run
+                    run = []
+
+    return list(zip(runs(old), runs(new), strict=True))
 
 
 @functools.lru_cache(4096)

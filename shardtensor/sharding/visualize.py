@@ -173,11 +173,6 @@ def _parts(grid: Grid) -> list[_Part]:
     return [_Part(box, tuple(holders[number]), order) for order, (box, number) in enumerate(boxes)]
 
 
-def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
-    rows, columns = zip(*(part.extent for part in parts), strict=True)
-    return sorted(set(rows)), sorted(set(columns))
-
-
 def _empty(grid: Grid, room: int) -> str:
     """Returns a line that lists the devices without elements; an empty string if there are none."""
     names = [str(device) for k, device in enumerate(grid.devices) if 0 in grid.shape(k)]
@@ -265,7 +260,7 @@ def _print(console: Console, shape: Shape, sharding: NamedSharding, most: int | 
 
 def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], list[list[Range]]]:
     """Returns the text of each part's cell, padded to its size, and the columns in bands that fit side by side."""
-    rows, columns = _rows_and_columns(parts)
+    rows, columns = [sorted(set(ranges)) for ranges in zip(*[part.extent for part in parts], strict=True)]
     tall, wide = rows[-1][1], columns[-1][1]
     separator = "\n" if len(rows) <= _LINES // 2 else "  "
     least = _least_width(parts, separator, (width - 1) // len(columns) - 1)
