@@ -162,7 +162,7 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
     """
     backend = backend_of(device)
     try:
-        if _is_reversed(x) and not backend.shared_memory:  # PyTorch aborts the process for negative strides.
+        if not backend.shared_memory and _is_reversed(x):  # PyTorch aborts the process for negative strides.
             raise BufferError("strides are negative")
         with backend.on(device):
             array = backend.export(backend.from_dlpack(_Exported(x, copy), device))

@@ -225,12 +225,11 @@ def _to_host(x: Any, index: Any) -> HostArray:
         record_transfer("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
     if not shared:
         return read_only(movement.run((shard_arrays(x),), value.dtype)[0])
-
-    def part(array: HostArray) -> HostArray:
-        return array if at is None else np.asarray(array[to_numpy(at)])
-
     storage = current_storage(x)
-    return read_only(storage.read(part) if type(storage) is Exported else part(transfer.whole_array(x, "to_host")))
+    if type(storage) is Exported:
+        return read_only(storage.read(lambda array: array if at is None else array[to_numpy(at)]))
+    whole = transfer.whole_array(x, "to_host")
+    return read_only(whole if at is None else np.asarray(whole[to_numpy(at)]))
 
 
 @operator()

@@ -178,6 +178,8 @@ def with_new_dimensions(index: Sequence[Any], dimensions: Sequence[int | None]) 
 
     ``dimensions`` has, for each dimension of the result, the operand's dimension, in increasing order, or None.
     """
+    if None not in dimensions:
+        return tuple(index)
     out: list[Any] = []
     used = 0
     for d in dimensions:
