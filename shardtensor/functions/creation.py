@@ -25,10 +25,9 @@ import numpy.typing as npt
 from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.manipulation import checked_shape
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
-from shardtensor.sharding.layout import NamedSharding, Shape
+from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import converted, fill_value, sharded_dtype
@@ -132,7 +131,7 @@ def _kind_dtype(kind: Any) -> Any:
 
 
 def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> ShapeAndDtype:
-    return checked_shape(shape), sharded_dtype(_kind_dtype(kinds[0]) if dtype is None else dtype)
+    return _shaped(kinds, shape=shape, dtype=_kind_dtype(kinds[0]) if dtype is None else dtype)
 
 
 @operator(_filled)
@@ -200,11 +199,8 @@ def _maker(name: str) -> Callable[..., Any]:
     return kernel
 
 
-for _function, _name in (
-    (empty, "empty"), (empty_like, "empty"), (zeros, "zeros"), (zeros_like, "zeros"),
-    (ones, "ones"), (ones_like, "ones"), (full, "full"), (full_like, "full"),
-):  # fmt: skip
-    implements(_function, "kernel")(_maker(_name))
+for _function in (empty, empty_like, zeros, zeros_like, ones, ones_like, full, full_like):
+    implements(_function, "kernel")(_maker(_function.__name__.removesuffix("_like")))
 
 
 def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
@@ -221,8 +217,7 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     if not all(map(math.isfinite, (first, last, by))):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
     count = max(math.ceil((last - first) / by), 0)
-    given = np.result_type(*[np.asarray(v).dtype for v in (first, last, by)]) if dtype is None else dtype
-    made = sharded_dtype(given)
+    made = sharded_dtype(np.result_type(*map(np.asarray, (first, last, by))) if dtype is None else dtype)
     if made.kind == "b" and count > 2:
         raise ArgumentTypeError(f"dtype is bool, and there are {count} elements; wanted at most 2 of them")
     for value in (first, first + by)[:count]:  # NumPy converts only these two and extrapolates their difference.
@@ -282,9 +277,7 @@ def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any,
 def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> ShapeAndDtype:
     if not isinstance(k, (int, np.integer)):
         raise ArgumentTypeError(f"k is {k!r}; wanted an integer, the number of a diagonal")
-    return checked_shape((n_rows, n_rows if n_cols is None else n_cols)), sharded_dtype(
-        np.float64 if dtype is None else dtype
-    )
+    return _shaped(kinds, shape=(n_rows, n_rows if n_cols is None else n_cols), dtype=dtype)
 
 
 @operator(_eye_rule)

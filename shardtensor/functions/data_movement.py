@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shardtensor.sharding.copy_plan import Region
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 
 
+@dataclass(slots=True, eq=False)
 class DataMovement:
     """The result of an operator's ``movement`` function: the layout of the operator's result and the source of its
     elements.
@@ -29,28 +31,13 @@ class DataMovement:
             otherwise None.
     """
 
-    __slots__ = ("as_pieces", "copies", "explicit", "flat", "note", "regions", "shape", "sharding", "target", "whole")
-
-    def __init__(
-        self,
-        shape: Shape,
-        sharding: NamedSharding,
-        regions: Sequence[Region],
-        whole: Callable[..., Any],
-        *,
-        copies: bool = False,
-        explicit: bool = False,
-        as_pieces: Callable[[Any], Any] | None = None,
-        target: NamedSharding | None = None,
-        flat: tuple[Grid, Grid] | None = None,
-    ) -> None:
-        self.shape = shape
-        self.sharding = sharding
-        self.regions = regions
-        self.whole = whole
-        self.copies = copies
-        self.explicit = explicit
-        self.as_pieces = as_pieces
-        self.target = target
-        self.flat = flat
-        self.note: str | None = None
+    shape: Shape
+    sharding: NamedSharding
+    regions: Sequence[Region]
+    whole: Callable[..., Any]
+    copies: bool = False
+    explicit: bool = False
+    note: str | None = None
+    as_pieces: Callable[[Any], Any] | None = None
+    target: NamedSharding | None = None
+    flat: tuple[Grid, Grid] | None = None

@@ -31,11 +31,34 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
     if x._is_scalar or base._aval.offloaded:  # A scalar is immutable, and other tensors may share an offloaded storage.
         return None
 
+    if base._aval.backend.shared_memory and type(base._storage) is Storage:
+        whole_array(base, "to_dlpack")  # A storage of several arrays becomes one of a single buffer.
+
     def of_view(array: Any) -> Any:
         part = _part_of(array, base, view_spec)
         return None if part is None else make(part)
 
-    return _export(base, of_view)
+    write_state = write_state_of(base)
+    with write_state.lock:  # Other threads can neither read nor write the tensor meanwhile.
+        storage = current_storage(base)
+        if type(storage) is Exported:
+            held, made = storage.export(of_view)
+            if held:
+                return made
+        if isinstance(storage, DeferredStorage):
+            storage = storage.stored()
+        writing = PendingWrite(write_state)
+        try:
+            base._storage = writing
+            write_state.forget()
+            if references(storage) == 1 and is_exclusive(storage, base._aval):
+                made = of_view(only_array(storage))
+                if made is not None:
+                    storage = Exported(base._aval, storage)
+                return made
+        finally:
+            writing.storage = base._storage = storage
+    return None
 
 
 def array_of(x: ShardedTensor) -> Any:
@@ -60,32 +83,3 @@ def _part_of(array: Any, base: ShardedTensor, view_spec: ViewSpec | None) -> Any
         if len(view_spec.boxes) > 1 and not backend.is_contiguous(array):
             return None
         return view_spec.of(backend, array)
-
-
-def _export(base: ShardedTensor, make: Callable[[Any], Any]) -> Any:
-    """Returns ``make(array)`` for the tensor's array if it is exclusive or exported already, otherwise None. Other
-    threads can neither read nor write the tensor meanwhile.
-    """
-    if base._aval.backend.shared_memory and type(base._storage) is Storage:
-        whole_array(base, "to_dlpack")  # A storage of several arrays becomes one of a single buffer.
-    write_state = write_state_of(base)
-    with write_state.lock:
-        storage = current_storage(base)
-        if type(storage) is Exported:
-            held, made = storage.export(make)
-            if held:
-                return made
-        if isinstance(storage, DeferredStorage):
-            storage = storage.stored()
-        writing = PendingWrite(write_state)
-        try:
-            base._storage = writing
-            write_state.forget()
-            if references(storage) == 1 and is_exclusive(storage, base._aval):
-                made = make(only_array(storage))
-                if made is not None:
-                    storage = Exported(base._aval, storage)
-                return made
-        finally:
-            writing.storage = base._storage = storage
-    return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from shardtensor.backend.device import HOST_MEMORY, Device
 from shardtensor.backend.registry import backend_names, backend_of, devices
 from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError, ShardingError
-from shardtensor.sharding.mesh import default_mesh
+from shardtensor.sharding.mesh import Mesh, default_mesh
 
 Memory: TypeAlias = tuple[int, int]
 """A memory as DLPack identifies it: the device type and the device number."""
@@ -27,11 +28,12 @@ def memory_of(x: Any, what: str) -> Memory:
     if isinstance(x, type) or not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         raise ArgumentTypeError(
             f"from_dlpack: {what} is a {type(x).__name__} without __dlpack__ and __dlpack_device__; wanted an array of "
-            "a library that has them, or a list of such arrays (st.asarray takes what NumPy does)"
+            "a library that has them, or a list of such arrays (st.asarray converts whatever NumPy does)"
         )
     if getattr(x, "is_neg", bool)():
         raise InterchangeError(
-            f"from_dlpack: {what} is a tensor that is yet to be negated, which DLPack cannot say; give x.resolve_neg()"
+            f"from_dlpack: {what} is a tensor with a pending negation, which DLPack does not support; "
+            "give x.resolve_neg()"
         )
     return as_memory(x.__dlpack_device__(), "from_dlpack", f"{what}.__dlpack_device__()")
 
@@ -63,30 +65,22 @@ def _rows() -> Iterator[Sequence[Device]]:
     """
     yield default_mesh().flat
     for name in sorted(backend_names(), key=lambda name: name != "numpy"):
-        try:
-            row = devices(name)
-        except BackendError:
-            continue
-        yield row
+        with contextlib.suppress(BackendError):
+            yield devices(name)
 
 
-def assign_devices(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
+def _assigned(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
     """Returns for each memory the next unassigned device of ``row`` that uses it; None if there are too few."""
-    free, dealt = list(row), []
-    for memory in memories:
-        here = next((d for d in free if backend_of(d).dlpack_device(d) == memory), None)
-        if here is None:
-            return None
-        free.remove(here)
-        dealt.append(here)
-    return tuple(dealt)
+    users = {m: iter([d for d in row if backend_of(d).dlpack_device(d) == m]) for m in set(memories)}
+    found = [d for d in [next(users[m], None) for m in memories] if d]
+    return tuple(found) if len(found) == len(memories) else None
 
 
-def devices_for(memories: Sequence[Memory]) -> tuple[Device, ...] | None:
-    """Returns for each memory a device that uses it, all from the default mesh or all of one backend; None if neither
-    has enough of them.
+def devices_for(memories: Sequence[Memory], mesh: Mesh | None = None) -> tuple[Device, ...] | None:
+    """Returns for each memory a device that uses it, all from the mesh; without a mesh, all from the default mesh or
+    all of one backend. Returns None if these have too few.
     """
-    return next(filter(None, (assign_devices(memories, row) for row in _rows())), None)
+    return next(filter(None, (_assigned(memories, row) for row in ([mesh.flat] if mesh else _rows()))), None)
 
 
 def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
@@ -102,7 +96,7 @@ def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
     if not devices_for(list(dict.fromkeys(memories))):
         raise InterchangeError(
             f"from_dlpack: the arrays of x lie in {names}, and no usable backend drives all of that "
-            "(`shardtensor info` says which are usable); copy them where one does"
+            "(`shardtensor info` shows which are usable); copy them to memories of one backend"
         )
     raise ShardingError(
         f"from_dlpack: x is a list of {len(memories)} arrays in {names}, and no backend has that many devices there; "

@@ -10,7 +10,7 @@ import numpy as np
 from shardtensor.core import OPS, bind_into, call, implements, operator
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of
-from shardtensor.sharding.index import Index, canonical, region_of, to_numpy
+from shardtensor.sharding.index import Index, canonical, has_ellipsis, region_of, to_numpy
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
@@ -58,10 +58,7 @@ def _getitem_view(view_spec: ViewSpec, index: Any) -> ViewSpec | None:
     found = canonical(index, view_spec.shape)
     if found is None:
         return None
-    scalar = not any(type(e) is not int for e in found) and Ellipsis not in (
-        index if type(index) is tuple else (index,)
-    )
-    return view_spec.at(found, scalar)
+    return view_spec.at(found, scalar=all(type(e) is int for e in found) and not has_ellipsis(index))
 
 
 @implements(getitem, "composite")

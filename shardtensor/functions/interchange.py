@@ -6,6 +6,7 @@ another library are visible only in the tensor that was exported to it (see `sha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,21 +29,14 @@ from shardtensor.errors import (
     ShardTensorError,
 )
 from shardtensor.functions.dlpack_export import array_of, export
-from shardtensor.functions.dlpack_memory import (
-    Memory,
-    as_memory,
-    assign_devices,
-    described,
-    devices_for,
-    memory_of,
-    row_for,
-)
+from shardtensor.functions.dlpack_memory import Memory, as_memory, described, devices_for, memory_of, row_for
 from shardtensor.functions.placement import Where, reshard_to
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.value import aval, on_devices
 
 # -- import ----------------------------------------------------------------------------------------
 
@@ -107,26 +101,21 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
     memory = memory_of(x, what)
     if isinstance(x, ShardedTensor) and copy is not False and x.dtype.kind not in "mM":
         # Tensors share memory without DLPack. Through DLPack, the writes of other consumers would be visible here.
-        return reshard_to(
-            x.copy(), as_sharding(where or x.sharding, x.ndim, "from_dlpack"), "from_dlpack", committed=committed
-        )
+        target = as_sharding(where or x.sharding, x.ndim, "from_dlpack")
+        return reshard_to(x.copy(), target, "from_dlpack", committed=committed)
     mesh = None if where is None else _mesh_of(where)
-    devices = assign_devices([memory], mesh.flat) if mesh else devices_for([memory])
+    devices = devices_for([memory], mesh)
     if mesh and not devices:  # No device of the mesh uses x's memory, so that x must be transferred.
         if copy is False:
-            raise InterchangeError(
-                f"from_dlpack: copy=False, and {what} lies in {described(memory)}, which is not that of {mesh!r}"
-            )
+            raise _needs_copy(f"{what} lies in {described(memory)}, which is not that of {mesh!r}")
         devices = None if memory == HOST_MEMORY else devices_for([memory])
     source = x if devices and memory != HOST_MEMORY else _host_array(x, what, memory, copy)
     if devices:
         source = _shared(source, what, devices[0], copy)
     target = as_sharding(where or (devices[0] if devices else default_mesh().flat[0]), source.ndim, "from_dlpack")
     if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).shared_memory:
-        raise InterchangeError(
-            f"from_dlpack: copy=False, and {what} is one array for {target.mesh!r}, whose devices have memories of "
-            "their own; give a list with an array for each"
-        )
+        given = f"{what} is one array for {target.mesh!r}, whose devices have separate memories"
+        raise _needs_copy(f"{given}; give a list with an array for each")
     _check_kind(what, target, copy)
     shared = isinstance(source, ShardedTensor) or not copy
     return reshard_to(source, target, "from_dlpack", committed=committed, may_alias=shared)
@@ -139,7 +128,11 @@ def _check_kind(what: str, target: NamedSharding, copy: bool | None) -> None:
         InterchangeError: the array would be copied to pinned host memory.
     """
     if copy is False and target.memory_kind != "device" and backend_of(target.mesh.flat[0]).pinned_host:
-        raise InterchangeError(f"from_dlpack: copy=False, and to {target.memory_kind} memory {what} takes a copy")
+        raise _needs_copy(f"{what} must be copied to {target.memory_kind} memory")
+
+
+def _needs_copy(reason: str) -> InterchangeError:
+    return InterchangeError(f"from_dlpack: copy=False, and {reason}")
 
 
 def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArray:
@@ -151,14 +144,12 @@ def _host_array(x: Any, what: str, memory: Memory, copy: bool | None) -> HostArr
     """
     elsewhere = memory != HOST_MEMORY
     if elsewhere and copy is False:
-        raise InterchangeError(
-            f"from_dlpack: copy=False, and {what} lies in {described(memory)}, which no usable backend drives; "
-            "`shardtensor info` says why"
-        )
+        lies = f"{what} lies in {described(memory)}, which no usable backend drives"
+        raise _needs_copy(f"{lies}; `shardtensor info` shows why")
     try:
         return np.from_dlpack(x, device="cpu") if elsewhere else np.from_dlpack(_Exported(x, copy))
     except Exception as error:  # Other libraries raise exceptions of any class.
-        where = f" in {described(memory)}, which no usable backend drives (`shardtensor info` says why),"
+        where = f" in {described(memory)}, which no usable backend drives (`shardtensor info` shows why),"
         raise _refused(what, x, error, where if elsewhere else "") from error
 
 
@@ -170,9 +161,8 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
         InterchangeError: the device's library refuses x, and x is not a host array or ``copy=False``.
     """
     backend = backend_of(device)
-    backwards = isinstance(x, np.ndarray) and not backend.shared_memory and any(n < 0 for n in x.strides)
     try:
-        if backwards:  # PyTorch does not raise an error for negative strides but aborts the process.
+        if not backend.shared_memory and _is_reversed(x):  # PyTorch aborts the process for negative strides.
             raise BufferError("strides are negative")
         with backend.on(device):
             array = backend.export(backend.from_dlpack(_Exported(x, copy), device))
@@ -183,37 +173,34 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
         if copy is not False and isinstance(x, np.ndarray):
             return x
         raise _refused(what, x, error, f" on {device}") from error
-    value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "from_dlpack"), True)
-    if copy:
-        array = _noted_copy(array, device, "from_dlpack")
-    return mark_array(tensor(value, Storage(array) if backend.shared_memory else Storage(arrays=(array,))))
+    array = _noted_copy(array, device, "from_dlpack") if copy else array
+    return mark_array(on_one_device(array, dtype, device))
 
 
 class _Exported:
-    """A wrapper that has only the DLPack methods of an array, and adds ``copy=False`` to requests if a copy is
-    forbidden. Libraries that implement older versions of DLPack do not accept that argument; they never copy.
+    """A wrapper with only the DLPack methods of an array, which adds ``copy=False`` to requests if a copy is forbidden.
+
+    Libraries that implement older versions of DLPack do not accept that argument; they never copy.
     """
 
     def __init__(self, x: Any, copy: bool | None) -> None:
         self._x = x
-        self._wishes = {"copy": False} if copy is False else {}
-
-    def __dlpack__(self, **wishes: Any) -> Any:
-        try:
-            return self._x.__dlpack__(**wishes | self._wishes)
-        except TypeError:
-            if not self._wishes:
-                raise
-            return self._x.__dlpack__(**wishes)
+        self._copy = copy
 
     def __dlpack_device__(self) -> Any:
         return self._x.__dlpack_device__()
 
+    def __dlpack__(self, **options: Any) -> Any:
+        if self._copy is False:
+            with contextlib.suppress(TypeError):
+                return self._x.__dlpack__(**options | {"copy": False})
+        return self._x.__dlpack__(**options)
+
 
 def _refused(what: str, x: Any, error: Exception, where: str = "") -> InterchangeError:
     return InterchangeError(
-        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be taken: {error}. Wanted an array of bools, native "
-        "integers, floats or complex numbers that NumPy has; convert it in its own library first"
+        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be imported: {error}; wanted an array of bools, "
+        "native integers, floats or complex numbers that NumPy has; convert it in its own library first"
     )
 
 
@@ -233,8 +220,8 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     memories = [memory_of(x, name) for x, name in zip(pieces, names, strict=True)]
     mesh = mesh_of(row_for(memories)) if where is None else _mesh_of(where)
     if mesh.size != len(pieces):
-        said = f"a list of {len(pieces)} arrays for the {mesh.size} devices of {mesh!r}"
-        raise ShardingError(f"from_dlpack: x is {said}; wanted one for each")
+        given = f"a list of {len(pieces)} arrays for the {mesh.size} devices of {mesh!r}"
+        raise ShardingError(f"from_dlpack: x is {given}; wanted one for each")
     parts = [_from_one(x, name, d, copy) for x, name, d in zip(pieces, names, mesh.flat, strict=True)]
     first = parts[0]
     for part, name in zip(parts, names, strict=True):
@@ -243,7 +230,7 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
         if part.ndim != first.ndim or (not part.ndim and len(parts) > 1 and not isinstance(where, NamedSharding)):
             raise ShapeError(
                 f"from_dlpack: {name} has shape {part.shape} and x[0] {first.shape}; wanted as many dimensions, and "
-                "at least one to follow one another along (st.stack joins scalars)"
+                "at least one along which they are concatenated (st.stack joins scalars)"
             )
     sharding = as_sharding(mesh if where is None else where, first.ndim, "from_dlpack")
     shape = _whole_shape(parts, sharding)
@@ -252,8 +239,7 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     if not value.offloaded:
         return mark_array(tensor(value, Storage(arrays=arrays)))
     _check_kind("x", sharding, copy)
-    there = aval(shape, first.dtype, sharding.with_memory_kind("device"), True)
-    return reshard_to(tensor(there, Storage(arrays=arrays)), sharding, "from_dlpack")
+    return reshard_to(tensor(on_devices(value), Storage(arrays=arrays)), sharding, "from_dlpack")
 
 
 def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:
@@ -262,11 +248,10 @@ def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Sha
     Raises:
         ShapeError: no tensor has them.
     """
-    bounds = sharding.grid((0,) * parts[0].ndim).parts.tolist()
     sizes: list[dict[int, int]] = [{} for _ in parts[0].shape]
-    for part, ends in zip(parts, bounds, strict=True):
-        for known, p, n in zip(sizes, ends, part.shape, strict=True):
-            known.setdefault(p, n)
+    for part, numbers in zip(parts, sharding.grid((0,) * parts[0].ndim).parts.tolist(), strict=True):
+        for known, number, n in zip(sizes, numbers, part.shape, strict=True):
+            known.setdefault(number, n)
     shape = tuple([sum(known.values()) for known in sizes])
     grid = sharding.grid(shape)
     for k, (part, device) in enumerate(zip(parts, grid.devices, strict=True)):
@@ -274,7 +259,7 @@ def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Sha
             raise ShapeError(
                 f"from_dlpack: x[{k}] has shape {part.shape}, and of the whole {shape} {sharding.spec} gives {device} "
                 f"{grid.shape(k)}; sizes must follow the split rule (10 over 4 is 3, 3, 2, 2). "
-                "st.unshard([st.from_dlpack(a) for a in x]) takes any along one axis, and rebalances them"
+                "st.unshard([st.from_dlpack(a) for a in x]) accepts any sizes along one axis, and rebalances them"
             )
     return shape
 
@@ -364,13 +349,13 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     if there not in (here, HOST_MEMORY):
         raise InterchangeError(
             f"__dlpack__: dl_device is {described(there)}, and the tensor lies in {described(here)}; "
-            "bring it there first, with st.device_put(x, device)"
+            "transfer it first, with st.device_put(x, device)"
         )
     if x.dtype.kind in "mM":
         raise InterchangeError(f"__dlpack__: DLPack has no {x.dtype}; give x.astype('int64')")
     if there != here:
         if copy is False:
-            raise InterchangeError(f"__dlpack__: copy=False, and to host memory from {described(here)} it takes a copy")
+            raise InterchangeError(f"__dlpack__: copy=False, and x must be copied to the host from {described(here)}")
         # The consumer may write to this memory, and the result of ``np.asarray`` is read-only.
         return _host_capsule(np.array(x), max_version, marked=False)
     host = here == HOST_MEMORY
@@ -382,10 +367,7 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
             return _host_capsule(_on_host(array, backend, device), max_version, read_only)
         return _device_capsule(array, backend, device, stream, max_version)
 
-    def shared(array: Any) -> Any:
-        return None if host and _is_reversed(array) else capsule(array)
-
-    made = None if copy else export(x, shared)
+    made = None if copy else export(x, lambda array: None if _is_reversed(array) else capsule(array))
     if made is not None:
         return made
     array = x._storage.shards()[0] if isinstance(x._storage, OffloadedStorage) else array_of(x)
@@ -409,13 +391,13 @@ def _check_marked(array: Any, host: bool, max_version: Any) -> None:
     """
     if _is_reversed(array):
         raise InterchangeError(
-            "__dlpack__: copy=False, and the tensor is a view that runs backwards, which not every library takes"
+            "__dlpack__: copy=False, and the tensor is a view with negative strides, which not every library accepts"
         )
     if not host or max_version is None or max_version[0] < 1:
         raise InterchangeError(
-            "__dlpack__: copy=False, and others hold the tensor's memory (copies of it, host arrays, the array that it "
-            "was made of), so that it must not be written; DLPack can mark memory as read-only only on the host, for "
-            "consumers that ask for max_version 1.0 or above. Use copy=None or copy=True"
+            "__dlpack__: copy=False, and the tensor's memory is shared (with copies, host arrays, or the array from "
+            "which it was created) and must not be written to; DLPack marks memory as read-only only on the host, for "
+            "consumers that request max_version 1.0 or above. Use copy=None or copy=True"
         )
 
 
@@ -444,23 +426,23 @@ def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> Any:
     Raises:
         InterchangeError: DLPack does not support the dtype.
     """
-    wishes = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 lacks the argument.
+    options = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 lacks the argument.
     try:
-        return (read_only(array) if marked else array).__dlpack__(**wishes)
+        return (read_only(array) if marked else array).__dlpack__(**options)
     except BufferError as error:
         raise InterchangeError(f"__dlpack__: {error} Convert the tensor, of {array.dtype}, with astype") from None
 
 
 def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, max_version: Any) -> Any:
     """Returns the capsule that the backend's own library creates, which orders ``stream`` after the device's work."""
-    wishes = {} if stream is None else {"stream": stream}
+    options = {} if stream is None else {"stream": stream}
     backend.make_caller_wait(device)
     with backend.on(device):
         exported = backend.to_dlpack(array)
         try:
-            return exported.__dlpack__(**wishes, max_version=max_version)
+            return exported.__dlpack__(**options, max_version=max_version)
         except TypeError:  # Libraries that implement only one version of DLPack do not accept ``max_version``.
-            return exported.__dlpack__(**wishes)
+            return exported.__dlpack__(**options)
 
 
 def _only_device(x: Any, caller: str) -> Device:
@@ -478,8 +460,8 @@ def _only_device(x: Any, caller: str) -> Device:
     mesh = x.sharding.mesh
     if mesh.size > 1:
         raise InterchangeError(
-            f"{caller}: the tensor lives on {mesh.size} devices, {mesh!r}, and other libraries take it from one; "
-            "st.device_put(x, device) brings it there, st.shard(x) gives a tensor for each device, "
+            f"{caller}: the tensor is on {mesh.size} devices, {mesh!r}, and other libraries accept arrays on one; "
+            "st.device_put(x, device) transfers it, st.shard(x) gives a tensor for each device, "
             "x.addressable_shards[k].data is the array of the k-th, and np.asarray(x) a host array"
         )
     return mesh.flat[0]

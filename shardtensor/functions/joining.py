@@ -5,8 +5,8 @@ If each operand is exactly one shard of the result, on the device of that shard,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,31 +70,39 @@ def _flattened(x: Any) -> Any:
 
 @implements(concat, "movement")
 def _concat(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovement:
-    if not operands:
-        raise ShapeError("there is nothing to join; give at least one array")
-    first = operands[0]
+    first = _first(operands)
     if not first.ndim:
         raise ShapeError("array 0 has no dimensions to join along; use stack")
     along = normalize_axis(axis, first.ndim)
+    before, after = first.shape[:along], first.shape[along + 1 :]
     for i, x in enumerate(operands):
-        if x.ndim != first.ndim or any(
-            a != b for d, (a, b) in enumerate(zip(x.shape, first.shape, strict=True)) if d != along
-        ):
+        if x.ndim != first.ndim or (x.shape[:along], x.shape[along + 1 :]) != (before, after):
             raise ShapeError(
                 f"array {i} has shape {x.shape} and array 0 {first.shape}; they may differ along axis {along} only"
             )
-    shape = tuple(sum(x.shape[d] for x in operands) if d == along else n for d, n in enumerate(first.shape))
+    begins = np.cumsum([0, *[x.shape[along] for x in operands]]).tolist()
+    shape = (*before, begins[-1], *after)
     sharding = _joined(operands, mesh, shape, along)
-    regions, at = [], 0
-    for i, x in enumerate(operands):
-        regions.append(identity(x.shape, i, [at if d == along else 0 for d in range(x.ndim)]))
-        at += x.shape[along]
-    sizes = [x.shape[along] for x in operands]
-    whole_shards = _one_each(operands, sharding, shape[along], sizes)
+    regions = [
+        identity(x.shape, i, [begin if d == along else 0 for d in range(x.ndim)])
+        for i, (x, begin) in enumerate(zip(operands, begins, strict=False))
+    ]
+    by_rule = np.array_equal(begins, offsets(begins[-1], (len(operands),)))
     return DataMovement(
         shape, sharding, regions, lambda *arrays: np.concatenate(arrays, axis=along, out=_new(shape, arrays)),
-        copies=True, as_pieces=(lambda array: array) if whole_shards else None,
+        copies=True, as_pieces=(lambda array: array) if by_rule and _are_shards(operands, sharding) else None,
     )  # fmt: skip
+
+
+def _first(operands: Sequence[Operand]) -> Operand:
+    """Returns the first operand.
+
+    Raises:
+        ShapeError: there are no operands.
+    """
+    if not operands:
+        raise ShapeError("there is nothing to join; give at least one array")
+    return operands[0]
 
 
 def _new(shape: Shape, arrays: Sequence[Any]) -> Any:
@@ -102,17 +110,10 @@ def _new(shape: Shape, arrays: Sequence[Any]) -> Any:
     return memory_pool.empty(shape, np.result_type(*[a.dtype for a in arrays]))
 
 
-def _one_each(operands: Sequence[Operand], sharding: NamedSharding, size: int, sizes: Sequence[int]) -> bool:
-    """Returns whether operand k is exactly the shard of the result on device k of its mesh, for all k."""
-    devices = sharding.mesh.flat
+def _are_shards(operands: Sequence[Operand], sharding: NamedSharding) -> bool:
+    """Returns whether operand k is a tensor on device k of the mesh only, for all k, and their dtypes are equal."""
     submeshes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
-    same_dtype = len({x.dtype for x in operands}) == 1
-    return (
-        same_dtype
-        and len(devices) > 1
-        and submeshes == [(device,) for device in devices]
-        and np.array_equal(np.cumsum(sizes), offsets(size, (len(devices),))[1:])
-    )
+    return submeshes == [(device,) for device in sharding.mesh.flat] and len({x.dtype for x in operands}) == 1
 
 
 @operator(lists_only=True)
@@ -144,10 +145,9 @@ def _unshard_on_device(xp: Any, context: ShardContext, *arrays: Any, axis: int) 
 @implements(unshard, "movement")
 def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovement:
     moved = _concat(operands, mesh, axis=axis)
-    moved.explicit = True
     sizes = [x.shape[axis] for x in operands]
-    moved.note = f"unshard: sizes {sizes} along axis {axis} do not follow the split rule; they are rebalanced"
-    return moved
+    note = f"unshard: sizes {sizes} along axis {axis} do not follow the split rule; they are rebalanced"
+    return replace(moved, explicit=True, note=note)
 
 
 @operator()
@@ -174,9 +174,7 @@ def stack(arrays: Sequence[ArrayLike], /, *, axis: int = 0) -> ShardedTensor:
 
 @implements(stack, "movement")
 def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> DataMovement:
-    if not operands:
-        raise ShapeError("there is nothing to join; give at least one array")
-    first = operands[0].shape
+    first = _first(operands).shape
     for i, x in enumerate(operands):
         if x.shape != first:
             raise ShapeError(f"array {i} has shape {x.shape} and array 0 {first}; wanted equal shapes")
@@ -188,10 +186,9 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> DataMov
         lines = [Line(0, n, d) for d, n in enumerate(first)]
         lines.insert(along, Line(i, i + 1, None))
         regions.append(Region(i, tuple(lines)))
-    whole_shards = _one_each(operands, sharding, len(operands), [1] * len(operands))
     return DataMovement(
         shape, sharding, regions, lambda *arrays: np.stack(arrays, axis=along, out=_new(shape, arrays)), copies=True,
-        as_pieces=(lambda array: array[(slice(None),) * along + (None,)]) if whole_shards else None,
+        as_pieces=(lambda array: array[(slice(None),) * along + (None,)]) if _are_shards(operands, sharding) else None,
     )  # fmt: skip
 
 
@@ -199,16 +196,11 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
     """Returns the sharding of joined operands: see `concat`."""
     submeshes = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)]
     devices = tuple(dict.fromkeys(group[0] for group in submeshes))
+    single = len(submeshes) == len(operands) and all(len(group) == 1 for group in submeshes)
     # Operands of several backends go to the backend of the one that is most expensive to move.
-    together = len({device.backend for device in devices}) == 1
-    if (
-        together
-        and len(submeshes) == len(operands)
-        and len(devices) > 1
-        and all(len(group) == 1 for group in submeshes)
-    ):
+    if single and len(devices) > 1 and len({device.backend for device in devices}) == 1:
         return NamedSharding(mesh_of(devices), P(*[None] * along, "d"))
-    inner = [n for d, n in enumerate(shape) if not (new and d == along)]
+    inner = tuple([n for d, n in enumerate(shape) if not (new and d == along)])
     layouts = [
         layout_of(x, mesh).spec.chains_of(len(inner))
         if not submeshes or (isinstance(x, Aval) and x.sharding.mesh == mesh)
@@ -217,7 +209,7 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
     ]
     rule = parse(f"{', '.join(['...'] * len(operands))} -> ...", (len(inner),) * len(operands))
     weights = [x.nbytes for x in operands]
-    chains = list(propagate(rule, [tuple(inner)] * len(operands), layouts, weights, mesh.shape, combines=False).result)
+    chains = list(propagate(rule, [inner] * len(operands), layouts, weights, mesh.shape, combines=False).result)
     if new:
         chains.insert(along, ())
     memory = memory_kind([x for x in operands if isinstance(x, Aval)])
@@ -256,17 +248,15 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
     sharding = NamedSharding(mesh, spec)
     counts = [tuple(mesh.shape[name] for name in chain) for chain in chains]
     parts = sharding.grid((0,) * ndim).parts.tolist()
-    sizes: list[list[int | None]] = [[None] * math.prod(c) for c in counts]
+    sizes: list[dict[int, int]] = [{} for _ in chains]
     for x, part in zip(operands, parts, strict=True):
         for d, p in enumerate(part):
-            n = x.shape[d] if x.ndim == ndim else None
-            if n is None or sizes[d][p] not in (None, n):
+            if x.ndim != ndim or sizes[d].setdefault(p, x.shape[d]) != x.shape[d]:
                 raise ShapeError(
                     f"blocks of shapes {operands[0].shape} and {x.shape} do not fit together along axis {d}"
                 )
-            sizes[d][p] = n
-    begins = [np.concatenate([[0], np.cumsum(np.array(s, np.int64))]).tolist() for s in sizes]
-    shape = tuple(b[-1] for b in begins)
+    begins = [np.cumsum([0, *[s[p] for p in sorted(s)]]).tolist() for s in sizes]
+    shape = tuple([b[-1] for b in begins])
     fresh: dict[tuple[int, ...], Region] = {}
     for i, (x, part) in enumerate(zip(operands, parts, strict=True)):
         fresh.setdefault(tuple(part), identity(x.shape, i, [begins[d][p] for d, p in enumerate(part)]))
@@ -279,6 +269,5 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
         return out
 
     by_rule = all(np.array_equal(b, offsets(n, c)) for b, n, c in zip(begins, shape, counts, strict=True))
-    in_place = [x.sharding.mesh.flat for x in operands if isinstance(x, Aval)] == [(d,) for d in mesh.flat]
-    as_pieces = (lambda array: array) if by_rule and in_place and len({x.dtype for x in operands}) == 1 else None
+    as_pieces = (lambda array: array) if by_rule and _are_shards(operands, sharding) else None
     return DataMovement(shape, sharding, tuple(fresh.values()), whole, copies=True, explicit=True, as_pieces=as_pieces)

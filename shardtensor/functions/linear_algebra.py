@@ -25,7 +25,7 @@ Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
 def _matmul_rule(shapes: Sequence[Shape]) -> str:
     for name, shape in zip(("x1", "x2"), shapes, strict=True):
         if not shape:
-            raise ShapeError(f"{name} has no dimensions; matmul wants at least one (multiply by a scalar with *)")
+            raise ShapeError(f"{name} has no dimensions; wanted at least one (multiply by a scalar with *)")
     rows, columns = len(shapes[0]) > 1, len(shapes[1]) > 1
     left, right = "... i k" if rows else "k", "... k j" if columns else "k"
     return f"{left}, {right} -> {'... ' * (rows or columns)}{'i ' * rows}{'j' * columns}"

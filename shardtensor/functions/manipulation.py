@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.blockwise import copied
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
@@ -126,11 +126,13 @@ def moveaxis(x: ArrayLike, source: int | tuple[int, ...], destination: int | tup
 @implements(moveaxis, "composite")
 def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
     ndim = np.ndim(x)
-    fro, to = normalize_axes(source, ndim), normalize_axes(destination, ndim)
-    if len(fro) != len(to):
-        raise ArgumentError(f"moveaxis: source has {len(fro)} axes and destination {len(to)}; wanted as many of each")
-    order = [a for a in range(ndim) if a not in fro]
-    for at, axis in sorted(zip(to, fro, strict=True)):
+    origin, to = normalize_axes(source, ndim), normalize_axes(destination, ndim)
+    if len(origin) != len(to):
+        raise ArgumentError(
+            f"moveaxis: source has {len(origin)} axes and destination {len(to)}; wanted as many of each"
+        )
+    order = [a for a in range(ndim) if a not in origin]
+    for at, axis in sorted(zip(to, origin, strict=True)):
         order.insert(at, axis)
     return permute_dims(x, tuple(order))
 
@@ -145,16 +147,17 @@ def _squeezed(shape: Shape, axis: int | tuple[int, ...] | None) -> Sequence[int]
     gone = [a for a, n in enumerate(shape) if n == 1] if axis is None else normalize_axes(axis, len(shape))
     for a in gone:
         if shape[a] != 1:
-            raise ShapeError(f"dimension {a} of x has size {shape[a]}, shape {shape}; only dimensions of size 1 can go")
+            raise ShapeError(
+                f"dimension {a} of x has size {shape[a]}, shape {shape}; only dimensions of size 1 can be removed"
+            )
     return gone
 
 
 def _squeeze_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None = None) -> str:
     shape = shapes[0]
     gone = _squeezed(shape, axis)
-    names = [f"d{i}" for i in range(len(shape))]
-    left = [f"{name}!" if a in gone else name for a, name in enumerate(names)]
-    return f"{' '.join(left)} -> {' '.join(name for a, name in enumerate(names) if a not in gone)}"
+    left = [f"d{a}!" if a in gone else f"d{a}" for a in range(len(shape))]
+    return f"{' '.join(left)} -> {' '.join(name for name in left if not name.endswith('!'))}"
 
 
 @operator(_squeeze_rule)
@@ -186,10 +189,16 @@ def _squeeze_kernel(xp: Any, context: ShardContext, x: Any, *, axis: int | tuple
 
 
 def _expand_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] = 0) -> str:
-    ndim = len(shapes[0]) + (1 if not isinstance(axis, tuple) else len(axis))
+    names = _names(len(shapes[0]))
+    rest = iter(names.split())
+    return f"{names} -> {' '.join('1' if new else next(rest) for new in _is_new(len(shapes[0]), axis))}"
+
+
+def _is_new(ndim: int, axis: int | tuple[int, ...]) -> list[bool]:
+    """Returns for each dimension of the result of `expand_dims` whether it is new."""
+    ndim += len(axis) if isinstance(axis, tuple) else 1
     new = normalize_axes(axis, ndim)
-    rest = iter(_names(len(shapes[0])).split())
-    return f"{_names(len(shapes[0]))} -> {' '.join('1' if d in new else next(rest) for d in range(ndim))}"
+    return [d in new for d in range(ndim)]
 
 
 @operator(_expand_rule)
@@ -208,9 +217,8 @@ def expand_dims(x: ArrayLike, /, *, axis: int | tuple[int, ...] = 0) -> ShardedT
 
 @implements(expand_dims, "view_spec")
 def _expand_view(view_spec: ViewSpec, axis: int | tuple[int, ...]) -> ViewSpec:
-    ndim = len(view_spec.shape) + (1 if not isinstance(axis, tuple) else len(axis))
-    new, sizes = normalize_axes(axis, ndim), iter(view_spec.shape)
-    return view_spec.at(Index([None if d in new else (0, next(sizes), 1) for d in range(ndim)]))
+    sizes = iter(view_spec.shape)
+    return view_spec.at(Index([None if new else (0, next(sizes), 1) for new in _is_new(len(view_spec.shape), axis)]))
 
 
 def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shape]:
@@ -245,22 +253,6 @@ def _broadcast_kernel(xp: Any, context: ShardContext, x: Any, *, shape: Shape) -
     return xp.broadcast_to(x, context.local_shape)
 
 
-def checked_shape(shape: Any) -> Shape:
-    """Returns a ``shape=`` argument, an integer or a tuple or list of integers, as a tuple of Python integers.
-
-    Raises:
-        ArgumentTypeError: ``shape`` is something else.
-        ShapeError: a size is negative.
-    """
-    try:
-        sizes = tuple(int(n.__index__()) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    except AttributeError:
-        raise ArgumentTypeError(f"shape is {shape!r}; wanted an integer or a sequence of integers") from None
-    if any(n < 0 for n in sizes):
-        raise ShapeError(f"shape {sizes} has a negative size")
-    return sizes
-
-
 @operator()
 def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[ShardedTensor, ...]:
     """Returns a tuple of the slices of x along ``axis``, one for each index, each without that dimension: views.
@@ -279,7 +271,7 @@ def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[ShardedTensor, ...]:
 @implements(unstack, "composite")
 def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
     if not np.ndim(x):
-        raise ShapeError("x has no dimensions to take apart")
+        raise ShapeError("x has no dimensions to unstack; wanted at least one")
     along = normalize_axis(axis, np.ndim(x))
     return tuple([call("getitem", x, (slice(None),) * along + (i,)) for i in range(np.shape(x)[along])])
 
@@ -332,7 +324,7 @@ def _whole_size(shape: Any, size: int) -> Shape:
         sizes[sizes.index(-1)] = size // rest
     new = checked_shape(sizes)
     if math.prod(new) != size:
-        raise ShapeError(f"x has {size} elements and shape {new} wants {math.prod(new)}")
+        raise ShapeError(f"x has {size} elements and shape {new} needs {math.prod(new)}")
     return new
 
 
@@ -340,16 +332,17 @@ def _whole_size(shape: Any, size: int) -> Shape:
 def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool | None = None) -> DataMovement:
     (x,) = operands
     if copy is False and 0 not in x.shape:
-        raise ShapeError(f"copy=False: x of shape {x.shape} has to be copied for the shape {shape}, here as in NumPy")
+        raise ShapeError(f"copy=False: x of shape {x.shape} must be copied for the shape {shape}, as in NumPy")
     old, new = x.shape, _whole_size(shape, math.prod(x.shape))
     sharding = layout_of(x, mesh)
     chains = sharding.spec.chains_of(len(old))
+    target, result = [sharding.with_spec(P(*parts)) for parts in reshaped_chains(old, new, chains)]
     groups = reshape_groups(old, new)
-    before, after = reshaped_chains(old, new, chains)
-    target, result = sharding.with_spec(P(*before)), sharding.with_spec(P(*after))
-    flat = _flat(target, result, old, new, groups)
-    merged = tuple(math.prod(old[d] for d in left) for left, _ in groups)
-    return DataMovement(new, result, (identity(merged),), lambda a: _reshaped(a, new), target=target, flat=flat)
+    merged = identity(tuple([math.prod(old[d] for d in left) for left, _ in groups]))
+    # Only the first dimension of a group is sharded, so that its elements are moved as if it were one dimension.
+    source = _merged(target.grid(old), old, [left for left, _ in groups])
+    flat = (source, _merged(result.grid(new), new, [right for _, right in groups]))
+    return DataMovement(new, result, (merged,), lambda a: _reshaped(a, new), target=target, flat=flat)
 
 
 def _reshaped(array: Any, shape: Shape) -> Any:
@@ -361,22 +354,10 @@ def _reshaped(array: Any, shape: Shape) -> Any:
     return array.reshape(shape)
 
 
-def _flat(
-    target: NamedSharding, result: NamedSharding, old: Shape, new: Shape, groups: Sequence[tuple[list[int], list[int]]]
-) -> tuple[Grid, Grid]:
-    """Returns the grids of operand and result with each group of dimensions merged into one. Only the first dimension
-    of a group is sharded.
-    """
-
-    def merge(grid: Grid, shape: Shape, members: Sequence[list[int]]) -> Grid:
-        bounds = tuple(grid.offsets[m[0]] * math.prod(shape[d] for d in m[1:]) for m in members)
-        parts = np.stack([grid.parts[:, m[0]] for m in members], axis=1) if members else grid.parts[:, :0]
-        return Grid(grid.devices, bounds, parts)
-
-    return (
-        merge(target.grid(old), old, [left for left, _ in groups]),
-        merge(result.grid(new), new, [right for _, right in groups]),
-    )
+def _merged(grid: Grid, shape: Shape, groups: Sequence[list[int]]) -> Grid:
+    """Returns a grid with each group of dimensions merged into one; only the first dimension of a group is sharded."""
+    bounds = tuple([grid.offsets[group[0]] * math.prod(shape[d] for d in group[1:]) for group in groups])
+    return Grid(grid.devices, bounds, grid.parts[:, [group[0] for group in groups]])
 
 
 def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.host import memory_pool
+from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 
-Partial = Callable[..., Any]  # (xp, place, *arrays, **params) -> state
+Partial = Callable[..., Any]  # (xp, context, *arrays, **params) -> state
 Merge = Callable[[Any, Any, Any], Any]  # (xp, state, state) -> state
-Finish = Callable[..., Any]  # (xp, place, state, **params) -> array
+Finish = Callable[..., Any]  # (xp, context, state, **params) -> array
 
 
 def _finished(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
@@ -53,18 +54,12 @@ class Monoid:
 # variances" (1979)
 
 
-def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
-    if axis is None:
-        return tuple(range(ndim))
-    return tuple(a % ndim for a in ((axis,) if isinstance(axis, int) else axis))
-
-
 def _count(context: ShardContext, axis: int | tuple[int, ...] | None) -> int:
     box = context.boxes[0]
-    return math.prod(box[a][1] - box[a][0] for a in _axes(axis, len(box)))
+    return math.prod(box[a][1] - box[a][0] for a in reduced_axes(axis, len(box)))
 
 
-def _widened(xp: Any, x: Any, context: ShardContext) -> Any:
+def _widened(xp: Any, x: Any) -> Any:
     """Casts x to the precision in which NumPy accumulates: float16 to float32, integers and bools to float64."""
     if xp.isdtype(x.dtype, ("bool", "integral")):
         return xp.asarray(x, dtype=xp.float64)
@@ -72,7 +67,7 @@ def _widened(xp: Any, x: Any, context: ShardContext) -> Any:
 
 
 def _mean_partial(xp: Any, context: ShardContext, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
-    return xp.sum(_widened(xp, x, context), axis=axis, keepdims=keepdims), _count(context, axis)
+    return xp.sum(_widened(xp, x), axis=axis, keepdims=keepdims), _count(context, axis)
 
 
 def _mean_merge(xp: Any, a: Any, b: Any) -> Any:
@@ -87,7 +82,7 @@ def _mean_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> A
 def _var_partial(
     xp: Any, context: ShardContext, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
 ) -> Any:
-    x, axes = _widened(xp, x, context), _axes(axis, x.ndim)
+    x, axes = _widened(xp, x), reduced_axes(axis, x.ndim)
     # A mean over all elements is kept as a scalar, which NumPy subtracts faster than an array of one element.
     mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
@@ -105,19 +100,13 @@ of a core.
 
 
 def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-    """Computes sums of squares of a NumPy array of real numbers in one pass over it: along rows of at most `_ROW`
-    elements, or, where all dimensions are reduced, in blocks of `_ROW` elements, whose sums are added pairwise. Returns
-    None for arrays of other dtypes, strides or sizes.
+    """Computes sums of squares of a NumPy array of real numbers in one pass over it, along rows of at most `_ROW`
+    elements; returns None for other dimensions and for arrays of other dtypes, strides or sizes.
     """
-    if x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
+    if axes != (x.ndim - 1,) or not 0 < x.shape[-1] <= _ROW or x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
         return None
-    if len(axes) == x.ndim and x.size and not x.size % _ROW:
-        rows = x.reshape(-1, _ROW)
-        return np.sum(np.vecdot(rows, rows)).reshape((1,) * (x.ndim * keepdims))
-    if axes == (x.ndim - 1,) and 0 < x.shape[-1] <= _ROW:
-        sums = np.vecdot(x, x)
-        return sums[..., np.newaxis] if keepdims else sums
-    return None
+    sums = np.vecdot(x, x)
+    return sums[..., np.newaxis] if keepdims else sums
 
 
 def _squared(xp: Any, x: Any) -> Any:
@@ -182,7 +171,7 @@ def _arg_merge(better: str) -> Merge:
         wins = getattr(xp, better)(other, value)
         if xp.isdtype(value.dtype, ("real floating", "complex floating")):
             nan, other_nan = xp.isnan(value), xp.isnan(other)
-            wins = xp.logical_and(wins, xp.logical_not(nan)) | xp.logical_and(other_nan, xp.logical_not(nan))
+            wins = xp.logical_and(wins | other_nan, xp.logical_not(nan))
             tie = tie | xp.logical_and(nan, other_nan)
         wins = wins | xp.logical_and(tie, xp.less(other_index, index))
         return xp.where(wins, other, value), xp.where(wins, other_index, index)

@@ -5,6 +5,7 @@ These are explicit transfers, which `transfer_guard` permits.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,9 @@ import numpy.typing as npt
 from shardtensor.backend.abstract import no_elements
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.ownership import read_only
+from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
-from shardtensor.communication.transfer import (
-    OperandTransfer,
-    copied,
-    gather,
-    operand_transfer,
-    to_host_movement,
-    whole_array,
-)
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, BackendError, ShapeError
@@ -94,7 +88,7 @@ def reshard_to(
     if donate and may_alias:
         raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
     if not isinstance(x, ShardedTensor):
-        x, donate = located(np.asarray(x)), False
+        x, donate = located(np.asarray(x)), False  # The memory of a host array remains its owner's.
         may_alias = bool(may_alias)  # By default a host array is copied, because the caller may write to it.
     elif may_alias is None:
         may_alias = True
@@ -102,10 +96,13 @@ def reshard_to(
         value = aval(x.shape, x.dtype, target, committed)
     except BackendError as error:
         raise BackendError(f"{caller}: {error}") from None
-    move = operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
-    _count_kind(x, value, caller)
+    move = transfer.operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
+    kind = target.memory_kind
+    if is_recording() and isinstance(x, ShardedTensor) and x.sharding.memory_kind != kind:
+        changed = functools.partial(memory_kind_transfers, value, on=kind == "device", explicit=True, caller=caller)
+        record_transfer(caller, 0, True, changed)
     storage = (_put_shared if value.backend.shared_memory else _put_separate)(x, value, move, caller, may_alias)
-    if donate and isinstance(x, ShardedTensor):
+    if donate:
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
 
@@ -117,12 +114,12 @@ def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor
     return reshard_to(x, target, caller)
 
 
-def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool) -> Storage:
+def _put_shared(x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool) -> Storage:
     """Returns the storage for devices that share one memory: x's buffer if it may be shared, otherwise a copy of it."""
     if value.backend.simulated:
         return Storage(move.whole(x, caller, explicit=True))
     elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
-    whole = gather(x, caller)
+    whole = transfer.gather(x, caller)
     if not may_alias and not elsewhere:
         whole = blockwise.copied(whole)
     elif not isinstance(x, ShardedTensor):
@@ -137,7 +134,7 @@ def _put_shared(x: Any, value: Aval, move: OperandTransfer, caller: str, may_ali
 
 
 def _put_separate(
-    x: Any, value: Aval, move: OperandTransfer, caller: str, may_alias: bool
+    x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool
 ) -> Storage | DeferredStorage:
     """Returns the storage for devices with separate memories: arrays that are on their device already are shared if
     they may be, otherwise copied.
@@ -150,21 +147,8 @@ def _put_separate(
     arrays = move.shards(x, caller, explicit=True)
     if not may_alias and isinstance(x, ShardedTensor):
         devices = value.sharding.mesh.flat
-        arrays = [copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
+        arrays = [transfer.copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
     return offloaded(value, arrays)
-
-
-def _count_kind(x: Any, value: Aval, caller: str) -> None:
-    """Records the transfer if the memory kind changes to or from ``pinned_host``."""
-    if is_recording() and isinstance(x, ShardedTensor):
-        before, after = x.sharding.memory_kind, value.sharding.memory_kind
-        if before != after:
-            record_transfer(
-                caller,
-                0,
-                True,
-                lambda: memory_kind_transfers(value, on=after == "device", explicit=True, caller=caller),
-            )
 
 
 def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:
@@ -235,19 +219,17 @@ def _to_host(x: Any, index: Any) -> HostArray:
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
-    movement = to_host_movement(value, at)
+    movement = transfer.to_host_movement(value, at)
     shared = value.backend.shared_memory
     if is_recording():
         record_transfer("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
-    if shared:
-        storage = current_storage(x)
-        if type(storage) is Exported:
-            return read_only(storage.read(lambda array: array if at is None else array[to_numpy(at)]))
-        whole = whole_array(x, "to_host")
-        array = whole if at is None else np.asarray(whole[to_numpy(at)])
-    else:
-        array = movement.run((shard_arrays(x),), value.dtype)[0]
-    return read_only(array)
+    if not shared:
+        return read_only(movement.run((shard_arrays(x),), value.dtype)[0])
+    storage = current_storage(x)
+    if type(storage) is Exported:
+        return read_only(storage.read(lambda array: array if at is None else array[to_numpy(at)]))
+    whole = transfer.whole_array(x, "to_host")
+    return read_only(whole if at is None else np.asarray(whole[to_numpy(at)]))
 
 
 @operator()

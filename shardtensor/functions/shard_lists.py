@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
@@ -20,6 +19,7 @@ from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
+from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import aval
@@ -66,12 +66,8 @@ def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:
     """Returns the shard on each device of a tensor as a tensor on that device, in mesh order. With ``drop``, that
     dimension, in which every shard must have size 1, is removed.
     """
-    parts = []
-    for device, array in zip(x.sharding.mesh.flat, shard_arrays(x), strict=True):
-        held = array if drop is None else _without(array, drop, device)
-        value = aval(tuple(held.shape), x.dtype, as_sharding(device, held.ndim, "shard"), True)
-        parts.append(tensor(value, Storage(held) if value.backend.shared_memory else Storage(arrays=(held,))))
-    return parts
+    devices = x.sharding.mesh.flat
+    return [on_one_device(array, x.dtype, d) for array, d in zip(_shards(x, drop), devices, strict=True)]
 
 
 def split_over(x: ShardedTensor, axes: Chain, *, drop: int | None = None) -> list[ShardedTensor]:
@@ -84,24 +80,27 @@ def split_over(x: ShardedTensor, axes: Chain, *, drop: int | None = None) -> lis
     rest = tuple([name for name in mesh.axis_names if name not in axes])
     if not rest:
         return split(x, drop=drop)
-    arrays = shard_arrays(x)
-    chains = [tuple([a for a in chain if a in rest]) for chain in x.sharding.spec.chains_of(x.ndim)]
-    if drop is not None:
-        del chains[drop]
-        arrays = tuple([_without(a, drop, d) for a, d in zip(arrays, mesh.flat, strict=True)])
+    arrays, kept = _shards(x, drop), [d for d in range(x.ndim) if d != drop]
+    chains = x.sharding.spec.chains_of(x.ndim)
+    spec = P(*[[a for a in chains[d] if a in rest] for d in kept])
     parts = []
     for group, part in submeshes_along(mesh, rest):
         boxes = [grid.box(k) for k in group]
-        shape = [max(b[d][1] for b in boxes) - min(b[d][0] for b in boxes) for d in range(x.ndim) if d != drop]
-        value = aval(tuple(shape), x.dtype, NamedSharding(part, P(*chains)), True)
+        shape = tuple([max(b[d][1] for b in boxes) - min(b[d][0] for b in boxes) for d in kept])
+        value = aval(shape, x.dtype, NamedSharding(part, spec), True)
         parts.append(tensor(value, Storage(arrays=tuple([arrays[k] for k in group]))))
     return parts
 
 
-def _without(array: Any, dimension: int, device: Device) -> Any:
-    backend = backend_of(device)
-    with backend.on(device):
-        return backend.view(array, (slice(None),) * dimension + (0,))
+def _shards(x: ShardedTensor, drop: int | None) -> Sequence[Any]:
+    """Returns the shards in mesh order, without the dimension ``drop``, in which they have size 1."""
+    if drop is None:
+        return shard_arrays(x)
+    backend, index, arrays = x._aval.backend, (slice(None),) * drop + (0,), []
+    for array, device in zip(shard_arrays(x), x.sharding.mesh.flat, strict=True):
+        with backend.on(device):
+            arrays.append(backend.view(array, index))
+    return arrays
 
 
 def device_row(devices: Any, caller: str) -> Mesh:
@@ -111,11 +110,9 @@ def device_row(devices: Any, caller: str) -> Mesh:
         ShardingError: there are no devices, or one occurs twice.
         ArgumentTypeError: ``devices`` is neither a mesh nor a list, tuple or array of devices.
     """
-    if devices is None:
-        return mesh_of(default_mesh().flat)
-    if isinstance(devices, Mesh):
-        return mesh_of(devices.flat)
-    if isinstance(devices, Device) or not isinstance(devices, (list, tuple, np.ndarray)):
+    if devices is None or isinstance(devices, Mesh):
+        return mesh_of((devices or default_mesh()).flat)
+    if not isinstance(devices, (list, tuple, np.ndarray)):
         raise ArgumentTypeError(
             f"{caller}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 
 from shardtensor.backend import registry
 from shardtensor.backend.abstract import _backend, abstract_device
-from shardtensor.errors import ArgumentTypeError, ShardingError
-from shardtensor.sharding.mesh import Mesh
+from shardtensor.errors import ShardingError
+from shardtensor.sharding.mesh import Mesh, integers
 
 
 class AbstractMesh(Mesh):
@@ -39,18 +38,12 @@ class AbstractMesh(Mesh):
     __slots__ = ()
 
     def __init__(self, axis_sizes: Sequence[int], axis_names: str | Sequence[str]) -> None:
-        try:
-            sizes = [operator.index(n) for n in ((axis_sizes,) if isinstance(axis_sizes, int) else axis_sizes)]
-        except TypeError:
-            raise ArgumentTypeError(
-                f"AbstractMesh: axis_sizes is {axis_sizes!r:.60}; wanted a sequence of integers"
-            ) from None
+        sizes = integers(axis_sizes, "AbstractMesh: axis_sizes")
         if any(n < 1 for n in sizes):
             raise ShardingError(f"AbstractMesh: axis_sizes={tuple(sizes)} must be positive")
         registry.install(_backend)
-        grid = np.empty(math.prod(sizes), object)
-        grid[:] = [abstract_device(k) for k in range(len(grid))]
-        super().__init__(grid.reshape(sizes), axis_names)
+        devices = [abstract_device(k) for k in range(math.prod(sizes))]
+        super().__init__(np.array(devices, dtype=object).reshape(sizes), axis_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AbstractMesh, (self.axis_sizes, self.axis_names)

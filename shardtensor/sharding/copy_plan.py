@@ -11,6 +11,7 @@ that planning the million pieces of a reshard between 1024 devices takes a fract
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,27 +111,27 @@ class RegionCopies:
         parts = {d: int(np.searchsorted(source.offsets[d], i, "right")) - 1 for d, i in region.fixed}
         self._fixed = {d: i - int(source.offsets[d][parts[d]]) for d, i in region.fixed}
         counts = [len(t.begin) for t in self._tables]
-        first, last = part or (0, int(np.prod(counts, dtype=np.int64)))
+        first, last = part or (0, math.prod(counts))
         pieces = last - first
         rows = np.unravel_index(np.arange(first, last), counts) if counts else ()
-        to, fro = np.zeros(pieces, np.int64), np.zeros(pieces, np.int64)
-        sizes = np.ones(pieces, np.int64)
+        (receiver_part, sender_part), sizes = np.zeros((2, pieces), np.int64), np.ones(pieces, np.int64)
         numbers: dict[int, Any] = dict(parts)
         for d, (line, table) in enumerate(zip(region.lines, self._tables, strict=True)):
-            to = to * (len(result.offsets[d]) - 1) + table.to_part[rows[d]]
+            receiver_part = receiver_part * result.counts[d] + table.to_part[rows[d]]
             if line.source is not None:  # Elements are sent once; a new dimension repeats them at the destination.
                 sizes *= (table.end - table.begin)[rows[d]]
                 numbers[line.source] = table.from_part[rows[d]]
         for d, count in enumerate(source.counts):
-            fro = fro * count + numbers[d]
-        receivers = _holders(result)[to]  # shape (pieces, replicas): every holder of the part receives the piece
-        givers = _holders(source)[fro]
-        own = _positions(source.devices, result.devices)[
-            receivers
-        ]  # the receiver's position in the source's mesh, or -1
-        mine = np.where(own >= 0, source.linear_parts()[own], -1) == fro[:, None]
+            sender_part = sender_part * count + numbers[d]
+        receivers = _holders(result)[
+            receiver_part
+        ]  # shape (pieces, replicas): every holder of the part receives the piece
+        senders = _holders(source)[sender_part]
+        # The receivers' positions in the source's mesh, or -1.
+        own = _positions(source.devices, result.devices)[receivers]
+        mine = np.where(own >= 0, source.linear_parts()[own], -1) == sender_part[:, None]
         # The r-th receiver receives from the r-th source replica, cyclically, so that replicas share the sending.
-        turn = givers[:, np.arange(receivers.shape[1]) % givers.shape[1]]
+        turn = senders[:, np.arange(receivers.shape[1]) % senders.shape[1]]
         self.local = mine.ravel()
         self.source = np.where(mine, own, turn).ravel()
         self.destination = receivers.ravel()
@@ -144,9 +145,8 @@ class RegionCopies:
     def __iter__(self) -> Iterator[Piece]:
         ndim = len(self._fixed) + sum(line.source is not None for line in self._lines)
         lines, tables, fixed = self._lines, self._tables, self._fixed
-        for i, (j, k, local) in enumerate(
-            zip(self.source.tolist(), self.destination.tolist(), self.local.tolist(), strict=True)
-        ):
+        ends = zip(self.source.tolist(), self.destination.tolist(), self.local.tolist(), strict=True)
+        for i, (j, k, local) in enumerate(ends):
             index: list[slice | int | None] = [slice(None)] * ndim
             for d, at in fixed.items():
                 index[d] = at
@@ -156,7 +156,8 @@ class RegionCopies:
                 to.append(slice(int(table.begin[n]), int(table.end[n])))
                 if line.source is not None:
                     index[line.source] = table.slices[n]
-            yield Piece(self.region, j, k, _with_new(index, lines), tuple(to), local)
+            new = with_new_dimensions(index, [line.source for line in lines])
+            yield Piece(self.region, j, k, new, tuple(to), local)
 
     def messages(self) -> tuple[Ints, Ints, Ints]:
         """Returns the transfers between devices, one message for each pair of devices.
@@ -172,26 +173,26 @@ class RegionCopies:
         return pairs // receivers, pairs % receivers, totals
 
 
-def _with_new(index: list[slice | int | None], lines: Sequence[Line]) -> tuple[slice | int | None, ...]:
-    """Returns the operand's index with None at the new dimensions of the result. The lines refer to the operand's
-    dimensions in increasing order.
+def with_new_dimensions(index: Sequence[Any], dimensions: Sequence[int | None]) -> tuple[Any, ...]:
+    """Returns an operand's index with None at the new dimensions of the result.
+
+    ``dimensions`` has, for each dimension of the result, the operand's dimension, in increasing order, or None.
     """
-    out: list[slice | int | None] = []
-    next_dimension = 0
-    for line in lines:
-        if line.source is None:
-            out.append(None)
-            continue
-        out.extend(index[next_dimension : line.source + 1])
-        next_dimension = line.source + 1
-    return (*out, *index[next_dimension:])
+    if None not in dimensions:
+        return tuple(index)
+    out: list[Any] = []
+    used = 0
+    for d in dimensions:
+        end = used if d is None else d + 1
+        out += [None] if d is None else index[used:end]
+        used = end
+    return (*out, *index[used:])
 
 
 def pieces_in(region: Region, source: Grid, result: Grid) -> tuple[int, int]:
     """Returns the number of products of intervals of a region, and the number of devices that receive each of them."""
     counts = [len(_intervals(line, source, result.offsets[d]).begin) for d, line in enumerate(region.lines)]
-    parts = int(np.prod(result.counts, dtype=np.int64))
-    return int(np.prod(counts, dtype=np.int64)), len(result.devices) // parts
+    return math.prod(counts), len(result.devices) // math.prod(result.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +216,9 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
     count = line.end - line.begin
     cuts = [np.clip(bounds - line.begin, 0, count)]
     if line.source is not None:
-        fro = source.offsets[line.source]
+        offsets = source.offsets[line.source]
         # The number of steps before the line enters (positive step) or leaves (negative step) each part.
-        ahead = line.start - fro
+        ahead = line.start - offsets
         crossing = -(ahead // line.step) if line.step > 0 else ahead // -line.step + 1
         cuts.append(np.clip(crossing, 0, count))
     edges = np.unique(np.concatenate([*cuts, [0, count]]))
@@ -228,8 +229,8 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
     if line.source is None:
         return _Intervals(to_part, np.zeros_like(to_part), begin, end, [])
     head = line.start + line.step * first
-    from_part = np.searchsorted(fro, head, "right") - 1
-    at = head - fro[from_part] if len(first) else head
+    from_part = np.searchsorted(offsets, head, "right") - 1
+    at = head - offsets[from_part] if len(first) else head
     slices = [
         slice(a, stop if (stop := a + line.step * n) >= 0 else None, line.step)
         for a, n in zip(at.tolist(), (last - first).tolist(), strict=True)
@@ -239,9 +240,7 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
 
 def _holders(grid: Grid) -> Ints:
     """Returns the positions of the devices that hold each part, of shape (parts, replicas)."""
-    numbers = grid.linear_parts()
-    parts = int(np.prod(grid.counts, dtype=np.int64))
-    return np.argsort(numbers, kind="stable").reshape(parts, -1)
+    return np.argsort(grid.linear_parts(), kind="stable").reshape(math.prod(grid.counts), -1)
 
 
 @lru_cache(256)

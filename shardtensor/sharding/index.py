@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator as python
 from collections.abc import Sequence
 from typing import Any
@@ -36,36 +37,27 @@ def canonical(index: Any, shape: Shape) -> Index | None:
     out: list[Entry] = []
     d, ellipses = 0, 0
     for entry in entries:
-        if type(entry) is int:
-            if d < len(shape):
-                size = shape[d]
-                if not -size <= entry < size:
-                    if any(map(is_array, entries)):
-                        return None  # Next to index arrays, an integer is an index array of one element.
-                    raise _out_of_bounds(entry, d, size)
-                out.append(entry + size if entry < 0 else entry)
-            d += 1
+        if entry is None:
+            out.append(None)
         elif type(entry) is slice:
             if d < len(shape):
                 out.append(_span(entry, shape[d], d))
             d += 1
-        elif entry is None:
-            out.append(None)
         elif entry is Ellipsis:
             ellipses += 1
             rest = len(shape) - sum(1 for e in entries if e is not None and e is not Ellipsis)
-            for size in shape[d : d + max(rest, 0)]:
-                out.append((0, size, 1))
-                d += 1
-        elif is_array(entry):
+            skipped = shape[d : d + max(rest, 0)]
+            out += [(0, n, 1) for n in skipped]
+            d += len(skipped)
+        elif type(entry) is not int and is_array(entry):
             return None
         else:
             if d < len(shape):
-                i, size = _integer(entry, d), shape[d]
+                i, size = entry if type(entry) is int else _integer(entry, d), shape[d]
                 if not -size <= i < size:
                     if any(map(is_array, entries)):
-                        return None
-                    raise _out_of_bounds(i, d, size)
+                        return None  # Next to index arrays, an integer is an index array of one element.
+                    raise IndexingError(f"index {i} is out of bounds for dimension {d} of size {size}")
                 out.append(i % size)
             d += 1
     if d > len(shape):
@@ -113,34 +105,20 @@ def _integer(entry: Any, dimension: int) -> int:
         ) from None
 
 
-def _out_of_bounds(index: int, dimension: int, size: int) -> IndexingError:
-    return IndexingError(f"index {index} is out of bounds for dimension {dimension} of size {size}")
-
-
 def to_numpy(index: Sequence[Entry]) -> tuple[int | slice | None, ...]:
     """Converts entries in canonical form to an index for NumPy arrays."""
-    out: list[int | slice | None] = []
-    for entry in index:
-        if type(entry) is tuple:
-            start, count, step = entry
-            stop = start + count * step
-            out.append(slice(start, stop if stop >= 0 else None, step))
-        else:
-            out.append(entry)  # type: ignore[arg-type]
-    return tuple(out)
+    return tuple([_slice(*entry) if type(entry) is tuple else entry for entry in index])  # type: ignore[misc]
+
+
+def _slice(start: int, count: int, step: int) -> slice:
+    stop = start + count * step
+    return slice(start, stop if stop >= 0 else None, step)
 
 
 def region_of(index: Index) -> Region:
     """Returns the region of the elements that an index selects."""
-    lines, fixed, d = [], [], 0
-    for entry in index:
-        if entry is None:
-            lines.append(Line(0, 1, None))
-            continue
-        if isinstance(entry, int):
-            fixed.append((d, entry))
-        else:
-            start, count, step = entry
-            lines.append(Line(0, count, d, start, step))
-        d += 1
-    return Region(0, tuple(lines), tuple(fixed))
+    numbers = itertools.count()
+    entries = [(e, None if e is None else next(numbers)) for e in index]
+    spans = [(e or (0, 1, 1), d) for e, d in entries if not isinstance(e, int)]
+    lines = tuple([Line(0, count, d, start, step) for (start, count, step), d in spans])
+    return Region(0, lines, tuple([(d, e) for e, d in entries if isinstance(e, int) and d is not None]))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
-from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
+from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 
 Shape: TypeAlias = tuple[int, ...]
@@ -72,7 +72,7 @@ class NamedSharding:
     (slice(0, 3, None),)
     """
 
-    __slots__ = ("__weakref__", "_hash", "memory_kind", "mesh", "spec")
+    __slots__ = ("__weakref__", "_hash", "_key", "memory_kind", "mesh", "spec")
 
     def __init__(self, mesh: Mesh, spec: PartitionSpec, *, memory_kind: str | None = None) -> None:
         if not isinstance(mesh, Mesh):
@@ -87,7 +87,8 @@ class NamedSharding:
         self.mesh = mesh
         self.spec = spec
         self.memory_kind = memory_kind or "device"
-        self._hash = hash((mesh, spec, self.memory_kind))
+        self._key = (mesh, spec, self.memory_kind)
+        self._hash = hash(self._key)
 
     def with_spec(self, spec: PartitionSpec) -> NamedSharding:
         """Returns the sharding with the same mesh and memory kind and another spec."""
@@ -139,13 +140,13 @@ class NamedSharding:
         >>> st.NamedSharding(st.make_mesh((4,), ("x",)), st.P("x")).shard_shape((10, 3))
         (3, 3)
         """
-        grid = self.grid(_checked_shape(shape, "shard_shape"))
-        return tuple(int(np.diff(bounds).max()) for bounds in grid.offsets)
+        grid = self.grid(checked_shape(shape, "shard_shape"))
+        return tuple([int(np.diff(bounds).max()) for bounds in grid.offsets])
 
     def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, tuple[slice, ...]]:
         """Returns the index of each device's shard: the device holds ``x[index]`` of an array ``x`` of that shape."""
-        grid = self.grid(_checked_shape(shape, "devices_indices_map"))
-        return {device: grid.index(k) for k, device in enumerate(self.mesh.flat)}
+        grid = self.grid(checked_shape(shape, "devices_indices_map"))
+        return dict(zip(self.mesh.flat, grid.indices, strict=True))
 
     def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
         """Whether both shardings place the same elements on the same devices, in memory of the same kind, for every
@@ -159,25 +160,18 @@ class NamedSharding:
             raise ArgumentTypeError(f"is_equivalent_to: other is a {type(other).__name__}; wanted a NamedSharding")
         for sharding in (self, other):
             sharding.check_rank(ndim, "is_equivalent_to")
-        if self == other:
-            return True
-        if self.memory_kind != other.memory_kind or self.device_set != other.device_set:
-            return False
-        mine, theirs = _placement(self, ndim), _placement(other, ndim)
-        return mine == theirs
+        return self.memory_kind == other.memory_kind and _placement(self, ndim) == _placement(other, ndim)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, NamedSharding) or self._hash != other._hash:
-            return False
-        return (self.mesh, self.spec, self.memory_kind) == (other.mesh, other.spec, other.memory_kind)
+        return isinstance(other, NamedSharding) and self._hash == other._hash and self._key == other._key
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.mesh, self.spec, self.memory_kind)
+        return _rebuild, self._key
 
     def __repr__(self) -> str:
         kind = "" if self.memory_kind == "device" else f", memory_kind={self.memory_kind!r}"
@@ -208,11 +202,9 @@ def _rebuild(mesh: Mesh, spec: PartitionSpec, memory_kind: str) -> NamedSharding
 def _placement(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
     """Returns the placement that holds for every shape: each dimension's split counts and each device's parts."""
     mesh = sharding.mesh
-    chains = tuple(tuple(a for a in chain if mesh.shape[a] > 1) for chain in sharding.spec.chains_of(ndim))
-    counts = tuple(tuple(mesh.shape[a] for a in chain) for chain in chains)
-    parts = _parts(mesh, chains)
-    holders = {device: tuple(part) for device, part in zip(mesh.flat, parts.tolist(), strict=True)}
-    return counts, holders
+    chains = [tuple([a for a in chain if mesh.shape[a] > 1]) for chain in sharding.spec.chains_of(ndim)]
+    counts = [[mesh.shape[a] for a in chain] for chain in chains]
+    return counts, dict(zip(mesh.flat, _parts(mesh, chains).tolist(), strict=True))
 
 
 def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
@@ -226,13 +218,17 @@ def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
     return parts
 
 
-def _checked_shape(shape: Sequence[int], caller: str) -> Shape:
-    try:
-        sizes = tuple([operator.index(s) for s in shape])
-    except TypeError:
-        raise ArgumentTypeError(f"{caller}: shape is {shape!r}; wanted a sequence of integers") from None
-    if any(s < 0 for s in sizes):
-        raise ShapeError(f"{caller}: shape {sizes} has a negative size")
+def checked_shape(shape: Any, caller: str = "") -> Shape:
+    """Converts a ``shape=`` argument, an integer or a sequence of integers, to a tuple of Python integers.
+
+    Raises:
+        ArgumentTypeError: ``shape`` is something else. Messages name ``caller``, which operators leave to dispatch.
+        ShapeError: a size is negative.
+    """
+    name = f"{caller}: shape" if caller else "shape"
+    sizes = tuple(integers(shape, name))
+    if any(n < 0 for n in sizes):
+        raise ShapeError(f"{name} {sizes} has a negative size")
     return sizes
 
 
@@ -253,7 +249,7 @@ def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, caller: str) ->
         return _first_split(where, ndim > 0)
     if isinstance(where, Device):
         if where == HOST:
-            raise ShardingError(f"{caller}: no tensor lives on the host; np.asarray(x) gives it as a host array")
+            raise ShardingError(f"{caller}: tensors cannot be on the host; np.asarray(x) returns a host array")
         return _single(where)
     raise ArgumentTypeError(
         f"{caller}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding"
@@ -303,6 +299,7 @@ def _single(device: Device) -> NamedSharding:
 # -- shards as index arithmetic --------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Grid:
     """The shards of an array as index arithmetic, for copy plans and interpreters.
 
@@ -312,20 +309,14 @@ class Grid:
         parts: the number of each holder's part in each dimension, of shape (holders, dimensions).
     """
 
-    __slots__ = ("_indices", "devices", "offsets", "parts")
+    devices: tuple[Device, ...]
+    offsets: tuple[Ints, ...]
+    parts: Ints
 
-    def __init__(self, devices: tuple[Device, ...], offsets: tuple[Ints, ...], parts: Ints) -> None:
-        self.devices = devices
-        self.offsets = offsets
-        self.parts = parts
-        self._indices: list[tuple[slice, ...]] | None = None
-
-    @property
+    @functools.cached_property
     def indices(self) -> list[tuple[slice, ...]]:
         """The index of each holder's shard."""
-        if self._indices is None:
-            self._indices = [self.index(k) for k in range(len(self.devices))]
-        return self._indices
+        return [self.index(k) for k in range(len(self.devices))]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -338,7 +329,7 @@ class Grid:
 
     def index(self, k: int) -> tuple[slice, ...]:
         """Returns the index of holder ``k``'s shard in the array."""
-        return tuple(slice(begin, end) for begin, end in self.box(k))
+        return tuple([slice(*ends) for ends in self.box(k)])
 
     def shape(self, k: int) -> Shape:
         """Returns the shape of holder ``k``'s shard."""
@@ -353,7 +344,7 @@ class Grid:
 
     def owners(self) -> list[int]:
         """Returns one holder of each distinct shard, the first in mesh order."""
-        return sorted(int(k) for k in np.unique(self.linear_parts(), return_index=True)[1])
+        return sorted(np.unique(self.linear_parts(), return_index=True)[1].tolist())
 
     def same(self, other: Grid) -> bool:
         """Whether both grids have the same devices in the same order with the same elements."""
@@ -368,7 +359,5 @@ class Grid:
 def _grid(sharding: NamedSharding, shape: Shape) -> Grid:
     sharding.check_rank(len(shape), "sharding")
     mesh, chains = sharding.mesh, sharding.spec.chains_of(len(shape))
-    bounds = tuple(
-        offsets(size, tuple(mesh.shape[axis] for axis in chain)) for size, chain in zip(shape, chains, strict=True)
-    )
-    return Grid(mesh.flat, bounds, _parts(mesh, chains))
+    counts = [tuple([mesh.shape[axis] for axis in chain]) for chain in chains]
+    return Grid(mesh.flat, tuple(map(offsets, shape, counts)), _parts(mesh, chains))

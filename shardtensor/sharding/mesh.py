@@ -32,6 +32,8 @@ class Mesh:
         flat: the devices in mesh order (row-major), which is the order in which shards are numbered and combined.
         size: the number of devices.
         axis_names: the names of the axes, in order.
+        axis_sizes: the sizes of the axes, in order.
+        shape: a read-only mapping from the name of each axis to its size, in order.
 
     Raises:
         ArgumentTypeError: an element of ``devices`` is not a `Device`, or ``axis_names`` is no name or sequence.
@@ -45,11 +47,20 @@ class Mesh:
     mappingproxy({'x': 2, 'y': 2})
     """
 
-    __slots__ = ("__weakref__", "_grid", "_hash", "_shape", "axis_names", "flat", "size")
+    __slots__ = ("__weakref__", "_hash", "_key", "axis_names", "axis_sizes", "flat", "shape", "size")
 
     def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
-        grid = _device_grid(devices)
-        names = _names(axis_names, "Mesh")
+        grid = np.array(devices, dtype=object)
+        for device in grid.flat:
+            if not isinstance(device, Device):
+                raise ArgumentTypeError(
+                    f"Mesh: {device!r} is a {type(device).__name__}, not a Device; take them from st.devices()"
+                )
+        try:
+            names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        except TypeError:
+            kind = type(axis_names).__name__
+            raise ArgumentTypeError(f"Mesh: axis_names is a {kind}; wanted a name or a sequence of names") from None
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ShardingError(f"Mesh: axis name {name!r} is not a non-empty string")
@@ -64,34 +75,24 @@ class Mesh:
             )
         flat: tuple[Device, ...] = tuple(grid.ravel().tolist())
         if not flat:
-            raise ShardingError("Mesh: there is no device in it; give at least one")
+            raise ShardingError("Mesh: there are no devices; give at least one")
         if len(set(flat)) < len(flat):
             twice = next(d for d in flat if flat.count(d) > 1)
             raise ShardingError(f"Mesh: device {twice} occurs twice; a mesh holds each device once")
         self.axis_names: tuple[str, ...] = names
         self.flat = flat
         self.size = len(flat)
-        self._grid = grid.shape
-        self._shape = MappingProxyType(dict(zip(names, grid.shape, strict=True)))
-        self._hash = hash((flat, grid.shape, names))
+        self.axis_sizes: tuple[int, ...] = grid.shape
+        self.shape: Mapping[str, int] = MappingProxyType(dict(zip(names, grid.shape, strict=True)))
+        self._key = (flat, grid.shape, names)
+        self._hash = hash(self._key)
 
     @property
     def devices(self) -> npt.NDArray[Any]:
         """The devices as a read-only NumPy array with one dimension for each axis."""
-        grid = np.empty(len(self.flat), object)
-        grid[:] = self.flat
+        grid = np.array(self.flat, dtype=object)
         grid.flags.writeable = False
-        return grid.reshape(self._grid)
-
-    @property
-    def shape(self) -> Mapping[str, int]:
-        """A mapping from the name of each axis to its size, in order."""
-        return self._shape
-
-    @property
-    def axis_sizes(self) -> tuple[int, ...]:
-        """The sizes of the axes, in order."""
-        return self._grid
+        return grid.reshape(self.axis_sizes)
 
     @property
     def local_devices(self) -> list[Device]:
@@ -101,52 +102,40 @@ class Mesh:
     @property
     def coordinates(self) -> npt.NDArray[np.int64]:
         """The index of each device along each axis: an array of shape (size, number of axes), in mesh order."""
-        return np.indices(self._grid).reshape(len(self._grid), self.size).T
+        return np.indices(self.axis_sizes).reshape(len(self.axis_sizes), self.size).T
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Mesh) or self._hash != other._hash:
-            return False
-        return (self.flat, self._grid, self.axis_names) == (other.flat, other._grid, other.axis_names)
+        return self is other or (isinstance(other, Mesh) and self._hash == other._hash and self._key == other._key)
 
     def __hash__(self) -> int:
         return self._hash
 
     def on_known_devices(self) -> Mesh:
         """Returns an equal mesh whose devices are this process's own `Device` objects; used for unpickled meshes."""
-        grid = np.empty(self.size, object)
-        grid[:] = registry.known(self.flat)
-        return Mesh(grid.reshape(self._grid), self.axis_names)
+        return Mesh(np.array(registry.known(self.flat), dtype=object).reshape(self.axis_sizes), self.axis_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.devices.tolist() if self._grid else self.flat[0], self.axis_names)
+        return _unpickle, (self.devices.tolist(), self.axis_names)
 
     def __repr__(self) -> str:
-        axes = ", ".join(f"{name}={size}" for name, size in self._shape.items())
+        axes = ", ".join(f"{name}={size}" for name, size in self.shape.items())
         return f"Mesh({axes}; {_span(self.flat)})"
+
+
+def integers(given: Any, name: str) -> list[int]:
+    """Converts an argument that is an integer or a sequence of integers to a list of Python integers.
+
+    Raises:
+        ArgumentTypeError: ``given`` is something else; the message calls it ``name``.
+    """
+    try:
+        return [operator.index(n) for n in (given if np.iterable(given) else (given,))]
+    except TypeError:
+        raise ArgumentTypeError(f"{name} is {given!r:.60}; wanted an integer or a sequence of integers") from None
 
 
 def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
     return Mesh(devices, axis_names).on_known_devices()
-
-
-def _names(axis_names: Any, caller: str) -> tuple[str, ...]:
-    try:
-        return (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-    except TypeError:
-        kind = type(axis_names).__name__
-        raise ArgumentTypeError(f"{caller}: axis_names is a {kind}; wanted a name or a sequence of names") from None
-
-
-def _device_grid(devices: Any) -> npt.NDArray[Any]:
-    grid = np.array(devices, dtype=object)
-    for device in grid.flat:
-        if not isinstance(device, Device):
-            raise ArgumentTypeError(
-                f"Mesh: {device!r} is a {type(device).__name__}, not a Device; take them from st.devices()"
-            )
-    return grid
 
 
 def _span(devices: Sequence[Device]) -> str:
@@ -175,10 +164,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     >>> st.make_mesh((2, 2), ("data", "model")).axis_sizes
     (2, 2)
     """
-    try:
-        sizes = [operator.index(s) for s in axis_sizes]
-    except TypeError:
-        raise ArgumentTypeError(f"make_mesh: axis_sizes is {axis_sizes!r}; wanted a sequence of integers") from None
+    sizes = integers(axis_sizes, "make_mesh: axis_sizes")
     pool: Sequence[Device] = registry.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
@@ -192,14 +178,12 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     wanted = math.prod(sizes)
     if wanted > len(pool):
         raise ShardingError(
-            f"make_mesh: axis_sizes={tuple(sizes)} asks for {wanted} devices and there are {len(pool)}; "
+            f"make_mesh: axis_sizes={tuple(sizes)} needs {wanted} devices and there are {len(pool)}; "
             f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
         )
     if devices is None:
         pool = registry.default_backend().adjacent_devices(wanted)
-    grid = np.empty(wanted, object)
-    grid[:] = pool[:wanted]
-    return Mesh(grid.reshape(sizes), axis_names)
+    return Mesh(np.array(pool[:wanted], dtype=object).reshape(sizes), axis_names)
 
 
 _mesh: ContextVar[Mesh | None] = ContextVar("shardtensor_mesh", default=None)
@@ -270,14 +254,7 @@ def submesh(mesh: Mesh, positions: Sequence[int], axes: Sequence[str]) -> Mesh:
     Without axes, the result is the mesh of the single device along the axis ``d``.
     """
     row = tuple([mesh.flat[k] for k in positions])
-    return _submesh(row, tuple([mesh.shape[name] for name in axes]), tuple(axes)) if axes else mesh_of(row)
-
-
-@functools.lru_cache(1024)
-def _submesh(row: tuple[Device, ...], sizes: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
-    grid = np.empty(len(row), object)
-    grid[:] = row
-    return Mesh(grid.reshape(sizes), axes)
+    return Mesh(np.reshape(np.array(row, object), [mesh.shape[name] for name in axes]), axes) if axes else mesh_of(row)
 
 
 def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
@@ -290,7 +267,7 @@ def groups_along(mesh: Mesh, axes: Chain) -> list[list[int]]:
     positions = np.arange(mesh.size).reshape(mesh.axis_sizes)
     inner = [mesh.axis_names.index(axis) for axis in mesh.axis_names if axis in axes]
     outer = [d for d in range(positions.ndim) if d not in inner]
-    count = int(np.prod([mesh.axis_sizes[d] for d in inner], dtype=np.int64))
+    count = math.prod(mesh.axis_sizes[d] for d in inner)
     return positions.transpose(outer + inner).reshape(-1, count).tolist()
 
 
@@ -300,5 +277,4 @@ def submeshes_along(mesh: Mesh, axes: Chain) -> tuple[tuple[tuple[int, ...], Mes
 
     The groups are in mesh order of the other axes. Without axes, each device is a group.
     """
-    groups = groups_along(mesh, axes) if axes else [[k] for k in range(mesh.size)]
-    return tuple([(tuple(group), submesh(mesh, group, axes)) for group in groups])
+    return tuple([(tuple(group), submesh(mesh, group, axes)) for group in groups_along(mesh, axes)])

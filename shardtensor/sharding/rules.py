@@ -69,18 +69,13 @@ def parse(text: str, ndims: tuple[int, ...], names: tuple[str, ...] = ()) -> Rul
         if spare < 0 or (spare > 0 and "..." not in term):
             raise ShapeError(f"{names[position]} has {ndim} dimensions; wanted {' '.join(term) or 'none'}")
         rest = max(rest, spare)
-        operands.append(_write_out(term, spare))
-    return Rule(tuple(operands), _write_out(right.split(), rest), whole, names)
+        operands.append(_expanded(term, spare))
+    return Rule(tuple(operands), _expanded(right.split(), rest), whole, names)
 
 
-def _write_out(term: Sequence[str], rest: int) -> tuple[str, ...]:
-    names: list[str] = []
-    for name in term:
-        if name == "...":
-            names.extend(f"...{i}" for i in range(rest, 0, -1))
-        else:
-            names.append(name.removesuffix("!"))
-    return tuple(names)
+def _expanded(term: Sequence[str], rest: int) -> tuple[str, ...]:
+    dots = [f"...{i}" for i in range(rest, 0, -1)]
+    return tuple([n for name in term for n in (dots if name == "..." else [name.removesuffix("!")])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +128,22 @@ def propagate(
     if not combines:
         whole |= {name for names in rule.operands for name in names if name not in rule.result}
     chosen: dict[str, list[str]] = {name: [] for name in sizes}
-    used: set[str] = set()
-    homeless: list[str] = []
+    seen: set[str] = set()
+    displaced: list[str] = []
     for i in sorted(range(len(shapes)), key=lambda i: -weights[i]):
         layout = layouts[i]
         if layout is None:
             continue
         for name, size, chain in zip(rule.operands[i], shapes[i], layout, strict=True):
             for axis in chain:
-                if axis in used or axis in homeless:
+                if axis in seen:
                     continue
-                if name in whole or size != sizes[name]:
-                    homeless.append(axis)
-                else:
-                    chosen[name].append(axis)
-                    used.add(axis)
-    for axis in homeless:
+                seen.add(axis)
+                (displaced if name in whole or size != sizes[name] else chosen[name]).append(axis)
+    for axis in displaced:
         free = [n for n in rule.result if n in chosen and n not in whole and not chosen[n] and sizes[n] > 1]
-        if axis not in used and axis_sizes[axis] > 1 and free:
+        if free and axis_sizes[axis] > 1:
             chosen[max(free, key=lambda n: sizes[n])].append(axis)
-            used.add(axis)
     chains = {name: tuple(axes) for name, axes in chosen.items()}
     operands = tuple(
         tuple(chains[n] if size == sizes[n] else () for n, size in zip(names, shape, strict=True))
@@ -260,7 +251,5 @@ def extremum(
     """
     shape = shapes[0]
     if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
-        raise ShapeError(
-            f"x has shape {shape}, no elements along axis {axis}, and so no result there; reduce where there are some"
-        )
+        raise ShapeError(f"x has shape {shape}, with no elements along axis {axis}, where the result is undefined")
     return reduction(shapes, axis=axis, keepdims=keepdims)

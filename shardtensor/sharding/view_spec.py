@@ -11,21 +11,24 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.protocol import Backend
-from shardtensor.sharding.copy_plan import Line, Region
-from shardtensor.sharding.index import Entry, Index, Span, to_numpy
-from shardtensor.sharding.layout import Grid, Shape
+from shardtensor.sharding.copy_plan import Line, Region, with_new_dimensions
+from shardtensor.sharding.index import Index, Span, to_numpy
+from shardtensor.sharding.layout import Grid, Ints, Shape
 from shardtensor.sharding.spec import Chain
 
 # -- box indices -----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, unsafe_hash=True)  # Frozen instances would take longer to create on each access to a tensor.
 class BoxIndex:
     """An integer index or a slice of each dimension of an array; the sliced dimensions form the result, in any order.
 
@@ -36,52 +39,34 @@ class BoxIndex:
         shape: the shape of the result.
     """
 
-    __slots__ = ("entries", "order", "over", "shape")
-
-    def __init__(
-        self, over: Shape, entries: tuple[int | Span, ...], order: tuple[int | None, ...], shape: Shape
-    ) -> None:
-        self.over = over
-        self.entries = entries
-        self.order = order
-        self.shape = shape
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BoxIndex) and (self.over, self.entries, self.order) == (
-            other.over, other.entries, other.order
-        )  # fmt: skip
-
-    def __hash__(self) -> int:
-        return hash((self.over, self.entries, self.order))
+    over: Shape
+    entries: tuple[int | Span, ...]
+    order: tuple[int | None, ...]
+    shape: Shape
 
     @property
     def is_whole(self) -> bool:
         """Whether it selects the whole array with its dimensions in order."""
-        return self.shape == self.over and self.order == tuple(range(len(self.over))) and self._unmoved
-
-    @property
-    def _unmoved(self) -> bool:
-        return all(e == (0, n, 1) for e, n in zip(self.entries, self.over, strict=True))
+        return (
+            self.shape == self.over
+            and self.order == tuple(range(len(self.over)))
+            and all(e == (0, n, 1) for e, n in zip(self.entries, self.over, strict=True))
+        )
 
     def at(self, index: Index) -> BoxIndex:
         """Returns the box index that applies ``index`` to the result of this one."""
         entries, shape = list(self.entries), []
         order: list[int | None] = []
-        walked = iter(self.order)
+        dimensions = iter(self.order)
         for entry in index:
-            if entry is None:
-                order.append(None)
-                shape.append(1)
-                continue
-            d = next(walked)
+            d = None if entry is None else next(dimensions)
+            start, _, step = (0, 1, 1) if d is None else entries[d]  # type: ignore[misc]
             if type(entry) is int:
                 if d is not None:
-                    start, _, step = entries[d]  # type: ignore[misc]
                     entries[d] = start + entry * step
                 continue
-            first, count, by = entry  # type: ignore[misc]
+            first, count, by = entry or (0, 1, 1)  # type: ignore[misc]
             if d is not None:
-                start, _, step = entries[d]  # type: ignore[misc]
                 entries[d] = (start + first * step, count, step * by if count > 1 else 1)
             order.append(d)
             shape.append(count)
@@ -89,22 +74,20 @@ class BoxIndex:
 
     def permuted(self, axes: tuple[int, ...]) -> BoxIndex:
         """Returns the box index with the dimensions of the result permuted to the order ``axes``."""
-        return BoxIndex(
-            self.over, self.entries, tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes])
-        )
+        order, shape = tuple([self.order[a] for a in axes]), tuple([self.shape[a] for a in axes])
+        return BoxIndex(self.over, self.entries, order, shape)
 
     @property
     def in_order(self) -> bool:
         """Whether the dimensions of the result are in the order of the array's dimensions."""
-        walked = [d for d in self.order if d is not None]
-        return walked == sorted(walked)
+        dimensions = [d for d in self.order if d is not None]
+        return dimensions == sorted(dimensions)
 
     @property
     def axes(self) -> tuple[int, ...]:
         """The permutation of the sliced dimensions, as an argument of ``permute_dims``."""
-        walked = [d for d in self.order if d is not None]
-        left = sorted(walked)
-        return tuple([left.index(d) for d in walked])
+        dimensions = [d for d in self.order if d is not None]
+        return tuple([sorted(dimensions).index(d) for d in dimensions])
 
     @property
     def new(self) -> Index:
@@ -115,28 +98,20 @@ class BoxIndex:
     @property
     def index(self) -> Index:
         """The entries and the new dimensions as one index; valid only if `in_order` is true."""
-        out: list[Entry] = []
-        at = 0
-        for d in self.order:
-            if d is None:
-                out.append(None)
-                continue
-            out.extend(self.entries[at : d + 1])
-            at = d + 1
-        return Index((*out, *self.entries[at:]))
+        return Index(with_new_dimensions(self.entries, self.order))
 
     def of(self, backend: Backend, array: Any) -> Any:
         """Applies the box index to an array of a backend; the result is a view, 0-d if all entries are integers."""
-        if len(self.order) == len(self.over) and self.order == tuple(range(len(self.over))):  # only slices, in order
-            return array if self._unmoved and self.shape == self.over else backend.view(array, to_numpy(self.entries))
+        if self.is_whole:
+            return array
         if self.in_order:
             return backend.view(array, (*to_numpy(self.index), Ellipsis))
         return self.arranged(backend.xp, backend.view(array, (*to_numpy(self.entries), Ellipsis)))
 
-    def arranged(self, xp: Any, taken: Any) -> Any:
-        """Permutes ``taken``, the array at `entries`, to the order of the result and inserts the new dimensions."""
-        taken = xp.permute_dims(taken, self.axes)
-        return taken[to_numpy(self.new)] if None in self.order else taken
+    def arranged(self, xp: Any, array: Any) -> Any:
+        """Permutes ``array``, the elements at `entries`, to the order of the result and inserts the new dimensions."""
+        array = xp.permute_dims(array, self.axes)
+        return array[to_numpy(self.new)] if None in self.order else array
 
 
 @functools.lru_cache(4096)
@@ -153,6 +128,7 @@ def box_of(index: Index, shape: Shape) -> BoxIndex:
 # -- view specs ------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class ViewSpec:
     """The mapping from the elements of a view to those of its base array, which is in row-major order.
 
@@ -165,19 +141,16 @@ class ViewSpec:
         scalar: whether it is one element that NumPy would return as a scalar, which is a copy.
     """
 
-    __slots__ = ("boxes", "chains", "offset", "part", "scalar", "shape", "strides")
+    boxes: tuple[BoxIndex, ...]
+    strides: tuple[int, ...]
+    offset: int
+    chains: tuple[Chain, ...]
+    part: str | None = None
+    scalar: bool = False
+    shape: Shape = field(init=False)
 
-    def __init__(
-        self, boxes: tuple[BoxIndex, ...], strides: tuple[int, ...], offset: int, chains: tuple[Chain, ...],
-        part: str | None = None, scalar: bool = False,
-    ) -> None:  # fmt: skip
-        self.boxes = boxes
-        self.shape = boxes[-1].shape
-        self.strides = strides
-        self.offset = offset
-        self.chains = chains
-        self.part = part
-        self.scalar = scalar
+    def __post_init__(self) -> None:
+        self.shape = self.boxes[-1].shape
 
     @property
     def size(self) -> int:
@@ -185,7 +158,7 @@ class ViewSpec:
         return math.prod(self.shape)
 
     @property
-    def stretch(self) -> tuple[int, int]:
+    def extent(self) -> tuple[int, int]:
         """Begin and end of the extent of the view in the flattened base array."""
         ends = [s * (n - 1) for s, n in zip(self.strides, self.shape, strict=True)]
         return self.offset + sum(min(e, 0) for e in ends), self.offset + sum(max(e, 0) for e in ends) + 1
@@ -200,22 +173,21 @@ class ViewSpec:
 
     def at(self, index: Index, scalar: bool = False) -> ViewSpec:
         """Returns the view spec of an index into this view."""
-        strides, offset, w = [], self.offset, 0
         chains: list[Chain] = []
+        strides, offset, d = [], self.offset, 0
         for entry in index:
-            if entry is None:
+            if type(entry) is int:
+                offset += entry * self.strides[d]
+            elif entry is None:
                 strides.append(0)
                 chains.append(())
                 continue
-            stride = self.strides[w]
-            if type(entry) is int:
-                offset += entry * stride
             else:
                 start, _, step = entry  # type: ignore[misc]
-                offset += start * stride
-                strides.append(stride * step)
-                chains.append(self.chains[w])
-            w += 1
+                offset += start * self.strides[d]
+                strides.append(step * self.strides[d])
+                chains.append(self.chains[d])
+            d += 1
         boxes = (*self.boxes[:-1], self.boxes[-1].at(index))
         return ViewSpec(boxes, tuple(strides), offset, tuple(chains), self.part, scalar)
 
@@ -228,7 +200,8 @@ class ViewSpec:
     def reshaped(self, shape: Shape) -> ViewSpec | None:
         """Returns the view spec of this view in another shape; None if NumPy's reshape would copy."""
         if self.size == 1:
-            return self._one(shape)
+            box = BoxIndex(self.boxes[0].over, self.origin, (None,) * len(shape), shape)  # type: ignore[arg-type]
+            return ViewSpec((box,), (0,) * len(shape), self.offset, ((),) * len(shape), self.part)
         strides = reshaped_strides(self.shape, self.strides, shape)
         if strides is None:
             return None
@@ -250,11 +223,6 @@ class ViewSpec:
             where.append(i)
         return Index(reversed(where))
 
-    def _one(self, shape: Shape) -> ViewSpec:
-        """Returns the view spec of the single element of this view, in a shape of ones."""
-        box = BoxIndex(self.boxes[0].over, tuple(self.origin), (None,) * len(shape), shape)  # type: ignore[arg-type]
-        return ViewSpec((box,), (0,) * len(shape), self.offset, ((),) * len(shape), self.part)
-
     def only(self, part: str | None) -> ViewSpec:
         """Returns this view spec restricted to the real or imaginary part; ``part`` None gives whole elements."""
         return ViewSpec(self.boxes, self.strides, self.offset, self.chains, part)
@@ -271,12 +239,12 @@ class ViewSpec:
 
     def same(self, other: ViewSpec) -> bool:
         """Whether both view specs have the same shape and map to the same elements in the same order."""
-        mine = (self.shape, self.offset, self.part, _walked(self))
-        return mine == (other.shape, other.offset, other.part, _walked(other))
+        return self._elements == other._elements
 
-
-def _walked(view_spec: ViewSpec) -> list[int]:
-    return [s for s, n in zip(view_spec.strides, view_spec.shape, strict=True) if n > 1]
+    @property
+    def _elements(self) -> tuple[Any, ...]:
+        strides = [s for s, n in zip(self.strides, self.shape, strict=True) if n > 1]
+        return self.shape, self.offset, self.part, strides
 
 
 @functools.lru_cache(4096)
@@ -289,25 +257,25 @@ def whole_view_spec(shape: Shape, chains: tuple[Chain, ...]) -> ViewSpec:
 def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     """Returns the groups of dimensions that a reshape merges or splits.
 
-    A group is a run of old and a run of new dimensions with equal products, both as short as possible. Dimensions of
-    size 1 belong to no group. If the array has no elements, all dimensions form one group.
+    A group is a run of old and a run of new dimensions with equal products, both as short as possible and not empty.
+    Dimensions of size 1 belong to no group. If the array has no elements, all dimensions form one group.
     """
     if 0 in old:
         return [([*range(len(old))], [*range(len(new))])]
-    olds, news = ([d for d, n in enumerate(s) if n != 1] for s in (old, new))
-    groups = []
-    while olds or news:
-        left, right = [olds.pop(0)], [news.pop(0)]
-        a, b = old[left[0]], new[right[0]]
-        while a != b:
-            if a < b:
-                left.append(olds.pop(0))
-                a *= old[left[-1]]
-            else:
-                right.append(news.pop(0))
-                b *= new[right[-1]]
-        groups.append((left, right))
-    return groups
+    common = {*itertools.accumulate(old, operator.mul)} & {*itertools.accumulate(new, operator.mul)}
+
+    def runs(shape: Shape) -> Iterator[list[int]]:
+        """Yields the runs of dimensions at whose ends the products of the sizes so far are those of both shapes."""
+        run, product = [], 1
+        for d, n in enumerate(shape):
+            product *= n
+            if n != 1:
+                run.append(d)
+                if product in common:
+                    yield run
+                    run = []
+
+    return list(zip(runs(old), runs(new), strict=True))
 
 
 @functools.lru_cache(4096)
@@ -318,7 +286,7 @@ def reshaped_strides(old: Shape, strides: tuple[int, ...], new: Shape) -> tuple[
         for a, b in itertools.pairwise(left):
             if strides[a] != old[b] * strides[b]:
                 return None
-        stride = strides[left[-1]] if left else 0
+        stride = strides[left[-1]]
         for d in reversed(right):
             out[d] = stride
             stride *= new[d]
@@ -335,17 +303,14 @@ def reshaped_chains(old: Shape, new: Shape, chains: tuple[Chain, ...]) -> tuple[
     before: list[Chain] = [()] * len(old)
     after: list[Chain] = [()] * len(new)
     for left, right in reshape_groups(old, new):
-        chain = tuple(itertools.chain.from_iterable(chains[d] for d in left))
-        if left:
-            before[left[0]] = chain
-        if right:
-            after[right[0]] = chain
+        before[left[0]] = after[right[0]] = tuple([axis for d in left for axis in chains[d]])
     return tuple(before), tuple(after)
 
 
 # -- views of shards -------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class ShardedBox:
     """The parts of a view of a sharded array that the devices hold already.
 
@@ -355,12 +320,9 @@ class ShardedBox:
         boxes: for each of these devices, the box index within its shard, in the last shape of the view spec's chain.
     """
 
-    __slots__ = ("boxes", "grid", "positions")
-
-    def __init__(self, grid: Grid, positions: list[int], boxes: list[BoxIndex]) -> None:
-        self.grid = grid
-        self.positions = positions
-        self.boxes = boxes
+    grid: Grid
+    positions: list[int]
+    boxes: list[BoxIndex]
 
 
 def located(grid: Grid, boxes: Sequence[BoxIndex]) -> ShardedBox | None:
@@ -385,25 +347,21 @@ def aligned(grid: Grid, box: BoxIndex) -> ShardedBox:
         if isinstance(entry, int):
             here &= grid.parts[:, d] == np.searchsorted(grid.offsets[d], entry, "right") - 1
     positions = np.flatnonzero(here).tolist()
-    bounds, columns = [], []
-    for walked in box.order:
-        if walked is None:
+    bounds: list[Ints] = []
+    parts = np.zeros((len(positions), len(box.order)), np.int64)
+    for number, dimension in enumerate(box.order):
+        if dimension is None:
             bounds.append(np.array([0, 1], np.int64))
-            columns.append(np.zeros(len(positions), np.int64))
             continue
-        start, count, step = box.entries[walked]  # type: ignore[misc]
-        offsets, parts = grid.offsets[walked], grid.parts[positions, walked]
+        start, count, step = box.entries[dimension]  # type: ignore[misc]
+        offsets, parts[:, number] = grid.offsets[dimension], grid.parts[positions, dimension]
         if step > 0:
             cuts = -((start - offsets) // step)
         else:  # A negative step traverses the parts in reverse order.
             cuts = ((start - offsets) // -step + 1)[::-1]
-            parts = len(offsets) - 2 - parts
-        cuts = np.clip(cuts, 0, count)
-        bounds.append(cuts)
-        columns.append(parts)
-    parts = np.stack(columns, axis=1) if columns else np.zeros((len(positions), 0), np.int64)
-    devices = tuple([grid.devices[k] for k in positions])
-    mine = Grid(devices, tuple(bounds), parts)
+            parts[:, number] = len(offsets) - 2 - parts[:, number]
+        bounds.append(np.clip(cuts, 0, count))
+    mine = Grid(tuple([grid.devices[k] for k in positions]), tuple(bounds), parts)
     return ShardedBox(mine, positions, [_local(grid, box, mine, n, k) for n, k in enumerate(positions)])
 
 
@@ -422,22 +380,21 @@ def _local(grid: Grid, box: BoxIndex, mine: Grid, n: int, k: int) -> BoxIndex:
 
 def reshape_grid(grid: Grid, old: Shape, new: Shape) -> Grid | None:
     """Returns the grid of the same shards after a reshape; None if a shard is not a box of the new shape."""
+    groups = reshape_groups(old, new)
+    leading = {left[0] for left, _ in groups}
+    if any(count > 1 for d, count in enumerate(grid.counts) if d not in leading):
+        return None  # A split dimension of size 1 has one part with elements and empty ones.
     bounds: list[Any] = [np.array([0, n], np.int64) for n in new]
     parts = np.zeros((len(grid.devices), len(new)), np.int64)
-    for left, right in reshape_groups(old, new):
-        if any(len(grid.offsets[d]) > 2 for d in left[1:]):
-            return None
-        if not left or len(grid.offsets[left[0]]) == 2:
+    for left, right in groups:
+        if grid.counts[left[0]] == 1:
             continue
         rest = math.prod(new[d] for d in right[1:])
         flat = grid.offsets[left[0]] * math.prod(old[d] for d in left[1:])
-        if not right or (flat % rest if rest else flat).any():
+        if (flat % rest if rest else flat).any():
             return None
         bounds[right[0]] = flat // rest if rest else flat
         parts[:, right[0]] = grid.parts[:, left[0]]
-    split = {d for left, _ in reshape_groups(old, new) for d in left}
-    if any(len(grid.offsets[d]) > 2 for d in range(len(old)) if d not in split):
-        return None  # A split dimension of size 1 has one part with elements and empty ones.
     return Grid(grid.devices, tuple(bounds), parts)
 
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from shardtensor.backend.device import Device
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host.units import readable
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, checked_shape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,26 +33,6 @@ class Sharded(Protocol):
     @property
     def sharding(self) -> NamedSharding:
         """The placement of its elements on devices."""
-
-
-class Tensor(Sharded, Protocol):
-    """A tensor with the attributes that `html` shows."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of its elements."""
-
-    @property
-    def itemsize(self) -> int:
-        """The number of bytes of one element."""
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of all elements."""
-
-    @property
-    def is_donated(self) -> bool:
-        """Whether the tensor was donated."""
 
 
 Range: TypeAlias = tuple[int, int]
@@ -93,45 +71,40 @@ def visualize_sharding(
     │             0:2              │             2:4              │      4:5      │
     └──────────────────────────────┴──────────────────────────────┴───────────────┘
     """
-    shape, sharding = _checked("visualize_sharding", "x", x, sharding)
+    if isinstance(x, Sharded):
+        if sharding is not None:
+            raise ArgumentError(
+                "visualize_sharding: sharding is given, and x is a tensor, which has one; leave it out, or pass x.shape"
+            )
+        shape, sharding = x.shape, x.sharding
+    else:
+        if not isinstance(x, (tuple, list)):
+            raise ArgumentTypeError(
+                f"visualize_sharding: x is a {type(x).__name__}; wanted a ShardedTensor, or a shape and a sharding; "
+                "st.asarray converts an array to a tensor"
+            )
+        shape = checked_shape(x, "visualize_sharding")
+        if not isinstance(sharding, NamedSharding):
+            came = "missing" if sharding is None else f"a {type(sharding).__name__}"
+            raise ArgumentTypeError(
+                f"visualize_sharding: sharding is {came}; wanted a NamedSharding, because x is a shape: "
+                "pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
+            )
+        sharding.check_rank(len(shape), "visualize_sharding")
     _print(_console(sys.stdout if file is None else file, use_color), shape, sharding)
 
 
-def text(shape: Sequence[int], sharding: NamedSharding) -> str:
-    """Returns the output of `visualize_sharding` as plain text; tables are at most 80 characters wide.
-
-    Args:
-        shape: the shape of an array.
-        sharding: the sharding of the array.
-
-    Raises:
-        ArgumentTypeError, ShapeError, ShardingError: as in `visualize_sharding`.
-
-    >>> from shardtensor.sharding.visualize import text
-    >>> text((), st.SingleDeviceSharding(st.devices("numpy")[2])).splitlines()
-    ['┌────────────────────┐', '│      NUMPY 2       │', '└────────────────────┘']
-    """
-    out = io.StringIO()
-    _print(_console(out, use_color=False), *_checked("text", "shape", shape, sharding))
-    return out.getvalue()
-
-
-def html(x: Tensor) -> str:
+def html(x: Any) -> str:
     """Returns an HTML fragment for notebooks: a tensor's attributes, and a picture of which device holds which part.
 
     Args:
         x: a tensor. Its elements are not read, so it may have been donated.
 
-    Raises:
-        ArgumentTypeError: x has no shape or no sharding.
-
     >>> from shardtensor.sharding.visualize import html
     >>> "(5, 3)" in html(st.zeros((5, 3)))
     True
     """
-    if not isinstance(x, Sharded):
-        raise ArgumentTypeError(f"html: x is a {type(x).__name__}; wanted a ShardedTensor, such as st.asarray(x)")
-    sharding = x.sharding
+    sharding: NamedSharding = x.sharding
     kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
     facts = {
         "shape": f"{x.shape}{', donated' if x.is_donated else ''}",
@@ -142,37 +115,10 @@ def html(x: Tensor) -> str:
     }
     left = 'style="text-align: left"'
     rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{escape(fact)}</td></tr>" for name, fact in facts.items())
-    picture = _picture(x.shape, sharding.grid(x.shape))
-    return f'<div style="overflow-x: auto"><table>{rows}</table>{picture}</div>'
-
-
-def _checked(caller: str, name: str, x: object, sharding: object) -> tuple[Shape, NamedSharding]:
-    """Checks the arguments of ``caller``, whose first parameter is ``name``, and returns the shape and the sharding."""
-    if isinstance(x, Sharded):
-        if sharding is not None:
-            raise ArgumentError(
-                f"{caller}: sharding is given, and {name} is a tensor, which has one; wanted one of them: "
-                f"leave it out, or pass {name}.shape"
-            )
-        return x.shape, x.sharding
-    if not isinstance(x, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in x):
-        kinds = dict.fromkeys(type(size).__name__ for size in x) if isinstance(x, (tuple, list)) else ()
-        came = f"{type(x).__name__}{' of ' if kinds else ''}{', '.join(kinds)}"
-        raise ArgumentTypeError(
-            f"{caller}: {name} is a {came}; wanted a ShardedTensor, or a shape (a tuple of ints) and a sharding; "
-            f"st.asarray makes a tensor of an array"
-        )
-    shape = tuple(map(int, x))
-    if any(size < 0 for size in shape):
-        raise ShapeError(f"{caller}: {name} is the shape {shape}; wanted sizes from 0 on, so give no negative one")
-    if not isinstance(sharding, NamedSharding):
-        came = "missing" if sharding is None else f"a {type(sharding).__name__}"
-        raise ArgumentTypeError(
-            f"{caller}: sharding is {came}; wanted a NamedSharding, because {name} is a shape: "
-            f"pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
-        )
-    sharding.check_rank(len(shape), f"{caller}: sharding")
-    return shape, sharding
+    console = _console(io.StringIO(), use_color=True, record=True)
+    _print(console, x.shape, sharding, most=1)
+    pre = '<pre style="white-space: pre; overflow-x: auto; line-height: normal; font-family: monospace">{code}</pre>'
+    return f"<div><table>{rows}</table>{console.export_html(inline_styles=True, code_format=pre)}</div>"
 
 
 # -- the parts of a picture ------------------------------------------------------------------------
@@ -189,7 +135,7 @@ class _Part:
     """
 
     box: tuple[Range, ...]
-    devices: list[Device]
+    devices: tuple[Device, ...]
     number: int
 
     @property
@@ -207,14 +153,11 @@ class _Part:
         """The index of the part in the last two dimensions, as text."""
         return ", ".join(f"{begin}:{end}" for begin, end in self.box[-2:])
 
-    def label(self, room: int | None = None, *, named: bool = True) -> str:
-        """Returns a label such as ``NUMPY 0,1`` with as many devices as fit into ``room`` characters, at least one.
-
-        If ``named`` is false, the names of backends are left out.
-        """
+    def label(self, room: int | None = None) -> str:
+        """Returns a label such as ``NUMPY 0,1`` with as many devices as fit into ``room`` characters, at least one."""
         before = ["", *(device.backend for device in self.devices)]
         names = [
-            f"{device.backend.upper()} {device.id}" if named and device.backend != last else str(device.id)
+            str(device.id) if device.backend == last else f"{device.backend.upper()} {device.id}"
             for last, device in zip(before, self.devices, strict=False)
         ]
         return _shortened(names, ",", room, "…")
@@ -227,15 +170,10 @@ def _parts(grid: Grid) -> list[_Part]:
     for device, number in zip(grid.devices, numbers, strict=True):
         holders.setdefault(number, []).append(device)
     boxes = sorted((grid.box(k), numbers[k]) for k in grid.owners() if 0 not in grid.shape(k))
-    return [_Part(box, holders[number], order) for order, (box, number) in enumerate(boxes)]
+    return [_Part(box, tuple(holders[number]), order) for order, (box, number) in enumerate(boxes)]
 
 
-def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
-    rows, columns = zip(*(part.extent for part in parts), strict=True)
-    return sorted(set(rows)), sorted(set(columns))
-
-
-def _empty(grid: Grid, room: int | None = None) -> str:
+def _empty(grid: Grid, room: int) -> str:
     """Returns a line that lists the devices without elements; an empty string if there are none."""
     names = [str(device) for k, device in enumerate(grid.devices) if 0 in grid.shape(k)]
     return _shortened([f"empty on {names[0]}", *names[1:]], ", ", room, f"… ({len(names)} devices)") if names else ""
@@ -290,48 +228,51 @@ _CELL = 24
 """The width in characters of cells with wide captions where columns continue in another table."""
 
 
-def _console(file: IO[str], use_color: bool | None) -> Console:
+def _console(file: IO[str], use_color: bool | None, record: bool = False) -> Console:
     from rich.console import Console
 
     colors: Literal["auto", "256"] | None = "auto" if use_color is None else "256" if use_color else None
-    console = Console(file=file, color_system=colors, no_color=False if use_color else None, force_jupyter=False)
+    no_color = False if use_color else None
+    console = Console(file=file, color_system=colors, no_color=no_color, force_jupyter=False, record=record)
     console.width = min(max(console.width, _CELL + 2), 120) if getattr(file, "isatty", bool)() else 80
     return console
 
 
-def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
+def _print(console: Console, shape: Shape, sharding: NamedSharding, most: int | None = None) -> None:
+    """Prints the tables of all blocks, or of the first ``most`` blocks."""
     grid = sharding.grid(shape)
     if parts := _parts(grid):
         cells, bands = _layout(parts, len(shape), console.width)
         columns = sum(map(len, bands))
-        for block, members in itertools.groupby(parts, lambda part: part.block):
-            block_parts = list(members)
+        blocks = [list(members) for _, members in itertools.groupby(parts, lambda part: part.block)]
+        for block in blocks[:most]:
             for band in bands:
                 if len(shape) > 2 or len(bands) > 1:
                     rows = [(0, size) for size in shape[-2:-1]]
-                    title = _slices([*block, *rows, (band[0][0], band[-1][1])], shape)
+                    title = _slices([*block[0].block, *rows, (band[0][0], band[-1][1])], shape)
                     console.print(_text(console, title), soft_wrap=True)
-                _print_table(console, [part for part in block_parts if part.extent[1] in band], cells, columns)
+                _print_table(console, [part for part in block if part.extent[1] in band], cells, columns)
+        if left := len(blocks) - len(blocks[:most]):
+            console.print(_text(console, f"and {left} more blocks"))
     if line := _empty(grid, console.width):
         console.print(_text(console, line), soft_wrap=True)
 
 
 def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], list[list[Range]]]:
     """Returns the text of each part's cell, padded to its size, and the columns in bands that fit side by side."""
-    rows, columns = _rows_and_columns(parts)
+    rows, columns = [sorted(set(ranges)) for ranges in zip(*[part.extent for part in parts], strict=True)]
     tall, wide = rows[-1][1], columns[-1][1]
     separator = "\n" if len(rows) <= _LINES // 2 else "  "
     least = _least_width(parts, separator, (width - 1) // len(columns) - 1)
     at_once = max(1, (width - 1) // (least + 1))
     bands = [columns[first : first + at_once] for first in range(0, len(columns), at_once)]
     widths = _lengths(columns, least, 2 * _LINES * wide // tall, width - 1 - len(columns))
-    spaces = [widths[part.extent[1]] for part in parts]
-    captions = _captions(parts, separator, spaces)
+    captions = _captions(parts, separator, widths)
     lines = max(caption.count("\n") + 1 for caption in captions)
     flat = ndim < 2 or len(bands) > 1
     heights = _lengths(rows, lines, 0 if flat else sum(widths.values()) * tall // (2 * wide), _LINES)
-    high = [heights[part.extent[0]] for part in parts]
-    return list(map(_centered, captions, spaces, high)), bands
+    sizes = [(widths[part.extent[1]], heights[part.extent[0]]) for part in parts]
+    return [_centered(caption, *size) for caption, size in zip(captions, sizes, strict=True)], bands
 
 
 def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
@@ -341,12 +282,13 @@ def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
     return min(longest, room if room >= shortest else max(shortest, _CELL))
 
 
-def _captions(parts: Sequence[_Part], separator: str, spaces: Sequence[int]) -> list[str]:
-    """Returns the captions of cells with the widths ``spaces``: the devices, and the indices if all indices fit."""
-    captions = [_caption(part, separator, space) for part, space in zip(parts, spaces, strict=True)]
-    if all(_width(caption) <= space for caption, space in zip(captions, spaces, strict=True)):
-        return captions
-    return [part.label(space) for part, space in zip(parts, spaces, strict=True)]
+def _captions(parts: Sequence[_Part], separator: str, widths: dict[Range, int]) -> list[str]:
+    """Returns the captions of cells in columns of these widths: the devices, and the indices if all indices fit."""
+    spaces = {part: widths[part.extent[1]] for part in parts}
+    captions = {part: _caption(part, separator, space) for part, space in spaces.items()}
+    if all(_width(captions[part]) <= space for part, space in spaces.items()):
+        return list(captions.values())
+    return [part.label(space) for part, space in spaces.items()]
 
 
 def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dict[Range, int]:
@@ -398,50 +340,3 @@ def _text(console: Console, line: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(line.replace("…", "+") if console.options.ascii_only else line, style)
-
-
-# -- as HTML ---------------------------------------------------------------------------------------
-
-_SIDE = 240
-"""The longer side of a picture in pixels, unless labels need more."""
-
-_CHARACTER = 7
-"""The width of one character of a label in pixels."""
-
-
-def _picture(shape: Shape, grid: Grid) -> str:
-    """Returns the first block as SVG, and lines with the index of that block and the devices without elements."""
-    parts, notes, svg = _parts(grid), [_empty(grid)], ""
-    if parts:
-        svg = _svg([part for part in parts if part.block == parts[0].block], len(shape))
-    if parts and len(shape) > 2:
-        box = [*parts[0].block, *((0, size) for size in shape[-2:])]
-        notes.insert(0, f"{_slices(box, shape)}, block 1 of {len({part.block for part in parts})}")
-    return svg + "".join(f"<div>{escape(note)}</div>" for note in notes if note)
-
-
-def _svg(parts: Sequence[_Part], ndim: int) -> str:
-    """Returns the parts of one block as SVG, each with an area in proportion to its size."""
-    rows, columns = _rows_and_columns(parts)
-    tall, wide = rows[-1][1], columns[-1][1]
-    named = len({device.backend for part in parts for device in part.devices}) > 1
-    room = 1 + max(min(len(part.label(named=named)), max(len(part.label(0, named=named)), 11)) for part in parts)
-    unit = _SIDE / max(tall, wide)
-    right = max(unit, room * _CHARACTER / min(end - begin for begin, end in columns))
-    down = max(unit if ndim > 1 else 0, 3 * _CHARACTER / min(end - begin for begin, end in rows))
-    size = f'width="{wide * right + 2:.2f}" height="{tall * down + 2:.2f}"'
-    look = 'font-family="monospace" font-size="11" text-anchor="middle"'
-    cells = "".join(_rectangle(part, right, down, named) for part in parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{cells}</svg>'
-
-
-def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
-    (top, bottom), (begin, end) = part.extent
-    x, y, width, height = 1 + begin * right, 1 + top * down, (end - begin) * right, (bottom - top) * down
-    label = part.label(int(width / _CHARACTER), named=named)
-    return (
-        f"<g><title>{escape(_caption(part, ': '))}</title>"
-        f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{_color(part.number)}" '
-        f'stroke="#777"/>'
-        f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#000">{escape(label)}</text></g>'
-    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,8 +108,7 @@ def _unary(name: str) -> Callable[[Any], Any]:
 
 def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
-    out = kwargs.get("out")
-    kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+    out = kwargs.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is None:
         return op.dispatch(*args, **kwargs)
@@ -136,31 +134,34 @@ _WRITTEN_IN_C = {
 _OTHER_NAMES = {"ddof": "correction"}
 """NumPy's names of parameters that have the standard's name here."""
 
-
-@functools.cache
-def _signature(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Returns the names of NumPy's parameters that can be positional, and the defaults of all that have one."""
-    parameters = inspect.signature(_WRITTEN_IN_C.get(function.__name__, function)).parameters.values()
-    by_position = tuple([p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])
-    return by_position, {p.name: p.default for p in parameters if p.default is not p.empty}
+_Argument = tuple[str, str | None, Any]
 
 
 @functools.cache
-def _translation(function: Any, op: Op) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], frozenset[str]]:
-    """Returns how the parameters of NumPy's function correspond to those of the operator.
+def _call_form(function: Any, op: Op, count: int, keywords: tuple[str, ...]) -> tuple[tuple[str, ...], list[_Argument]]:
+    """Returns how calls of NumPy's function, with that many positional arguments and these keywords, are translated.
 
-    The four parts of the result are: the operator's names by NumPy's names and by its own names; the names of its
-    positional-only parameters; its names for NumPy's leading parameters, up to the first that it lacks; and its names
-    that can be keywords.
+    The result has the names of the operator's positional-only parameters, and for each argument of the call NumPy's
+    name, the operator's name (None if it lacks the parameter) and NumPy's default.
+
+    Raises:
+        ArgumentTypeError: there are more positional arguments than NumPy's function takes, or one is given twice.
     """
+    parameters = inspect.signature(_WRITTEN_IN_C.get(function.__name__, function)).parameters.values()
+    theirs = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if count > len(theirs):
+        raise ArgumentTypeError(
+            f"{function.__name__}: {count} arguments by position; it takes {len(theirs)}: {', '.join(theirs)}"
+        )
+    if twice := sorted({*theirs[:count]} & {*keywords}):
+        raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
     ours = (*op.operands, *op.params, "out")
-    theirs = _signature(function)[0]
-    names = dict(zip(ours, ours, strict=True)) | dict(zip(theirs, op.operands, strict=False))
+    names = {name: name for name in ours} | dict(zip(theirs, op.operands, strict=False))
     names |= {other: known for other, known in _OTHER_NAMES.items() if known in ours}
-    parameters = inspect.signature(op.dispatch).parameters.values()
-    by_position = tuple([p.name for p in parameters if p.kind is p.POSITIONAL_ONLY])
-    first = tuple([names[name] for name in itertools.takewhile(names.__contains__, theirs)])
-    return names, by_position, first, frozenset(ours) - {*by_position}
+    defaults = {p.name: p.default for p in parameters}
+    arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*theirs[:count], *keywords)]
+    own = inspect.signature(op.dispatch).parameters.values()
+    return tuple([p.name for p in own if p.kind is p.POSITIONAL_ONLY]), arguments
 
 
 def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -170,46 +171,22 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
         ArgumentTypeError: there are more positional arguments than NumPy's function takes, or an argument that the
             operator lacks differs from NumPy's default.
     """
-    names, by_position, first, by_name = _translation(function, op)
-    count = len(by_position)
-    if first[:count] == by_position and count <= len(args) <= len(first) and kwargs.keys() <= by_name:
-        direct = dict(zip(first[count:], args[count:], strict=False))
-        if direct.keys().isdisjoint(kwargs) and not any(v is np._NoValue for v in (*args, *kwargs.values())):
-            return _with_out(op, args[:count], direct | kwargs)
+    by_position, arguments = _call_form(function, op, len(args), tuple(kwargs))
     known: dict[str, Any] = {}
-    for name, value in _named(function, args, kwargs).items():
-        if name not in names:
+    for (name, ours, default), value in zip(arguments, (*args, *kwargs.values()), strict=True):
+        if value is default or (type(value) is type(default) in (bool, int, float, str) and value == default):
+            continue
+        if ours is None:
             raise ArgumentTypeError(
                 f"numpy.{function.__name__}: has no sharded form here with {name}={value!r:.60}; leave {name} out, or "
                 "take the whole array on the host with np.asarray(x)"
             )
-        if names[name] in known:
-            raise ArgumentTypeError(f"numpy.{function.__name__}: {names[name]} is given twice; wanted it once")
-        known[names[name]] = value
+        if ours in known:
+            raise ArgumentTypeError(f"numpy.{function.__name__}: {ours} is given twice; wanted it once")
+        known[ours] = value
     if missing := [name for name in by_position if name not in known]:
         raise ArgumentTypeError(f"numpy.{function.__name__}: has no sharded form here without {' and '.join(missing)}")
     return _with_out(op, [known.pop(name) for name in by_position], known)
-
-
-def _named(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call of NumPy's function by NumPy's names, without those that equal NumPy's defaults.
-
-    Raises:
-        ArgumentTypeError: there are more positional arguments than NumPy's function takes, or one is given twice.
-    """
-    names, defaults = _signature(function)
-    if len(args) > len(names):
-        raise ArgumentTypeError(
-            f"{function.__name__}: {len(args)} arguments by position; it takes {len(names)}: {', '.join(names)}"
-        )
-    given = dict(zip(names, args, strict=False))
-    if twice := sorted(given.keys() & kwargs.keys()):
-        raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
-    return {n: v for n, v in (given | kwargs).items() if n not in defaults or not _is_default(v, defaults[n])}
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) in (bool, int, float, str) and value == default)
 
 
 def _size(a: Any, axis: Any = None) -> int:
@@ -237,6 +214,13 @@ def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
     return call("asarray", a, copy=True)
 
 
+def _ravel(a: Any, order: str = "C") -> Any:
+    """`numpy.ravel`, in row-major order."""
+    if order != "C":
+        raise ArgumentTypeError(f"numpy.ravel: has no sharded form here with order={order!r}; wanted 'C'")
+    return a.ravel()
+
+
 def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """`numpy.may_share_memory`: whether the extents of two tensors in one base overlap.
 
@@ -244,24 +228,22 @@ def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """
     if not (isinstance(a, Operators) and isinstance(b, Operators)):
         return False
-    (base, low, high), (other, start, end) = _stretch(a), _stretch(b)
+    (base, low, high), (other, start, end) = _extent(a), _extent(b)
     return base is other and low < end and start < high
 
 
-def _stretch(x: Any) -> tuple[Any, int, int]:
+def _extent(x: Any) -> tuple[Any, int, int]:
     """Returns the base of a tensor, and the first index and the end of its elements in the flattened base."""
     view_spec = getattr(x._storage, "view_spec", None)
-    return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.stretch)
+    return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.extent)
 
 
-_NUMPY_ALONE: dict[str, Callable[..., Any]] = {
-    "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory,
-    "ndim": lambda a: a.ndim, "shape": lambda a: a.shape, "size": _size,
+_ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
+    "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "ravel": _ravel, "size": _size,
+    "ndim": lambda a: a.ndim, "shape": lambda a: a.shape,
+    "swapaxes": lambda a, axis1, axis2: a.swapaxes(axis1, axis2), "transpose": lambda a, axes=None: a.transpose(axes),
 }  # fmt: skip
-"""Functions of NumPy that are not operators here: metadata, copies and memory checks."""
-
-_METHODS = {"ravel": (), "swapaxes": ("axis1", "axis2"), "transpose": ("axes",)}
-"""Functions of NumPy that are methods of a tensor, and the parameters of these methods."""
+"""Functions of NumPy that are not operators here: metadata, copies, memory checks, and methods of a tensor."""
 
 # NumPy's older names of functions, by which NumPy's protocols call them, and the standard's names.
 _FUNCTION_NAMES = {
@@ -290,13 +272,8 @@ class Operators:
         return _with_out(op, operands, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if function := _NUMPY_ALONE.get(func.__name__):
+        if function := _ONLY_NUMPYS.get(func.__name__):
             return function(*args, **kwargs)
-        if func.__name__ in _METHODS:
-            named, known = _named(func, args, kwargs), _METHODS[func.__name__]
-            x = named.pop("a")
-            if isinstance(x, Operators) and set(named) <= set(known):
-                return getattr(x, func.__name__)(*[named[name] for name in known if name in named])
         op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
         if op is None:
             raise ArgumentTypeError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.device import Device
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
@@ -75,15 +76,19 @@ def as_operand(x: Any, caller: str) -> Any:
         with backend.on(device):
             mine = backend.xp.asarray(backend.asarray(x), copy=True)
         backend.make_caller_wait(device)  # the caller may overwrite x after this call
-        placed = device != current_device()
-        value = aval(tuple(mine.shape), backend.dtype_of(mine), as_sharding(device, mine.ndim, caller), placed)
-        return tensor(value, Storage(arrays=(mine,)))
+        return on_one_device(mine, backend.dtype_of(mine), device, device != current_device())
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # includes subclasses of Python's numbers
         return np.asarray(x)
     raise ArgumentTypeError(
         f"{caller}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
-        "(st.asarray makes a tensor of nested lists)"
+        "(st.asarray converts nested lists to a tensor)"
     )
+
+
+def on_one_device(array: Any, dtype: np.dtype[Any], device: Device, committed: bool = True) -> ShardedTensor:
+    """Returns the tensor of that dtype whose only shard is ``array``, which it shares, on ``device``."""
+    value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "device"), committed)
+    return tensor(value, Storage(array) if value.backend.shared_memory else Storage(arrays=(array,)))
 
 
 def located(x: Any) -> Any:
@@ -95,7 +100,7 @@ def located(x: Any) -> Any:
     device = current_device()
     if not isinstance(x, np.ndarray) or device is None or not backend_of(device).shared_memory:
         return x
-    return tensor(aval(x.shape, x.dtype, as_sharding(device, x.ndim, "map"), False), Storage(read_only(x)))
+    return on_one_device(read_only(x), x.dtype, device, committed=False)
 
 
 def is_data(x: Any) -> bool:
@@ -112,19 +117,18 @@ def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
         ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert the value.
     """
     listed = isinstance(value, (list, tuple))
+    array = np.empty((), dtype)
     try:
         if listed:
-            array = np.array(value, dtype=dtype)
-        else:
-            array = np.empty((), dtype)
-            array[()] = value
+            return np.array(value, dtype=dtype)
+        array[()] = value
     except TypeError as error:
         raise ArgumentTypeError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
     except ValueError as error:
         if listed and "inhomogeneous" in str(error):
             raise ShapeError(f"{name} has nested lists of different lengths ({error})") from None
         raise ArgumentError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
-    return array if listed else array[()]
+    return array[()]
 
 
 def fill_value(value: Any, dtype: np.dtype[Any]) -> Any:

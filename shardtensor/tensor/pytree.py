@@ -87,7 +87,7 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
         return [prefix] * len(leaves(tree))
     there = items_of(tree)
     if there is None:
-        raise ArgumentError(f"{what} is a {type(prefix).__name__} of {len(given)}, and {of} is no tree but a leaf")
+        raise ArgumentError(f"{what} is a {type(prefix).__name__} of {len(given)}, and {of} is a leaf")
     if [step for step, _ in given] != [step for step, _ in there]:
         raise ArgumentError(
             f"{what} has the entries {', '.join(s for s, _ in given) or 'none'}, and {of} has "

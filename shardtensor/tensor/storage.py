@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import abc
 import threading
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from shardtensor.errors import DonatedError, ShardTensorError
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """The arrays that hold the elements of one tensor in this process.
 
@@ -17,11 +19,8 @@ class Storage:
         array: the one buffer, where devices share a memory; None until the arrays of the devices are joined.
     """
 
-    __slots__ = ("array", "arrays")
-
-    def __init__(self, array: Any = None, arrays: tuple[Any, ...] | None = None) -> None:
-        self.array = array
-        self.arrays = arrays
+    array: Any = None
+    arrays: tuple[Any, ...] | None = None
 
 
 class DeferredStorage(abc.ABC):
@@ -48,6 +47,7 @@ class DeferredStorage(abc.ABC):
         return self.stored().arrays
 
 
+@dataclass(slots=True, eq=False)
 class WriteState:
     """The lock, the version and the caches of a tensor that is written to or has views.
 
@@ -57,19 +57,15 @@ class WriteState:
         caches: weak references to the views that cache elements of the value, by identity.
     """
 
-    __slots__ = ("caches", "lock", "version")
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.version = 0
-        self.caches: dict[int, Any] = {}
+    lock: Any = field(default_factory=threading.RLock)
+    version: int = 0
+    caches: dict[int, Any] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Empties the caches, so that the elements they hold do not count as references to the value."""
         caches, self.caches = self.caches, {}
         for reference in caches.values():
-            view = reference()
-            if view is not None:
+            if (view := reference()) is not None:
                 view.forget()
 
 
@@ -90,7 +86,7 @@ class PendingWrite(DeferredStorage):
         """
         with self.write_state.lock:
             if self.storage is None:
-                raise ShardTensorError("a tensor is read by what is writing to it; read it before")
+                raise ShardTensorError("a write to a tensor reads the same tensor; read it before the write")
             return self.storage
 
 
@@ -103,5 +99,6 @@ class Donated(DeferredStorage):
     def stored(self) -> NoReturn:
         """Raises DonatedError."""
         raise DonatedError(
-            f"this tensor was given away by {self.by}(..., donate=True); use what that returned, or do not donate"
+            f"the memory of this tensor was donated by {self.by}(..., donate=True); use the result of that call, or do "
+            "not donate"
         )

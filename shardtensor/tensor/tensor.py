@@ -5,7 +5,9 @@ No algorithm is defined here: the methods of a tensor call operators by name, th
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias
@@ -68,9 +70,7 @@ class ShardedTensor(Operators):
     _write_state: WriteState | None
 
     def __init__(self) -> None:
-        raise ArgumentTypeError(
-            "ShardedTensor: not made by calling the class; use st.asarray, st.device_put or st.zeros"
-        )
+        raise ArgumentTypeError("ShardedTensor: not made by calling the class; use st.asarray or st.device_put")
 
     # -- attributes --------------------------------------------------------------------------------
 
@@ -140,16 +140,14 @@ class ShardedTensor(Operators):
         >>> [s.data.tolist() for s in st.arange(5, device=st.make_mesh((2,), ("x",))).addressable_shards]
         [[0, 1, 2], [3, 4]]
         """
-        grid, seen, shards = self._aval.grid, dict[int, int](), []
-        backend = self._aval.backend
-        numbers = grid.linear_parts().tolist()
+        backend, grid = self._aval.backend, self._aval.grid
+        counts: dict[int, Iterator[int]] = defaultdict(itertools.count)
+        replicas = [next(counts[number]) for number in grid.linear_parts().tolist()]
         offloaded = getattr(self._storage, "shards", None)
         arrays = [backend.export(a) for a in shard_arrays(self)] if offloaded is None else offloaded()
-        for k, (device, data) in enumerate(zip(grid.devices, arrays, strict=True)):
+        for device in grid.devices:
             backend.make_caller_wait(device)
-            replica = seen[numbers[k]] = seen.get(numbers[k], -1) + 1
-            shards.append(Shard(device, grid.index(k), replica, data))
-        return shards
+        return list(map(Shard, grid.devices, grid.indices, replicas, arrays))
 
     def block_until_ready(self) -> ShardedTensor:
         """Waits until the elements are computed, and returns the tensor."""
@@ -157,7 +155,7 @@ class ShardedTensor(Operators):
         if hasattr(storage, "settle"):
             storage.settle()
         else:
-            assert storage.array is not None or storage.arrays is not None
+            shard_arrays(self)  # The arrays of a view are computed when they are read.
         for device in self._aval.sharding.mesh.flat:
             self._aval.backend.synchronize(device)
         return self
@@ -184,23 +182,16 @@ class ShardedTensor(Operators):
 
     def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
         array: HostArray = call("to_host", self)
-        if dtype is not None and array.dtype != np.dtype(dtype):
-            if copy is False:
-                raise ShapeError(
-                    f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
-                )
-            return array.astype(dtype)
-        return array.copy() if copy else array
+        if dtype is None or array.dtype == np.dtype(dtype):
+            return array.copy() if copy else array
+        if copy is False:
+            raise ShapeError(
+                f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
+            )
+        return array.astype(dtype)
 
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+    def __dlpack__(self, **options: Any) -> Any:
+        return call("to_dlpack", self, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return call("dlpack_device", self)  # type: ignore[no-any-return]
@@ -215,17 +206,17 @@ class ShardedTensor(Operators):
         Raises:
             ShapeError: the tensor does not have exactly one element.
         """
-        if self.size != 1:
-            raise ShapeError(f"item: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one")
-        return np.asarray(self).item()
+        return self._only_element("item").item()
 
     def __bool__(self) -> bool:
+        return bool(self._only_element("bool", " (x.any() and x.all() are true or false)"))
+
+    def _only_element(self, caller: str, hint: str = "") -> Any:
         if self.size != 1:
             raise ShapeError(
-                f"bool: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one "
-                "(x.any() and x.all() are true or false)"
+                f"{caller}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one{hint}"
             )
-        return bool(np.asarray(self).reshape(())[()])
+        return np.asarray(self).reshape(())[()]
 
     def __int__(self) -> int:
         return int(self._scalar("int"))
@@ -238,10 +229,8 @@ class ShardedTensor(Operators):
 
     def __index__(self) -> int:
         if self.ndim or self.dtype.kind not in "iu":
-            raise ArgumentTypeError(
-                f"index: a tensor of shape {self.shape} and dtype {self.dtype} is no index; wanted an integer one "
-                "without dimensions"
-            )
+            given = f"a tensor of shape {self.shape} and dtype {self.dtype}"
+            raise ArgumentTypeError(f"index: {given} is no index; wanted an integer one without dimensions")
         return int(self._scalar("index"))
 
     def _scalar(self, caller: str) -> Any:
@@ -375,9 +364,7 @@ class ShardedTensor(Operators):
         head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
         if self.is_donated:
             return f"{head} <donated>"
-        if self._aval.backend.simulated:
-            return head
-        return f"{head}\n{_values(self)}"
+        return head if self._aval.backend.simulated else f"{head}\n{_values(self)}"
 
     def _repr_html_(self) -> str:
         from shardtensor.sharding.visualize import html
@@ -408,8 +395,7 @@ def write_state_of(x: ShardedTensor) -> WriteState:
     """Returns the `WriteState` of a tensor, which is created on first use."""
     if x._write_state is None:
         with _making_write_states:
-            if x._write_state is None:
-                x._write_state = WriteState()
+            x._write_state = x._write_state or WriteState()
     return x._write_state
 
 
@@ -486,17 +472,15 @@ def _values(x: ShardedTensor, edge: int = 3) -> str:
     """Returns the elements as text. Only the corners of a large tensor are read."""
     if x.size <= np.get_printoptions()["threshold"]:
         return str(np.asarray(x))
-    shown: list[Any] = [slice(None) if n <= 2 * edge + 1 else (slice(0, edge + 1), slice(n - edge, n)) for n in x.shape]
-    corners = _corners(x, shown, ())
     with np.printoptions(threshold=0, edgeitems=edge):
-        return str(corners)
+        return str(_corners(x, edge, ()))
 
 
-def _corners(x: ShardedTensor, shown: list[Any], index: tuple[slice, ...]) -> HostArray:
-    dimension = len(index)
-    if dimension == len(shown):
+def _corners(x: ShardedTensor, edge: int, index: tuple[slice, ...]) -> HostArray:
+    """Returns ``x[index]`` with only ``edge`` elements at both ends of each further dimension, and one between them."""
+    d = len(index)
+    if d == x.ndim:
         return call("to_host", x, index=index)  # type: ignore[no-any-return]
-    here = shown[dimension]
-    if isinstance(here, slice):
-        return _corners(x, shown, (*index, here))
-    return np.concatenate([_corners(x, shown, (*index, part)) for part in here], axis=dimension)
+    n = x.shape[d]
+    ends = [slice(None)] if n <= 2 * edge + 1 else [slice(0, edge + 1), slice(n - edge, n)]
+    return np.concatenate([_corners(x, edge, (*index, part)) for part in ends], axis=d)

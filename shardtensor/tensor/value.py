@@ -76,13 +76,11 @@ def whole_of(array: Any, value: Aval) -> HostArray:
     The buffer stays writable, because NumPy copies read-only arrays before some reductions (argmax). What leaves the
     library is a read-only view of it.
     """
-    if type(array) is not np.ndarray or array.dtype != value.dtype:
-        array = (
-            AbstractArray(value.shape, value.dtype)
-            if type(array) is AbstractArray
-            else np.asarray(array, dtype=value.dtype)
-        )
-    return array  # type: ignore[no-any-return]
+    if type(array) is np.ndarray and array.dtype == value.dtype:
+        return array
+    if type(array) is AbstractArray:
+        return AbstractArray(value.shape, value.dtype)  # type: ignore[return-value]
+    return np.asarray(array, dtype=value.dtype)
 
 
 def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:

@@ -304,7 +304,7 @@ def test_what_is_no_array() -> None:
 @pytest.mark.parametrize("copy", [None, True, False])
 @pytest.mark.parametrize("bad", ["M8[D]", "m8[s]", ">f8", "U1", "O", "S3"])
 def test_dtypes_that_dlpack_lacks(bad: str, copy: bool | None) -> None:
-    with pytest.raises(st.InterchangeError, match=r"^from_dlpack: x, a ndarray, cannot be taken: DLPack.*native"):
+    with pytest.raises(st.InterchangeError, match=r"^from_dlpack: x, a ndarray, cannot be imported: DLPack.*native"):
         st.from_dlpack(np.zeros(3, bad), copy=copy)
 
 
@@ -312,7 +312,9 @@ def test_dtypes_that_dlpack_lacks(bad: str, copy: bool | None) -> None:
 def test_dtypes_that_numpy_lacks(device: str) -> None:
     torch, where = library("torch"), usable(device)[0]
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        with pytest.raises(st.InterchangeError, match=r"^from_dlpack: x, a Tensor, cannot be taken: .*that NumPy has"):
+        with pytest.raises(
+            st.InterchangeError, match=r"^from_dlpack: x, a Tensor, cannot be imported: .*that NumPy has"
+        ):
             st.from_dlpack(torch.zeros(3).to(dtype), device=where)
 
 
@@ -320,7 +322,7 @@ def test_dtypes_that_numpy_lacks(device: str) -> None:
 @pytest.mark.parametrize("device", ["numpy", "torch"])
 def test_dtypes_of_jax_that_numpy_lacks(device: str) -> None:
     jax, where = library("jax"), usable(device)[0]
-    with pytest.raises(st.InterchangeError, match=r"cannot be taken"):
+    with pytest.raises(st.InterchangeError, match=r"cannot be imported"):
         st.from_dlpack(jax.numpy.ones(3, jax.numpy.bfloat16), device=where)
 
 
@@ -378,7 +380,7 @@ def test_a_tensor_is_an_array_like_any_other() -> None:
     x[0] = 9
     y[1] = 8
     assert (x.tolist(), y.tolist()) == ([9, 1, 2, 3, 4, 5], [0, 8, 2, 3, 4, 5])
-    with pytest.raises(st.InterchangeError, match=r"^__dlpack_device__: the tensor lives on 3 devices"):
+    with pytest.raises(st.InterchangeError, match=r"^__dlpack_device__: the tensor is on 3 devices"):
         st.from_dlpack(st.arange(6, device=st.make_mesh((3,), ("x",))))
 
 
@@ -605,7 +607,7 @@ def test_views_and_elements() -> None:
         assert view.__dlpack_device__() == HOST_MEMORY
     assert np.from_dlpack(x.sum()) == 66
     assert np.from_dlpack(x[2, 3]) == 11
-    with pytest.raises(st.InterchangeError, match="runs backwards"):
+    with pytest.raises(st.InterchangeError, match="negative strides"):
         x[::-1].__dlpack__(copy=False)
     theirs = CONSUMERS["torch"](x[::-1, :2])
     assert theirs.tolist() == [[8, 9], [4, 5], [0, 1]]
@@ -833,7 +835,9 @@ def test_gpu_pinned(gpus: tuple[Any, list[st.Device]]) -> None:
     assert (x.sharding, x.tolist()) == (sharding, [0, 0, 1, 1])
     alone = st.SingleDeviceSharding(devices[0], memory_kind="pinned_host")
     for what, where in ((pieces, sharding), (pieces[0], alone)):
-        with pytest.raises(st.InterchangeError, match=r"copy=False, and to pinned_host memory x"):
+        with pytest.raises(
+            st.InterchangeError, match=r"copy=False, and x(\[0\])? must be copied to pinned_host memory"
+        ):
             st.from_dlpack(what, device=where, copy=False)
     y = st.from_dlpack(pieces[0], device=alone)
     assert y.__dlpack_device__() == HOST_MEMORY

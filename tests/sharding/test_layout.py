@@ -232,8 +232,8 @@ def test_make_mesh_works_out_one_size(sizes: tuple[int, ...], devices: int, want
 @pytest.mark.parametrize(
     ("sizes", "names", "culprit"),
     [
-        ((9,), ("x",), r"\(9,\) asks for 9 devices and there are 8.*SHARDTENSOR_NUM_DEVICES=9"),
-        ((3, 3), ("x", "y"), r"\(3, 3\) asks for 9 devices and there are 8"),
+        ((9,), ("x",), r"\(9,\) needs 9 devices and there are 8.*SHARDTENSOR_NUM_DEVICES=9"),
+        ((3, 3), ("x", "y"), r"\(3, 3\) needs 9 devices and there are 8"),
         ((3, -1), ("x", "y"), r"\(3, -1\).*8 devices"),
         ((0, -1), ("x", "y"), r"\(0, -1\).*8 devices"),
         ((-1, -1), ("x", "y"), r"\(-1, -1\)"),
@@ -254,7 +254,6 @@ def test_make_mesh_refuses(sizes: Any, names: Any, culprit: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "names", "culprit"),
     [
-        (3, ("x",), "axis_sizes"),
         (None, ("x",), "axis_sizes"),
         ((2.5,), ("x",), r"axis_sizes|2\.5"),
         (("a",), ("x",), "axis_sizes|'a'"),
@@ -578,7 +577,7 @@ def test_shapes_with_negative_sizes() -> None:
         sharding.devices_indices_map((-4,))
 
 
-@pytest.mark.parametrize("shape", [(2.5,), ("4",), (None,), None, 3], ids=repr)
+@pytest.mark.parametrize("shape", [(2.5,), ("4",), (None,), None], ids=repr)
 def test_what_is_no_shape(shape: Any) -> None:
     sharding = st.NamedSharding(row(), st.P("x"))
     for use in (sharding.shard_shape, sharding.devices_indices_map):
