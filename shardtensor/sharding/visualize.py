@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import io
 import itertools
 import math
 import sys
@@ -115,10 +114,7 @@ def html(x: Any) -> str:
     }
     left = 'style="text-align: left"'
     rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{escape(fact)}</td></tr>" for name, fact in facts.items())
-    console = _console(io.StringIO(), use_color=True, record=True)
-    _print(console, x.shape, sharding, most=1)
-    pre = '<pre style="white-space: pre; overflow-x: auto; line-height: normal; font-family: monospace">{code}</pre>'
-    return f"<div><table>{rows}</table>{console.export_html(inline_styles=True, code_format=pre)}</div>"
+    return f'<div style="overflow-x: auto"><table>{rows}</table>{_picture(x.shape, sharding.grid(x.shape))}</div>'
 
 
 # -- the parts of a picture ------------------------------------------------------------------------
@@ -153,11 +149,14 @@ class _Part:
         """The index of the part in the last two dimensions, as text."""
         return ", ".join(f"{begin}:{end}" for begin, end in self.box[-2:])
 
-    def label(self, room: int | None = None) -> str:
-        """Returns a label such as ``NUMPY 0,1`` with as many devices as fit into ``room`` characters, at least one."""
+    def label(self, room: int | None = None, *, named: bool = True) -> str:
+        """Returns a label such as ``NUMPY 0,1`` with as many devices as fit into ``room`` characters, at least one.
+
+        If ``named`` is false, the names of backends are left out.
+        """
         before = ["", *(device.backend for device in self.devices)]
         names = [
-            str(device.id) if device.backend == last else f"{device.backend.upper()} {device.id}"
+            f"{device.backend.upper()} {device.id}" if named and device.backend != last else str(device.id)
             for last, device in zip(before, self.devices, strict=False)
         ]
         return _shortened(names, ",", room, "…")
@@ -173,7 +172,12 @@ def _parts(grid: Grid) -> list[_Part]:
     return [_Part(box, tuple(holders[number]), order) for order, (box, number) in enumerate(boxes)]
 
 
-def _empty(grid: Grid, room: int) -> str:
+def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
+    rows, columns = zip(*(part.extent for part in parts), strict=True)
+    return sorted(set(rows)), sorted(set(columns))
+
+
+def _empty(grid: Grid, room: int | None = None) -> str:
     """Returns a line that lists the devices without elements; an empty string if there are none."""
     names = [str(device) for k, device in enumerate(grid.devices) if 0 in grid.shape(k)]
     return _shortened([f"empty on {names[0]}", *names[1:]], ", ", room, f"… ({len(names)} devices)") if names else ""
@@ -228,32 +232,28 @@ _CELL = 24
 """The width in characters of cells with wide captions where columns continue in another table."""
 
 
-def _console(file: IO[str], use_color: bool | None, record: bool = False) -> Console:
+def _console(file: IO[str], use_color: bool | None) -> Console:
     from rich.console import Console
 
     colors: Literal["auto", "256"] | None = "auto" if use_color is None else "256" if use_color else None
-    no_color = False if use_color else None
-    console = Console(file=file, color_system=colors, no_color=no_color, force_jupyter=False, record=record)
+    console = Console(file=file, color_system=colors, no_color=False if use_color else None, force_jupyter=False)
     console.width = min(max(console.width, _CELL + 2), 120) if getattr(file, "isatty", bool)() else 80
     return console
 
 
-def _print(console: Console, shape: Shape, sharding: NamedSharding, most: int | None = None) -> None:
-    """Prints the tables of all blocks, or of the first ``most`` blocks."""
+def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
     grid = sharding.grid(shape)
     if parts := _parts(grid):
         cells, bands = _layout(parts, len(shape), console.width)
         columns = sum(map(len, bands))
-        blocks = [list(members) for _, members in itertools.groupby(parts, lambda part: part.block)]
-        for block in blocks[:most]:
+        for block, members in itertools.groupby(parts, lambda part: part.block):
+            block_parts = list(members)
             for band in bands:
                 if len(shape) > 2 or len(bands) > 1:
                     rows = [(0, size) for size in shape[-2:-1]]
-                    title = _slices([*block[0].block, *rows, (band[0][0], band[-1][1])], shape)
+                    title = _slices([*block, *rows, (band[0][0], band[-1][1])], shape)
                     console.print(_text(console, title), soft_wrap=True)
-                _print_table(console, [part for part in block if part.extent[1] in band], cells, columns)
-        if left := len(blocks) - len(blocks[:most]):
-            console.print(_text(console, f"and {left} more blocks"))
+                _print_table(console, [part for part in block_parts if part.extent[1] in band], cells, columns)
     if line := _empty(grid, console.width):
         console.print(_text(console, line), soft_wrap=True)
 
@@ -340,3 +340,50 @@ def _text(console: Console, line: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(line.replace("…", "+") if console.options.ascii_only else line, style)
+
+
+# -- as HTML ---------------------------------------------------------------------------------------
+
+_SIDE = 240
+"""The longer side of a picture in pixels, unless labels need more."""
+
+_CHARACTER = 7
+"""The width of one character of a label in pixels."""
+
+
+def _picture(shape: Shape, grid: Grid) -> str:
+    """Returns the first block as SVG, and lines with the index of that block and the devices without elements."""
+    parts, notes, svg = _parts(grid), [_empty(grid)], ""
+    if parts:
+        svg = _svg([part for part in parts if part.block == parts[0].block], len(shape))
+    if parts and len(shape) > 2:
+        box = [*parts[0].block, *((0, size) for size in shape[-2:])]
+        notes.insert(0, f"{_slices(box, shape)}, block 1 of {len({part.block for part in parts})}")
+    return svg + "".join(f"<div>{escape(note)}</div>" for note in notes if note)
+
+
+def _svg(parts: Sequence[_Part], ndim: int) -> str:
+    """Returns the parts of one block as SVG, each with an area in proportion to its size."""
+    rows, columns = _rows_and_columns(parts)
+    tall, wide = rows[-1][1], columns[-1][1]
+    named = len({device.backend for part in parts for device in part.devices}) > 1
+    room = 1 + max(min(len(part.label(named=named)), max(len(part.label(0, named=named)), 11)) for part in parts)
+    unit = _SIDE / max(tall, wide)
+    right = max(unit, room * _CHARACTER / min(end - begin for begin, end in columns))
+    down = max(unit if ndim > 1 else 0, 3 * _CHARACTER / min(end - begin for begin, end in rows))
+    size = f'width="{wide * right + 2:.2f}" height="{tall * down + 2:.2f}"'
+    look = 'font-family="monospace" font-size="11" text-anchor="middle"'
+    cells = "".join(_rectangle(part, right, down, named) for part in parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{cells}</svg>'
+
+
+def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
+    (top, bottom), (begin, end) = part.extent
+    x, y, width, height = 1 + begin * right, 1 + top * down, (end - begin) * right, (bottom - top) * down
+    label = part.label(int(width / _CHARACTER), named=named)
+    return (
+        f"<g><title>{escape(_caption(part, ': '))}</title>"
+        f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{_color(part.number)}" '
+        f'stroke="#777"/>'
+        f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#000">{escape(label)}</text></g>'
+    )

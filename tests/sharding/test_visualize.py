@@ -355,17 +355,35 @@ def test_a_file_whose_encoding_has_no_box_drawing():
 # -- HTML ------------------------------------------------------------------------------------------
 
 
-def parsed(fragment: str) -> tuple[dict[str, str], str, dict[str, str]]:
-    """The facts of what `html` gave, which must be well-formed, its picture as text, and the color of each caption."""
+class Rectangle(NamedTuple):
+    """A part in the picture: what is written on it and about it, and where it is."""
+
+    label: str
+    title: str
+    fill: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def parsed(fragment: str) -> tuple[dict[str, str], list[Rectangle], list[str]]:
+    """The table, the picture and the lines below it of what `html` gave, which must be well-formed."""
     root = ET.fromstring(fragment)
     assert root.tag == "div"
     facts = {row.findtext("th", ""): row.findtext("td", "") for row in root.iter("tr")}
-    (picture,) = root.iter("pre")
-    spans = [
-        (span.text or "", re.findall("background-color: (#[0-9a-f]{6})", span.get("style", ""))) for span in picture
-    ]
-    colors = {caption.strip(): found[0] for caption, found in spans if found and "NUMPY" in caption}
-    return facts, "".join(picture.itertext()), colors
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    rectangles = []
+    for group in root.iterfind("svg:svg/svg:g", space):
+        box, label = group.find("svg:rect", space), group.find("svg:text", space)
+        assert box is not None
+        assert label is not None
+        numbers = [float(box.attrib[name]) for name in ("x", "y", "width", "height")]
+        assert float(label.attrib["x"]) == pytest.approx(numbers[0] + numbers[2] / 2, abs=0.02)
+        assert float(label.attrib["y"]) == pytest.approx(numbers[1] + numbers[3] / 2, abs=0.02)
+        title = group.findtext("svg:title", "", space)
+        rectangles.append(Rectangle(label.text or "", title, box.attrib["fill"], *numbers))
+    return facts, rectangles, [line.text or "" for line in root.iterfind("div")]
 
 
 def put(shape: tuple[int, ...], sizes: tuple[int, ...], *spec: str | tuple[str, ...] | None) -> st.ShardedTensor:
@@ -373,9 +391,8 @@ def put(shape: tuple[int, ...], sizes: tuple[int, ...], *spec: str | tuple[str, 
     return st.device_put(np.zeros(shape, "float32"), st.NamedSharding(mesh, P(*spec)))
 
 
-def test_html_says_what_a_tensor_is_and_draws_it():
-    x = put((10, 300), (4, 2), "x")
-    facts, picture, colors = parsed(x._repr_html_())
+def test_html_says_what_a_tensor_is():
+    facts, _, below = parsed(put((10, 300), (4, 2), "x")._repr_html_())
     assert facts == {
         "shape": "(10, 300)",
         "dtype": "float32",
@@ -383,26 +400,49 @@ def test_html_says_what_a_tensor_is_and_draws_it():
         "bytes in all": "11.7 KiB",
         "bytes per device": "3.52 KiB at most",
     }
-    assert picture == text(x.shape, x.sharding)
-    assert sorted(colors) == ["NUMPY 0,1", "NUMPY 2,3", "NUMPY 4,5", "NUMPY 6,7"]
-    assert len(set(colors.values())) == 4
+    assert below == []
+
+
+def test_html_draws_parts_in_proportion():
+    _, parts, _ = parsed(html(put((5, 9), (2, 4), "x", "y")))
+    assert [part.label for part in parts] == [str(i) for i in range(8)]
+    assert parts[1].title == "NUMPY 1: 0:3, 3:5"
+    unit = parts[0].width / 3
+    for part, (rows, columns) in zip(
+        parts, itertools.product(((0, 3), (3, 5)), ((0, 3), (3, 5), (5, 7), (7, 9))), strict=True
+    ):
+        wanted = (columns[0], rows[0], columns[1] - columns[0], rows[1] - rows[0])
+        assert np.allclose([part.x - 1, part.y - 1, part.width, part.height], np.multiply(wanted, unit), atol=0.02)
+
+
+def test_html_draws_one_dimension_as_a_row():
+    _, parts, _ = parsed(html(put((10,), (4, 2), "x")))
+    assert [part.label for part in parts] == ["0,1", "2,3", "4,5", "6,7"]
+    assert len({(part.y, part.height) for part in parts}) == 1
+    assert parts[0].width == pytest.approx(1.5 * parts[2].width, abs=0.02)
+    for left, right in itertools.pairwise(parts):
+        assert right.x == pytest.approx(left.x + left.width, abs=0.02)
 
 
 def test_html_of_more_dimensions_shows_the_first_block():
-    _, picture, colors = parsed(html(put((7, 4, 6), (2, 2, 2), "x", None, "y")))
-    assert picture.startswith("[0:4, :, :]\n")
-    assert captions(picture) == [["NUMPY 0,1 0:4, 0:3", "NUMPY 2,3 0:4, 3:6"]]
-    assert picture.endswith("\nand 1 more blocks\n")
-    assert len(colors) == 2
+    x = put((7, 4, 6), (2, 2, 2), "x", None, "y")
+    _, parts, below = parsed(html(x))
+    assert [(part.label, part.title) for part in parts] == [
+        ("0,1", "NUMPY 0,1: 0:4, 0:3"),
+        ("2,3", "NUMPY 2,3: 0:4, 3:6"),
+    ]
+    assert below == ["[0:4, :, :], block 1 of 2"]
 
 
 def test_html_without_dimensions_or_elements():
-    for shape, sizes, spec in (((), (8,), ()), ((0, 3), (2,), ("x",)), ((1, 1), (2, 2), ("x", "y"))):
-        x = put(shape, sizes, *spec)
-        assert parsed(html(x))[1] == text(x.shape, x.sharding)
-    facts, picture, _ = parsed(html(put((2, 0, 3), (2,), "x")))
+    _, (part,), below = parsed(html(put((), (8,))))
+    assert (part.label, part.title, below) == ("0,1,2,3,4,5,6,7", "NUMPY 0,1,2,3,4,5,6,7", [])
+    facts, parts, below = parsed(html(put((0, 3), (2,), "x")))
     assert (facts["bytes in all"], facts["bytes per device"]) == ("0 B", "0 B at most")
-    assert picture == "empty on numpy:0, numpy:1\n"
+    assert (parts, below) == ([], ["empty on numpy:0, numpy:1"])
+    _, parts, below = parsed(html(put((1, 1), (2, 2), "x", "y")))
+    assert ([part.label for part in parts], below) == (["0"], ["empty on numpy:1, numpy:2, numpy:3"])
+    assert parsed(html(put((2, 0, 3), (2,), "x")))[1:] == ([], ["empty on numpy:0, numpy:1"])
 
 
 def test_html_of_a_donated_tensor_reads_nothing():
@@ -411,9 +451,9 @@ def test_html_of_a_donated_tensor_reads_nothing():
     y = st.device_put(x, st.devices("numpy")[0], donate=True)
     with pytest.raises(st.DonatedError):
         np.asarray(x)
-    facts, *drawn = parsed(x._repr_html_())
+    facts, parts, _ = parsed(x._repr_html_())
     assert facts["shape"] == "(10, 4), donated"
-    assert drawn == [*parsed(before)[1:]]
+    assert parts == parsed(before)[1]
     assert parsed(html(y))[0]["shape"] == "(10, 4)"
     assert printed(io.StringIO(), x) == text(x.shape, x.sharding)
 
@@ -430,7 +470,9 @@ def test_html_escapes_names():
     mesh = st.make_mesh((2,), ("<b>&\"'",))
     fragment = html(st.zeros((4,), device=mesh))
     assert "<b>" not in fragment
-    assert parsed(fragment)[0]["sharding"] == f"{P(mesh.axis_names[0])} on {mesh}"
+    facts, parts, _ = parsed(fragment)
+    assert facts["sharding"] == f"{P(mesh.axis_names[0])} on {mesh}"
+    assert len(parts) == 2
 
 
 def test_html_names_another_memory():
@@ -447,20 +489,33 @@ def _luminance(fill: str) -> float:
 
 def test_html_of_64_devices():
     code = """
-import numpy as np, shardtensor as st
+import numpy as np, shardtensor as st, sys
 from shardtensor.sharding.visualize import html
 mesh = st.make_mesh((8, 8), ("x", "y"), devices=st.devices("numpy"))
-print(html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, st.P("x", "y")))))
+for spec in st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P():
+    print(html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, spec))))
+print("rich" in sys.modules)
 """
     environment = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "64", "PYTHONIOENCODING": "utf-8"}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    _, _, colors = parsed(result.stdout)
-    assert sorted(colors) == sorted(f"NUMPY {i}" for i in range(64))
-    assert len(set(colors.values())) == 64
-    assert all((_luminance(color) + 0.05) / 0.05 > 4.5 for color in colors.values())  # black on it is legible
+    grid, columns, rows, whole, rich_is_loaded = result.stdout.splitlines()
+    assert rich_is_loaded == "False"
+    for fragment in grid, columns:
+        _, parts, _ = parsed(fragment)
+        assert [part.label for part in parts] == [str(i) for i in range(64)]
+        assert len({part.fill for part in parts}) == 64
+        assert all((_luminance(part.fill) + 0.05) / 0.05 > 4.5 for part in parts)  # legible in black, in either theme
+        assert all(7 * len(part.label) <= part.width for part in parts)
+    _, parts, _ = parsed(rows)
+    assert [part.label for part in parts] == [",".join(str(8 * i + j) for j in range(8)) for i in range(8)]
+    assert parts[3].title == "NUMPY 24,25,26,27,28,29,30,31: 39:52, 0:100"
+    _, (part,), _ = parsed(whole)
+    assert re.fullmatch(r"0,1,2,3,4,.*,…", part.label)
+    assert 7 * len(part.label) <= part.width
+    assert part.title == f"NUMPY {','.join(map(str, range(64)))}: 0:100, 0:100"
 
 
 # -- errors ----------------------------------------------------------------------------------------
