@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,11 +56,11 @@ class Unmapped:
         self.value = value
 
 
-def code_key(fn: Any) -> Hashable:
-    """Returns a key that identifies the code of a function without its data, which a cache must not keep alive."""
-    if isinstance(fn, functools.partial):
-        return tuple([code_key(part) for part in (fn.func, *fn.args) if callable(part)])
-    return fn if isinstance(fn, np.ufunc) else getattr(fn, "__code__", None)
+def _code_of(fn: Any) -> Any:
+    """Returns the code of a function, or the function itself if it is not written in Python."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__code__", fn)
 
 
 def run_mapped(
@@ -134,7 +134,8 @@ def run_mapped(
         backend.wait_for_caller(device)
     helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
     try:
-        return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, text=code_key(fn))
+        code = id(_code_of(fn))
+        return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, code=code)
     except Failed as failure:
         number, error = failure.number, failure.error
     finally:

@@ -26,8 +26,10 @@ from shardtensor.errors import BackendError, CollectiveError
 from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
-from shardtensor.spmd import breakpoints
-from shardtensor.spmd.program import MapRun, Program, Rendezvous, Task, WorkerThread, around, check_room, enter, listed
+from shardtensor.spmd.breakpoints import count_prompts, restore_hook
+from shardtensor.spmd.program import (
+    MapRun, Program, Rendezvous, Task, WorkerThread, around, check_room, current, enter, leave_maps, listed,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -38,7 +40,7 @@ _POLL = 0.05
 
 def run(
     tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
-    helper_delay: float = 200e-6, text: Hashable = None,
+    helper_delay: float = 200e-6, code: int = 0,
 ) -> list[Any]:  # fmt: skip
     """Runs each task as a program, and returns the results of all tasks, in order.
 
@@ -52,8 +54,8 @@ def run(
             along one axis that has no public name.
         sizes: the sizes of those axes.
         helper_delay: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
-        text: identifies the code of the programs. If a map of the same code took long the last time, helper threads
-            take part from the start.
+        code: the identity of the code of the programs. If a map of the same code took long the last time, helper
+            threads take part from the start.
 
     Returns:
         The list of results.
@@ -74,11 +76,13 @@ def run(
         parent.await_run(run)
         return run.outcome()
     check_room()
-    scheduler = Scheduler(run, 0.0 if text in _long and math.isfinite(helper_delay) else helper_delay)
+    scheduler = Scheduler(run, 0.0 if code in _long and math.isfinite(helper_delay) else helper_delay)
     try:
         scheduler.run()
-        if not scheduler.was_looked_at:
-            _note(text, time.perf_counter() - scheduler.started > _LONG_DELAYS * helper_delay)
+        if time.perf_counter() - scheduler.started <= _LONG_DELAYS * helper_delay:
+            _long.discard(code)
+        elif not scheduler.prompts():
+            _long.add(code)
         return run.outcome()
     finally:
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
@@ -89,17 +93,10 @@ def run(
 _LONG_DELAYS = 4
 """A map that takes this multiple of the helper delay has helper threads from the start the next time."""
 
-_long: dict[Hashable, None] = {}
-_TEXTS_KEPT = 1024
-
-
-def _note(text: Hashable, is_long: bool) -> None:
-    if not is_long:
-        _long.pop(text, None)
-    elif text is not None and text not in _long:
-        while len(_long) >= _TEXTS_KEPT:
-            _long.pop(next(iter(_long)), None)
-        _long[text] = None
+_long: set[int] = set()
+"""The identities of the code of these maps, not the code itself, which may refer to data. Where other code gets the
+identity of code that is gone, only its first map has helper threads early.
+"""
 
 
 @functools.cache
@@ -128,25 +125,23 @@ class Scheduler:
         """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
         thread = WorkerThread(_greenlets().getcurrent)
-        with _Interrupts(thread) as self._interrupts, breakpoints.prompts() as self._prompts:
-            self._prompts_before = self._prompts.count
+        self.is_here = thread.is_here
+        with _Interrupts(thread) as self._interrupts:
             _running.append(self)
+            self.prompts = count_prompts()
             try:
                 if not self._helper_delay:
                     self._call_for_help()
                 self._serve(thread)
             finally:
                 _running.remove(self)
+                if not _running:
+                    restore_hook()
                 if self._helpers:
                     self._helpers.dismiss()
 
     def _help(self) -> None:
         self._serve(WorkerThread(_greenlets().getcurrent))
-
-    @property
-    def was_looked_at(self) -> bool:
-        """Whether a program stopped in a debugger."""
-        return self._prompts.count > self._prompts_before
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -274,7 +269,7 @@ class Scheduler:
             return
         with self.lock:
             count = sum(run.unstarted for run in self.runs)
-            if count < 2 or self._helpers is not None or self.was_looked_at:
+            if count < 2 or self._helpers is not None or self.prompts():
                 return
             self._changed = threading.Condition(self.lock)
             self._helpers = _Helpers(count)
@@ -413,11 +408,16 @@ _running: list[Scheduler] = []
 
 @in_children
 def _abandon() -> None:
-    """In the child of a fork: gives up the maps with helper threads, also if a signal handler forked, which is outside
-    of all programs.
+    """In the child of a fork, which has only the forking thread: gives up the maps with helper threads. The child can
+    run operators and maps of its own, and gets an error if it continues such a map.
     """
+    restore_hook()
+    program = current()
     for scheduler in _running:
-        scheduler.abandon()
+        # The scheduler deletes the attribute at the end of the map.
+        if scheduler.abandon() and program is not None and getattr(program.run, "scheduler", None) is scheduler:
+            leave_maps()
+    _running[:] = [scheduler for scheduler in _running if scheduler.is_here()]
 
 
 def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:

@@ -93,7 +93,7 @@ def smap(
             sharding = NamedSharding(mesh, _spec(entry, array.ndim, mesh))
             columns.append(MappedArgument(split(ensure_sharding(array, sharding, "smap")), True))
     submeshes = [mesh_of((device,)) for device in mesh.flat]
-    function = functools.partial(_call, fn, kwargs)
+    function = functools.partial(fn, **kwargs)
     owned = shares(row.flat, mesh.size) if devices is None else submeshes
     results = run_mapped(function, columns, submeshes, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
     out = (
@@ -102,10 +102,6 @@ def smap(
     same_forms(results, "smap")
     results = [_raised(tree, out, out_axes is None) for tree in results]
     return joined(results, lambda tree: _specs(tree, out, out_axes is None, mesh), mesh, mesh.axis_names, "smap")
-
-
-def _call(fn: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> Any:
-    return fn(*parts, **kwargs)
 
 
 def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
