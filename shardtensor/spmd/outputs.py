@@ -95,7 +95,7 @@ def joined_leaf(
     blocks = [_block(leaf, submesh, what) for leaf, (_, submesh) in zip(column, submeshes, strict=True)]
     first = blocks[0]
     if len(spec) > first.ndim:
-        raise AxisError(f"{what} has shape {first.shape}, and {spec} speaks of {len(spec)} dimensions")
+        raise AxisError(f"{what} has shape {first.shape}, and {spec} has entries for {len(spec)} dimensions")
     for block in blocks:
         if block.ndim != first.ndim:
             raise ShapeError(f"{what} has shapes {first.shape} and {block.shape} on {first.device} and {block.device}")

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,12 @@ from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
-from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
-from shardtensor.spmd.launch import MappedArgument, Unmapped, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, run_mapped
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
-from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import items_of, leaves, paths, replaced, spread
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
@@ -134,27 +133,22 @@ def pmap(
     return mapped(*args) if args else functools.update_wrapper(mapped, fn, updated=())
 
 
+@dataclass(eq=False)
 class _Pmap:
-    """A mapped function, as `pmap` returns it."""
+    """A mapped function, as `pmap` returns it; the attributes are the arguments of `pmap`."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        axis_name: str | None,
-        in_axes: Any,
-        out_axes: Any,
-        static_argnums: int | Sequence[int],
-        devices: Devices,
-        donate: bool,
-    ) -> None:
-        self._fn = fn
-        self._name = axis_name
-        self._names = () if axis_name is None else (axis_name,)
-        self._in_axes = in_axes
-        self._out_axes = out_axes
-        self._static = static_argnums
-        self._devices = devices
-        self._donate = donate
+    _fn: Callable[..., Any]
+    _name: str | None
+    _in_axes: Any
+    _out_axes: Any
+    _static: int | Sequence[int]
+    _devices: Devices
+    _donate: bool
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The name of the axis, if it has one."""
+        return () if self._name is None else (self._name,)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the mapped function as a method, like a function."""
@@ -177,13 +171,11 @@ class _Pmap:
         count = _length(call.lists)
         columns = []
         for i, argument in enumerate(call.given):
-            if i in call.static:
-                columns.append(MappedArgument(Unmapped(argument), False))
-            else:
-                mapped = type(argument) is list
-                columns.append(MappedArgument(argument, mapped, self._donate and mapped))
+            mapped = type(argument) is list and i not in call.static
+            item = Unmapped(argument) if i in call.static else argument
+            columns.append(MappedArgument(item, mapped, self._donate and mapped))
         submeshes, owned = self._submeshes(call, count)
-        return run_mapped(fn, columns, submeshes, "pmap", names=self._names, sizes=(count,), owned=owned)
+        return run_mapped(fn, columns, submeshes, "pmap", names=self._names, owned=owned)
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
@@ -246,13 +238,10 @@ class _Pmap:
         grid, owned = self._grid(levels)
         columns = []
         for i, (argument, cuts) in enumerate(zip(call.given, levels.cuts, strict=True)):
-            if i in call.static:
-                columns.append(MappedArgument(Unmapped(argument), False))
-            elif all(cut.axes[0] is None for cut in cuts):
-                columns.append(MappedArgument(argument, False))
-            else:
-                columns.append(MappedArgument(_slices(argument, cuts, grid, count), True))
-        results = run_mapped(fn, columns, _rows(grid), "pmap", names=self._names, sizes=(count,), owned=owned)
+            mapped = any(cut.axes[0] is not None for cut in cuts)
+            items = Unmapped(argument) if i in call.static else argument
+            columns.append(MappedArgument(_slices(argument, cuts, grid, count) if mapped else items, mapped))
+        results = run_mapped(fn, columns, _rows(grid), "pmap", names=self._names, owned=owned)
         return _stacked(results, self._out_axes, grid, owned)
 
     def _levels(self, call: Call) -> Levels:
@@ -283,41 +272,27 @@ class _Pmap:
         return within.around(count, self._name, cuts)
 
     def _cuts(self, call: Call) -> list[list[Cut]]:
-        """Returns for each argument how its leaves are sliced."""
-        cuts: list[list[Cut]] = []
-        for i, (argument, entry) in enumerate(zip(call.given, self._axes_of(call), strict=True)):
-            found = []
-            if entry is not None:
-                for leaf, axis, path in zip(leaves(argument), entry, paths(argument, f"argument {i}"), strict=True):
-                    array = leaf if axis is None else _array(leaf, path)
-                    found.append(Cut(array, (axis if axis is None else _normal(axis, array.ndim, path),), path))
-            cuts.append(found)
-        return cuts
-
-    def _axes_of(self, call: Call) -> list[Any]:
-        """Returns for each argument the axes of its leaves; None for a static argument."""
-        given, static, positional = call.given, call.static, call.positional
-        in_axes = self._in_axes
-        if isinstance(in_axes, list):
-            in_axes = tuple(in_axes)
-        if not isinstance(in_axes, tuple):
-            in_axes = (in_axes,) * positional
+        """Returns for each argument how its leaves are sliced; for a static argument an empty list."""
+        positional = call.positional
+        in_axes = self._in_axes if isinstance(self._in_axes, (list, tuple)) else [self._in_axes] * positional
         if len(in_axes) != positional:
             raise ArgumentError(
                 f"pmap: in_axes has {len(in_axes)} entries for {positional} arguments; wanted one for each, "
                 "or one for all"
             )
-        in_axes = (*in_axes, *[0] * (len(given) - positional))
-        axes: list[Any] = []
-        for i, (argument, entry) in enumerate(zip(given, in_axes, strict=True)):
-            if i in static:
-                axes.append(None)
+        cuts: list[list[Cut]] = [[] for _ in call.given]
+        for i, argument in enumerate(call.given):
+            if i in call.static:
                 continue
-            spreaded = spread(entry, argument, f"pmap: in_axes[{i}]", f"argument {i}")
-            for axis in spreaded:
+            entry = in_axes[i] if i < positional else 0
+            axes = spread(entry, argument, f"pmap: in_axes[{i}]", f"argument {i}")
+            for leaf, axis, path in zip(leaves(argument), axes, paths(argument, f"argument {i}"), strict=True):
                 _check_axis(axis, f"in_axes[{i}]")
-            axes.append(spreaded)
-        return axes
+                array = leaf if axis is None else argument_array(leaf, f"pmap: {path}", "None for it in in_axes")
+                cuts[i].append(
+                    Cut(array, (axis if axis is None else checked_axis(axis, array.ndim, f"pmap: {path}"),), path)
+                )
+        return cuts
 
     def _grid(self, levels: Levels) -> tuple[Mesh, Sequence[Mesh]]:
         """Returns the grid of devices, along whose first axis the calls are, and the devices that each call owns."""
@@ -368,7 +343,7 @@ def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh, owned: Sequence[
             check_array(leaf, f"pmap: {path}")
         spec, parts = P(), list(column)
         if axis is not None:
-            at = _normal(axis, np.ndim(column[0]) + 1, path)
+            at = checked_axis(axis, np.ndim(column[0]) + 1, f"pmap: {path}")
             spec, parts = P(*[None] * at, along), [_with_axis(leaf, at) for leaf in column]
         whole.append(joined_leaf(parts, spec, _grid_under(parts, grid, owned), (along,), f"pmap: {path}"))
     return replaced(results[0], whole)
@@ -440,19 +415,6 @@ def _length(lists: Sequence[list[Any]]) -> int:
 def _check_axis(axis: Any, what: str) -> None:
     if axis is not None and (isinstance(axis, bool) or not hasattr(axis, "__index__")):
         raise ArgumentTypeError(f"pmap: {what} is {axis!r:.60}; wanted an integer or None")
-
-
-def _array(leaf: Any, path: str) -> Any:
-    if leaf is None or isinstance(leaf, (str, bytes)):
-        raise ArgumentTypeError(f"pmap: {path} is a {type(leaf).__name__}; wanted an array, or None for it in in_axes")
-    return as_operand(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "pmap")
-
-
-def _normal(axis: int, ndim: int, path: str) -> int:
-    try:
-        return normalize_axis(axis, ndim)
-    except ValueError as error:
-        raise type(error)(f"pmap: {path}: {error}") from None
 
 
 def _slices(argument: Any, cuts: Sequence[Cut], grid: Mesh, count: int) -> list[Any]:

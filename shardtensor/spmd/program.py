@@ -143,15 +143,13 @@ def around() -> Program | None:
     return program if program is not None and program.is_running() else None
 
 
-def enter(program: Program) -> None:
-    """Makes a program the current one for the rest of this context."""
-    _current.set(program)
-
-
-def leave_maps() -> None:
-    """Makes the process run outside of maps, in all contexts."""
+def leave_maps(scheduler: SchedulerProtocol) -> None:
+    """Leaves all maps, in all contexts, if this is called in a program of the scheduler."""
     global _current
-    _current = contextvars.ContextVar(_current.name, default=None)
+    program = _current.get()
+    # The scheduler deletes the attribute at the end of the map.
+    if program is not None and getattr(program.run, "scheduler", None) is scheduler:
+        _current = contextvars.ContextVar(_current.name, default=None)
 
 
 _ROOM = 20
@@ -231,12 +229,16 @@ class MapRun:
         """The number of programs that have not been started."""
         return len(self.tasks) - self._next
 
-    def take(self) -> int | None:
-        """Returns the number of the next program to start, or None. The scheduler's lock is held."""
+    def start(self, thread: WorkerThread) -> Program | None:
+        """Starts the next program in a thread, as the current one of this context, and returns it; None if all have
+        started. The scheduler's lock is held.
+        """
         if not self.unstarted:
             return None
+        program = self.live[self._next] = Program(self, self._next, thread)
         self._next += 1
-        return self._next - 1
+        _current.set(program)
+        return program
 
     def drop(self) -> None:
         """Discards the programs that have not been started. The scheduler's lock is held."""
@@ -269,6 +271,11 @@ class Rendezvous:
         self.members: list[Program | None] = [None] * size
         self.contributions: list[Any] = [None] * size
         self.missing = size
+
+    @property
+    def arrived(self) -> list[Program]:
+        """The programs that have made the call."""
+        return [member for member in self.members if member is not None]
 
 
 @dataclass(slots=True)
@@ -403,14 +410,14 @@ class Program:
             results = work(rendezvous.contributions)
         except BaseException as error:
             with scheduler.lock:
-                for member in rendezvous.members:
-                    if member is not self and member is not None:
+                for member in rendezvous.arrived:
+                    if member is not self:
                         scheduler.release(member, _copy(error, call, self))
             raise
         with scheduler.lock:
-            for other, result in enumerate(results):
-                if other != position:
-                    scheduler.resume(rendezvous.members[other], result)  # type: ignore[arg-type]
+            for member, result in zip(rendezvous.arrived, results, strict=True):
+                if member is not self:
+                    scheduler.resume(member, result)
         return results[position]
 
     def await_run(self, run: MapRun) -> None:
@@ -464,10 +471,10 @@ class Program:
 
 
 def _disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
-    there = [str(m) for m in rendezvous.members if m is not None]
+    there = listed([str(member) for member in rendezvous.arrived])
     mine, theirs = call.beside(rendezvous.call)
     return (
-        f"{call.description}: {program} called {mine}, and {listed(there)} called {theirs}; all devices along "
+        f"{call.description}: {program} called {mine}, and {there} called {theirs}; all devices along "
         "an axis must make the same calls in the same order"
     )
 

@@ -27,12 +27,12 @@ from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
-from shardtensor.spmd.program import (
-    MapRun, Program, Rendezvous, Task, WorkerThread, around, check_room, current, enter, leave_maps, listed,
-)  # fmt: skip
+from shardtensor.spmd.program import MapRun, Program, Rendezvous, WorkerThread, around, check_room, leave_maps, listed
 
 if TYPE_CHECKING:
     from greenlet import greenlet
+
+    from shardtensor.spmd.program import Task
 
 _POLL = 0.05
 """Seconds after which a waiting thread checks for signals, such as Ctrl-C."""
@@ -125,7 +125,6 @@ class Scheduler:
         """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
         thread = WorkerThread(_greenlets().getcurrent)
-        self.is_here = thread.is_here
         with _Interrupts(thread) as self._interrupts:
             _running.append(self)
             self.prompts = count_prompts()
@@ -174,15 +173,17 @@ class Scheduler:
         raises becomes the map's error, raised after all programs have ended. The lock is held, except while a handler
         runs.
         """
-        if not self._interrupts.are_due(thread):
+        if thread is not self._interrupts.thread or not self._interrupts.are_missed():
             return
         lock = self.lock
         lock.release()
         error: BaseException | None = None
+        thread.inside = True
         try:
-            self._interrupts.deliver_to_caller()
+            self._interrupts.deliver()
         except BaseException as raised:  # Raised again in the caller of the map.
             error = raised
+        thread.inside = False
         lock.acquire(
             blocking=not self._is_over
         )  # If the handler forked, the thread that held it may not be in the child.
@@ -249,15 +250,13 @@ class Scheduler:
             with self.lock:
                 if program is not None:
                     self._end(program, error)
-                program = error = thread.running = None
+                error = None
                 thread.inside = False
-                number = run.take()
-                if number is None:
+                program = thread.running = run.start(thread)
+                if program is None:
                     return
-                program = run.live[number] = thread.running = Program(run, number, thread)
-            enter(program)
             try:
-                run.results[number] = run.tasks[number](program)
+                run.results[program.number] = run.tasks[program.number](program)
             except BaseException as raised:  # Raised again in the caller of the map.
                 error = raised
             if self._helpers is None:
@@ -275,12 +274,12 @@ class Scheduler:
             self._helpers = _Helpers(count)
         self._helpers.call(self._help, count - 1, self.root.context)
 
-    def abandon(self) -> bool:
-        """In the child of a fork: stops all maps if programs ran in several threads, and returns whether they did. Only
-        the forking thread exists in the child; other threads may have held the locks, which are replaced.
+    def abandon(self) -> None:
+        """In the child of a fork: stops all maps, and leaves them, if programs ran in several threads. Only the forking
+        thread exists in the child; other threads may have held the locks, which are replaced.
         """
         if self._helpers is None or not self.runs:  # Without runs, all maps are done.
-            return False
+            return
         self.lock, self._changed = threading.Lock(), None
         self._helpers.abandon()
         self._is_over = True
@@ -289,7 +288,7 @@ class Scheduler:
             run.drop()
         self.runs.clear()
         self.root.errors = [(False, -1, CollectiveError(_FORKED))]
-        return True
+        leave_maps(self)
 
     # -- programs (the lock is held in all methods but `withdraw`) -----------------------------------------------------
 
@@ -352,8 +351,8 @@ class Scheduler:
 
     def _dissolve(self, rendezvous: Rendezvous, why: str, but: Program | None = None) -> None:
         if self.pending_rendezvous.pop(rendezvous.key, None):
-            for member in rendezvous.members:
-                if member is not None and member is not but:
+            for member in rendezvous.arrived:
+                if member is not but:
                     self.release(member, CollectiveError(f"{rendezvous.call.description}: {why}"))
 
     def fail(self, run: MapRun, why: str) -> None:
@@ -377,29 +376,22 @@ class Scheduler:
         """Resolves a deadlock: releases every waiting program with an error that names each device and the call in
         which it waits.
         """
-        pending_rendezvous, self.pending_rendezvous = self.pending_rendezvous, {}
-        assert pending_rendezvous, "no program is ready, none waits for another, and not all are done"
+        found = list(self.pending_rendezvous.values())
+        assert found, "no program is ready, none waits for another, and not all are done"
         waiting: dict[str, list[str]] = {}
-        for rendezvous in pending_rendezvous.values():
-            waiting.setdefault(rendezvous.call.description, []).extend(
-                [str(p) for p in rendezvous.members if p is not None]
-            )
-        gone = list(
-            dict.fromkeys(
-                label for rendezvous in pending_rendezvous.values() for label in _returned(rendezvous, self.runs)
-            )
-        )
+        for rendezvous in found:
+            waiting.setdefault(rendezvous.call.description, []).extend(map(str, rendezvous.arrived))
+        gone = list(dict.fromkeys(label for rendezvous in found for label in _returned(rendezvous, self.runs)))
         reports = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
         reports += [f"{listed(gone)} returned without such a call"] * bool(gone)
         why = (
             "; ".join(reports)
             + ": no two of these can meet; all devices along an axis must make the same calls in the same order"
         )
-        for rendezvous in pending_rendezvous.values():
-            for program in rendezvous.members:
-                if program is not None:
-                    program.run.failed = program.run.failed or why
-                    self.release(program, CollectiveError(f"{rendezvous.call.description}: {why}"))
+        for rendezvous in found:
+            for program in rendezvous.arrived:
+                program.run.failed = program.run.failed or why
+            self._dissolve(rendezvous, why)
 
 
 _running: list[Scheduler] = []
@@ -412,12 +404,9 @@ def _abandon() -> None:
     run operators and maps of its own, and gets an error if it continues such a map.
     """
     restore_hook()
-    program = current()
     for scheduler in _running:
-        # The scheduler deletes the attribute at the end of the map.
-        if scheduler.abandon() and program is not None and getattr(program.run, "scheduler", None) is scheduler:
-            leave_maps()
-    _running[:] = [scheduler for scheduler in _running if scheduler.is_here()]
+        scheduler.abandon()
+    _running[:] = [scheduler for scheduler in _running if scheduler._interrupts.thread.is_here()]
 
 
 def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
@@ -426,23 +415,18 @@ def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
     call, or belong to maps that have not been called.
     """
     key_at = rendezvous.call.key_at
-    waiting = [member for member in rendezvous.members if member is not None]
-    axes = waiting[0].run.axes
+    axes = rendezvous.arrived[0].run.axes
     found = []
     for run in runs:
         depth = len(run.axes)
-        if run.axes != axes[:depth]:
-            continue
-        inner = dict.fromkeys([member.coordinates[depth:] for member in waiting])
-        found += [
-            run.labels[number]
-            for number in range(len(run.tasks))
-            if number not in run.live
-            and (
-                key_at is None
-                or any(key_at(run.coordinates(number) + coordinates) == rendezvous.key for coordinates in inner)
-            )
-        ]
+        if run.axes == axes[:depth]:
+            inner = {member.coordinates[depth:] for member in rendezvous.arrived}
+            found += [
+                run.labels[number]
+                for number in range(len(run.tasks))
+                if number not in run.live
+                and (key_at is None or any(key_at(run.coordinates(number) + at) == rendezvous.key for at in inner))
+            ]
     return found
 
 
@@ -471,27 +455,19 @@ class _Helpers(threads.Helpers):
 
 
 class _Interrupts(signals.Interrupts):
-    """Runs signal handlers in user code of the caller's programs, or when the caller has no program to continue."""
+    """Runs signal handlers in user code of the caller's programs, or when the caller has no program to continue.
 
-    __slots__ = ("_thread",)
+    Attributes:
+        thread: the caller's thread.
+    """
+
+    __slots__ = ("thread",)
 
     def __init__(self, thread: WorkerThread) -> None:
-        self._thread = thread
+        self.thread = thread
 
     def passes(self) -> bool:
         """Whether user code of a program is running, where a handler may run."""
-        return self._thread.inside
+        return self.thread.inside
 
     permits = passes
-
-    def are_due(self, thread: WorkerThread) -> bool:
-        """Whether deferred handlers are to be run, and this is the thread that runs them."""
-        return thread is self._thread and self.are_missed()
-
-    def deliver_to_caller(self) -> None:
-        """Runs the deferred handlers while no user code of a program is running."""
-        self._thread.inside = True
-        try:
-            self.deliver()
-        finally:
-            self._thread.inside = False

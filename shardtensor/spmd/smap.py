@@ -16,9 +16,8 @@ from shardtensor.functions.placement import ensure_sharding, host_array
 from shardtensor.functions.shard_lists import device_row, split
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, mesh_of, shares
-from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, run_mapped
+from shardtensor.spmd.launch import MappedArgument, checked_axis, run_mapped
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
 
@@ -136,7 +135,7 @@ def _measured(
             if axis is None:
                 found.append(None)
                 continue
-            (at,) = _axis(axis, array.ndim, f"argument {number}")
+            at = checked_axis(axis, array.ndim, f"smap: argument {number}")
             found.append(at)
             if sizes[k] not in (None, array.shape[at]):
                 raise ShapeError(
@@ -189,13 +188,6 @@ def _entry(given: Any, rank: int) -> Entry:
             f"smap: {given!r} has {len(entry)} entries and another argument {rank}; each names every grid axis"
         )
     return entry
-
-
-def _axis(axis: int, ndim: int, what: str) -> tuple[int, ...]:
-    try:
-        return (normalize_axis(axis, ndim),)
-    except ValueError as error:
-        raise type(error)(f"smap: {what}: {error}") from None
 
 
 def _grid_mesh(row: Mesh, sizes: Sequence[int | None], names: Sequence[str]) -> Mesh:

@@ -29,13 +29,13 @@ import numpy as np
 import pytest
 import shardtensor_numpy
 from hypothesis import strategies as some
-from shardtensor.spmd import launch, scheduler
-from shardtensor.spmd import program as programs
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardtensor as st
 from shardtensor.communication import communicator
 from shardtensor.host import blas_threads, signals, threads
+from shardtensor.spmd import launch, scheduler
+from shardtensor.spmd import program as programs
 from tests.conftest import Late
 from tests.layouts import array
 
