@@ -107,7 +107,7 @@ class AbstractCommunicator:
         pairs = [(i, k) for k, i in enumerate(sources) if i is not None]
         there, here = np.array([i for i, _ in pairs], np.int64), np.array([k for _, k in pairs], np.int64)
         sizes = np.array([arrays[i].nbytes for i, _ in pairs], np.int64)
-        self._note(lambda ids: Permute(ids, (there, here), sizes, self.caller, self.axis))
+        self._note(lambda ids: Permute(ids, there, here, sizes, self.caller, self.axis))
         return [arrays[k if i is None else i] for k, i in enumerate(sources)]
 
     def broadcast(self, arrays: Sequence[AbstractArray], source: int) -> list[Any]:
