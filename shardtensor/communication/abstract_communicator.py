@@ -61,12 +61,8 @@ class AbstractCommunicator:
         """See `Communicator`."""
         n = len(arrays)
         self._exchange([a.nbytes for a in arrays], [np.ones(n, np.int64)], [0] * n)
-        shape = arrays[0].shape
-        if tiled:
-            whole = (*shape[:axis], sum(a.shape[axis] for a in arrays), *shape[axis + 1 :])
-        else:
-            whole = (*shape[:axis], n, *shape[axis:])
-        return [AbstractArray(whole, arrays[0].dtype)] * n
+        shape, size = arrays[0].shape, sum(a.shape[axis] for a in arrays) if tiled else n
+        return [AbstractArray((*shape[:axis], size, *shape[axis + tiled :]), arrays[0].dtype)] * n
 
     def reduce_scatter(self, arrays: Sequence[AbstractArray], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
         """See `Communicator`."""

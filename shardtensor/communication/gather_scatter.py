@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,26 +20,23 @@ from shardtensor.communication.transfer_log import Transfer, record_transfer
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
 
-class GatherRequest:
+class GatherRequest(NamedTuple):
     """The elements that one device needs of an array.
 
     These are rows, each given by its index in every gathered dimension, over a range of indices of each other
     dimension.
 
-    Args:
+    Attributes:
         device: the device, or `st.HOST`.
         rows: the number of rows.
         coordinates: for each gathered dimension, the indices of the rows.
         rest: for each other dimension, begin and end of the range.
     """
 
-    __slots__ = ("coordinates", "device", "rest", "rows")
-
-    def __init__(self, device: Device, rows: int, coordinates: Sequence[Ints], rest: Sequence[tuple[int, int]]) -> None:
-        self.device = device
-        self.rows = rows
-        self.coordinates = coordinates
-        self.rest = rest
+    device: Device
+    rows: int
+    coordinates: Sequence[Ints]
+    rest: Sequence[tuple[int, int]]
 
     @property
     def shape(self) -> Shape:
@@ -47,19 +44,23 @@ class GatherRequest:
         return (self.rows, *[b - a for a, b in self.rest])
 
 
-class _Piece:
-    """Rows that one device receives from another."""
+class _Piece(NamedTuple):
+    """Rows that device ``k`` of the requests receives from device ``j`` of the array.
 
-    __slots__ = ("index", "j", "k", "rows", "runs", "size", "to")
+    Attributes:
+        rows: the positions of the rows in the request.
+        indices, runs: the indices in the gathered dimensions, and the ranges in the others, of the source's array.
+        to: these ranges in the requested array.
+        size: the number of elements.
+    """
 
-    def __init__(self, k: int, j: int, rows: Ints, index: list[Ints], runs: Any, to: Any, size: int) -> None:
-        self.k = k
-        self.j = j
-        self.rows = rows
-        self.index = index
-        self.runs = runs
-        self.to = to
-        self.size = size
+    k: int
+    j: int
+    rows: Ints
+    indices: list[Ints]
+    runs: tuple[slice, ...]
+    to: tuple[slice, ...]
+    size: int
 
 
 class GatherPlan:
@@ -143,7 +144,7 @@ class GatherPlan:
         backend = backend_of(source)
         with backend.on(source):
             array = backend.xp.permute_dims(array, (*self.dims, *self.others))
-            part = array[(*[on_device(i, source) for i in piece.index], *piece.runs)]
+            part = array[(*[on_device(i, source) for i in piece.indices], *piece.runs)]
         return part if source == device else send(part, source, device)
 
 

@@ -16,17 +16,15 @@ from shardtensor.backend.abstract import AbstractArray, no_elements
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.schedules import Move
+from shardtensor.communication.schedules import Block, Move, flat
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import Index, region_of
-from shardtensor.sharding.layout import Grid, Ints, NamedSharding, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays
 from shardtensor.tensor.value import Aval, join
-
-_NO_MESSAGES: tuple[Ints, Ints, Ints] = (np.zeros(0, np.int64),) * 3
 
 
 class TransferPlan:
@@ -57,14 +55,11 @@ class TransferPlan:
         grids = (self.result, *self.sources)
         devices = [device for grid in grids for device in grid.devices]
         first = np.cumsum([len(grid.devices) for grid in grids])
-        columns = [_NO_MESSAGES]
+        blocks = []
         for region, copies in zip(self.regions, self.copies, strict=True):
             sources, destinations, sizes = copies.messages()
-            columns.append((sources + first[region.operand], destinations, sizes * itemsize))
-        sources, destinations, sizes = (np.concatenate(column) for column in zip(*columns, strict=True))
-        return TransferBatch(
-            sources, destinations, sizes, devices.__getitem__, operator=operator, explicit=explicit, copied=copied
-        )
+            blocks.append(Block(sources + first[region.operand], destinations, sizes * itemsize))
+        return TransferBatch(*flat(blocks), devices.__getitem__, operator=operator, explicit=explicit, copied=copied)
 
     def run(self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False) -> tuple[Any, ...]:
         """Executes the plan: returns the result's arrays, one per device in mesh order, from the operands' arrays.

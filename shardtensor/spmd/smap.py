@@ -95,21 +95,22 @@ def smap(
     function = functools.partial(fn, **kwargs)
     owned = shares(row.flat, mesh.size) if devices is None else submeshes
     results = run_mapped(function, columns, submeshes, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
-    out = (
-        next(e for e in entries if any(axis is not None for axis in e)) if out_axes is None else _entry(out_axes, rank)
-    )
+    out = next(entry for entry in entries if set(entry) != {None}) if out_axes is None else _entry(out_axes, rank)
     same_forms(results, "smap")
-    results = [_raised(tree, out, out_axes is None) for tree in results]
-    return joined(results, lambda tree: _specs(tree, out, out_axes is None, mesh), mesh, mesh.axis_names, "smap")
+    # By default, 0-d results get a dimension for each axis along which the argument was split, and are stacked.
+    order = sorted({a for a in out if a is not None}) if out_axes is None else []
+    stacked = tuple([None if a is None else order.index(a) for a in out]) if order else out
+    specs = [_spec_of(leaf, out if np.ndim(leaf) else stacked, len(order), mesh) for leaf in leaves(results[0])]
+    results = [map_leaves(lambda leaf: _with_dimensions(leaf, len(order)), tree) for tree in results]
+    return joined(results, lambda _: specs, mesh, mesh.axis_names, "smap")
 
 
 def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
     """Returns the names of the grid's axes; an empty tuple where none are given."""
     if axis_name is None:
         return ()
-    names = (
-        (axis_name,) if isinstance(axis_name, str) else tuple(axis_name) if isinstance(axis_name, (list, tuple)) else ()
-    )
+    given = axis_name if isinstance(axis_name, (list, tuple)) else (axis_name,)
+    names = tuple(given)
     if len(names) != rank or not all(isinstance(n, str) and n for n in names):
         raise ArgumentError(f"smap: axis_name is {axis_name!r:.60}; wanted a name for each of {rank} grid axes")
     return names
@@ -130,20 +131,15 @@ def _measured(
             continue
         array = host_array(argument, "smap")
         arrays.append(array)
-        found: list[int | None] = []
-        for k, axis in enumerate(entry):
-            if axis is None:
-                found.append(None)
-                continue
-            at = checked_axis(axis, array.ndim, f"smap: argument {number}")
-            found.append(at)
-            if sizes[k] not in (None, array.shape[at]):
+        at = tuple([a if a is None else checked_axis(a, array.ndim, f"smap: argument {number}") for a in entry])
+        for k, axis in enumerate(at):
+            if axis is not None and sizes[k] not in (None, array.shape[axis]):
                 raise ShapeError(
-                    f"smap: argument {number} has {array.shape[at]} elements along axis {axis}, and grid axis {k} "
-                    f"splits {sizes[k]} of an argument before it; wanted equal sizes"
+                    f"smap: argument {number} has {array.shape[axis]} elements along axis {entry[k]}, and grid axis "
+                    f"{k} splits {sizes[k]} of an argument before it; wanted equal sizes"
                 )
-            sizes[k] = array.shape[at]
-        counted.append(tuple(found))
+            sizes[k] = sizes[k] if axis is None else array.shape[axis]
+        counted.append(at)
     return arrays, counted, sizes
 
 
@@ -214,36 +210,20 @@ def even_factors(number: int, count: int) -> tuple[int, ...]:
     return min(choices, key=lambda c: (c[0], [-f for f in reversed(c)]))
 
 
-def _specs(tree: Any, out: Entry, default: bool, mesh: Mesh) -> list[PartitionSpec]:
-    """Returns for each leaf of a result the partition spec that names the dimensions along which parts are
-    concatenated.
+def _spec_of(leaf: Any, entry: Entry, count: int, mesh: Mesh) -> PartitionSpec:
+    """Returns the partition spec that names the dimensions along which the parts of a result are concatenated; if the
+    result is 0-d, it gets ``count`` dimensions.
     """
-    specs = []
-    for leaf in leaves(tree):
-        entry = out
-        if not np.ndim(leaf) and default:
-            order = sorted({a for a in out if a is not None})
-            entry = tuple([None if a is None else order.index(a) for a in out])
-        ndim = np.ndim(leaf) or (len(set(out) - {None}) if default else 0)
-        for axis in entry:
-            if axis is not None and not -ndim <= axis < ndim:
-                raise ShapeError(
-                    f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to put the results "
-                    "together; give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
-                )
-        entry = tuple([None if a is None else a % ndim for a in entry])
-        specs.append(_spec(entry, ndim, mesh))
-    return specs
-
-
-def _raised(tree: Any, out: Entry, default: bool) -> Any:
-    """Returns a result whose 0-d arrays have new dimensions along which they can be stacked, if ``out_axes`` is the
-    default.
-    """
-    count = len({a for a in out if a is not None})
-    return map_leaves(lambda x: _with_dimensions(x, count) if default else x, tree)
+    ndim = np.ndim(leaf) or count
+    for axis in entry:
+        if axis is not None and not -ndim <= axis < ndim:
+            raise ShapeError(
+                f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to put the results "
+                "together; give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
+            )
+    return _spec(tuple([None if a is None else a % ndim for a in entry]), ndim, mesh)
 
 
 def _with_dimensions(x: Any, count: int) -> Any:
     check_array(x, "smap: the result")
-    return reshape(x, (1,) * count) if x is not None and not np.ndim(x) else x
+    return x if x is None or np.ndim(x) else reshape(x, (1,) * count)
