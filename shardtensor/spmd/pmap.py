@@ -335,9 +335,8 @@ def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh, owned: Sequence[
     along = grid.axis_names[0]
     axes = spread(out_axes, results[0], "pmap: out_axes", "the result")
     whole = []
-    for column, axis, path in zip(
-        zip(*map(leaves, results), strict=True), axes, paths(results[0], "the result"), strict=True
-    ):
+    columns = zip(*map(leaves, results), strict=True)
+    for column, axis, path in zip(columns, axes, paths(results[0], "the result"), strict=True):
         _check_axis(axis, "out_axes")
         for leaf in column:
             check_array(leaf, f"pmap: {path}")
@@ -451,21 +450,16 @@ def _rows(grid: Mesh) -> list[Mesh]:
     return [submesh for _, submesh in submeshes_along(grid, grid.axis_names[1:])]
 
 
-def _submesh_of(items: Sequence[Any]) -> Mesh | None:
-    """Returns the mesh of the call that gets these items of lists; None if they contain no tensor."""
-    return next(filter(None, map(_submesh_of_item, items)), None)
-
-
-def _submesh_of_item(item: Any) -> Mesh | None:
-    """Returns the mesh of an item of a list; None if it contains no tensor. A list has the devices of all of its items,
-    any other pytree those of its first tensor.
+def _submesh_of(item: Any) -> Mesh | None:
+    """Returns the mesh of the tensors in a pytree; None if it contains no tensor. A list has the devices of all of its
+    items, any other container those of its first tensor.
     """
     if type(item) is ShardedTensor:
         return item._aval.sharding.mesh
     inside = items_of(item)
     if inside is None:
         return None
-    submeshes = filter(None, (_submesh_of_item(inner) for _, inner in inside))
+    submeshes = filter(None, (_submesh_of(inner) for _, inner in inside))
     if type(item) is not list:
         return next(submeshes, None)
     devices = tuple(dict.fromkeys(device for found in submeshes for device in found.flat))
