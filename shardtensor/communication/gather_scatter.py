@@ -15,8 +15,8 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer import as_dtype, send
-from shardtensor.communication.transfer_log import Transfer, record_transfer
+from shardtensor.communication.transfer import Movement, as_dtype, send
+from shardtensor.communication.transfer_log import Transfer
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
 
@@ -63,7 +63,7 @@ class _Piece(NamedTuple):
     size: int
 
 
-class GatherPlan:
+class GatherPlan(Movement):
     """The plan by which devices receive the rows of an array that they requested.
 
     Args:
@@ -107,18 +107,12 @@ class GatherPlan:
                 yield _Piece(k, j, rows, index, runs_here, to, size)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
-        """Yields the transfers for the log."""
+        """See `Movement`."""
         for p in self.pieces:
             source, destination = self.source.devices[p.j], self.wants[p.k].device
             if source != destination:
                 n = p.size * itemsize
                 yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
-
-    def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
-        """Checks the transfers against the guard and records them; see `record_transfer`."""
-        record_transfer(
-            operator, self.size * itemsize, explicit, lambda: self.records(itemsize, copied, operator, explicit)
-        )
 
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
         """Executes the plan: returns one array of `GatherRequest.shape` for each request."""

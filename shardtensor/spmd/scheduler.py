@@ -126,8 +126,8 @@ class Scheduler:
         self.started = time.perf_counter()
         thread = WorkerThread(_greenlets().getcurrent)
         with _Interrupts(thread) as self._interrupts:
-            _running.append(self)
             self.prompts = count_prompts()
+            _running.append(self)
             try:
                 if not self._helper_delay:
                     self._call_for_help()
@@ -184,9 +184,8 @@ class Scheduler:
         except BaseException as raised:  # Raised again in the caller of the map.
             error = raised
         thread.inside = False
-        lock.acquire(
-            blocking=not self._is_over
-        )  # If the handler forked, the thread that held it may not be in the child.
+        # If the handler forked, the thread that held the lock may not be in the child.
+        lock.acquire(blocking=not self._is_over)
         if error is not None:
             self.root.errors.append((False, -1, error))
             self.fail(self.root, f"the caller was interrupted: {error!r}")
