@@ -319,6 +319,8 @@ class SimulationReport:
         operators: the sum of the steps for each operator, and for each axis of a collective; ``link`` is that of one
             call.
         total: the sum of all steps.
+        messages, bytes, rounds, seconds: those of the total, see `Traffic`; ``seconds`` is the time of all schedules,
+            one after the other, and None if latency and bandwidth are not known.
         result: what the function returned; tensors in it have no elements.
         shardings: a pytree in the form of the result with the `NamedSharding` of each tensor, and None for other
             leaves.
@@ -363,26 +365,8 @@ class SimulationReport:
         self.operators = list(rows.values())
         if network.links is not None:
             self.total.seconds = self.total.seconds or 0.0
-
-    @property
-    def messages(self) -> int:
-        """The number of messages."""
-        return self.total.messages
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all messages from device to device."""
-        return self.total.bytes
-
-    @property
-    def rounds(self) -> int:
-        """See `Traffic`."""
-        return self.total.rounds
-
-    @property
-    def seconds(self) -> float | None:
-        """The time of all schedules, one after the other; None if latency and bandwidth are not known."""
-        return self.total.seconds
+        self.messages, self.bytes, self.rounds = self.total.messages, self.total.bytes, self.total.rounds
+        self.seconds = self.total.seconds
 
     def link_bytes(self) -> npt.NDArray[np.int64]:
         """Returns the bytes from each device to each other device, in mesh order: an array of shape (n, n).

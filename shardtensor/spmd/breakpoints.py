@@ -8,6 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 
+def _wrapped(hook: Any) -> Any:
+    """Returns the hook with a counter."""
+    counter: Any = functools.lru_cache(maxsize=0)(hook)
+    counter.is_shardtensors = True
+    return counter
+
+
+_counter = _wrapped(sys.breakpointhook)
+
+
 def count_prompts() -> Callable[[], int]:
     """Wraps `sys.breakpointhook` by a counter, until `restore_hook` is called, and returns a function that returns the
     number of prompts since this call.
@@ -18,10 +28,12 @@ def count_prompts() -> Callable[[], int]:
     The wrapper is `functools.lru_cache` with ``maxsize=0``. That is a counter without a Python frame of its own, which
     matters because debuggers stop in the frame that called the hook.
     """
+    global _counter
     counter: Any = sys.breakpointhook
-    if not hasattr(counter, _MARK):  # Maps in other threads share the counter.
-        counter = sys.breakpointhook = functools.lru_cache(maxsize=0)(counter)
-        setattr(counter, _MARK, True)
+    if not hasattr(counter, "is_shardtensors"):  # Otherwise a map in another thread has wrapped the hook.
+        if _counter.__wrapped__ is not counter:
+            _counter = _wrapped(counter)
+        counter = sys.breakpointhook = _counter
     before = counter.cache_info().misses
     return lambda: counter.cache_info().misses - before
 
@@ -29,8 +41,5 @@ def count_prompts() -> Callable[[], int]:
 def restore_hook() -> None:
     """Removes the counter. A hook that user code has set meanwhile stays."""
     counter: Any = sys.breakpointhook
-    if hasattr(counter, _MARK):
+    if hasattr(counter, "is_shardtensors"):
         sys.breakpointhook = counter.__wrapped__
-
-
-_MARK = "_counts_prompts_of_shardtensor"

@@ -150,7 +150,9 @@ def run_mapped(
     backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
     tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
-    queues = _queues(backends, submeshes)
+    queues = [
+        (backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)
+    ]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
@@ -178,19 +180,6 @@ def _unheld(tree: Any) -> Any:
     if type(tree) is ShardedTensor:
         return tree
     return map_leaves(lambda leaf: leaf.value if type(leaf) is Unmapped else leaf, tree)
-
-
-def _queues(backends: Sequence[Backend], submeshes: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
-    """Returns the devices whose work must be ordered with the caller's, each with its backend; none where no backend
-    overrides `Backend.wait_for_caller` or `Backend.make_caller_wait`.
-    """
-    if all(
-        type(backend).wait_for_caller is Backend.wait_for_caller
-        and type(backend).make_caller_wait is Backend.make_caller_wait
-        for backend in backends
-    ):
-        return []
-    return [(backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)]
 
 
 class _Labels(Sequence[str]):
