@@ -103,7 +103,7 @@ class _Network:
         self.size = mesh.size
         if (latency is None) != (bandwidth is None):
             there, missing = ("latency", "bandwidth") if bandwidth is None else ("bandwidth", "latency")
-            raise ArgumentError(f"simulate: {there} is given and {missing} is not; a time takes both")
+            raise ArgumentError(f"simulate: {there} is given and {missing} is not; give both, or neither")
         self.links: list[tuple[int, float, float]] | None = None
         if latency is not None and bandwidth is not None:
             delays, rates = self._by_axis(latency, "latency"), self._by_axis(bandwidth, "bandwidth")

@@ -257,7 +257,7 @@ def abstract_operand(x: Any) -> Any:
     if isinstance(x, ShardedTensor):
         if not x._aval.backend.simulated:
             raise ArgumentTypeError(
-                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) of it there"
+                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) on them"
             )
         assert x._storage.array is not None or x._storage.arrays is not None
     return AbstractArray(x.shape, x.dtype)

@@ -378,8 +378,8 @@ def _permutation(
             if pair[k] in seen:
                 raise ArgumentError(f"ppermute: perm has the {end} {pair[k]} twice")
             seen.add(pair[k])
-    from_whom = {b: a for a, b in pairs}
-    return pairs, [from_whom.get(k) for k in range(size)]
+    source_of = {b: a for a, b in pairs}
+    return pairs, [source_of.get(k) for k in range(size)]
 
 
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:

@@ -157,7 +157,7 @@ def _check_equal(
         if not _same(a, b):
             silent = [axis for axis in mapped if axis not in _named(spec)]
             raise ShapeError(
-                f"{what} is promised to be equal along {', '.join(map(repr, silent))}, which {spec} does not name, and "
+                f"{what} is declared to be equal along {', '.join(map(repr, silent))}, which {spec} does not name, and "
                 f"on {a.device} and {b.device} it differs; combine it first (st.psum, st.pmean, …), or name the axis"
             )
 

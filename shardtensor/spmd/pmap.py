@@ -184,13 +184,13 @@ class _Pmap:
         if self._devices is None and not any(given):
             row = tuple([submesh.flat[0] for submesh in rows])
             if self._inner is not None:
-                groups = nesting.groups(row, self._demands(call))
-                return groups, groups
+                mine = nesting.assigned(row, self._demands(call))
+                return mine, mine
             if count <= len(row):
                 return rows[:count], shares(row, count)
-        ends = offsets(count, (max(len(rows), 1),))[1:].tolist()
-        dealt = [k for k, (a, b) in enumerate(itertools.pairwise([0, *ends])) for _ in range(b - a)]
-        submeshes = [found or rows[k] for found, k in zip(given, dealt, strict=True)]
+        ends = offsets(count, (max(len(rows), 1),)).tolist()
+        numbers = [k for k, (a, b) in enumerate(itertools.pairwise(ends)) for _ in range(b - a)]
+        submeshes = [found or rows[k] for found, k in zip(given, numbers, strict=True)]
         return submeshes, submeshes
 
     def _demands(self, call: Call) -> list[int]:
@@ -216,8 +216,8 @@ class _Pmap:
         """
         if self._out_axes != 0:
             raise ArgumentError(
-                f"pmap: out_axes is {self._out_axes!r}, and of a list of shards comes a list of results; join it with "
-                "st.stack or st.unshard"
+                f"pmap: out_axes is {self._out_axes!r}, and a map over lists returns a list; join it with st.stack or "
+                "st.unshard"
             )
         if self._in_axes == 0:
             return
@@ -226,8 +226,8 @@ class _Pmap:
             wanted = 0 if type(argument) is list else None
             if i not in static and (i >= len(in_axes) or in_axes[i] != wanted):
                 raise ArgumentError(
-                    f"pmap: in_axes is {self._in_axes!r}; where lists of shards are given, it says 0 for each list and "
-                    "None for everything else"
+                    f"pmap: in_axes is {self._in_axes!r}; where an argument is a list, wanted 0 for each list and None "
+                    "for any other argument"
                 )
 
     # -- arrays ------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class _Pmap:
         row = default_mesh().flat
         cuts = [cut for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
         there = (cut for cut in cuts if isinstance(cut.array, ShardedTensor) and cut.array.committed)
-        placed = next((cut.home() for cut in there if cut.array.sharding.mesh.size == wanted), None)
+        placed = next((cut.devices() for cut in there if cut.array.sharding.mesh.size == wanted), None)
         if placed is None and wanted > len(row):
             raise ShardingError(_too_many(levels.sizes, row))
         # Computation follows data: the devices of a committed tensor take precedence over the default mesh.
@@ -379,8 +379,8 @@ def _with_axis(leaf: Any, at: int) -> Any:
         with backend.on(device):
             arrays.append(backend.view(array, index))
     value = aval((*leaf.shape[:at], 1, *leaf.shape[at:]), leaf.dtype, sharding, True)
-    alone = len(arrays) == 1 and value.backend.shared_memory
-    return tensor(value, Storage(arrays[0]) if alone else Storage(arrays=tuple(arrays)))
+    whole = len(arrays) == 1 and value.backend.shared_memory
+    return tensor(value, Storage(arrays[0]) if whole else Storage(arrays=tuple(arrays)))
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def _noted() -> Iterator[None]:
     try:
         yield
     except ShardTensorError as error:
-        error.add_note("pmap: raised for a map of a map, whose arguments are what the map around it gives each call")
+        error.add_note("pmap: raised for a map of a map, whose arguments are slices or items of the outer map's")
         raise
 
 

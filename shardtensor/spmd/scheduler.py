@@ -64,7 +64,7 @@ def run(
         Failed: a program failed; of several, the first in order whose error was not caused by the failure of another.
     """
     parent = around()
-    run = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
+    map_run = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
     if not tasks:
         return []
     if sys.is_finalizing():
@@ -73,21 +73,21 @@ def run(
             "call it earlier, at the latest in a function registered with atexit.register"
         )
     if parent is not None:
-        parent.await_run(run)
-        return run.outcome()
+        parent.await_run(map_run)
+        return map_run.outcome()
     check_room()
-    scheduler = Scheduler(run, 0.0 if code in _long and math.isfinite(helper_delay) else helper_delay)
+    scheduler = Scheduler(map_run, 0.0 if code in _long and math.isfinite(helper_delay) else helper_delay)
     try:
         scheduler.run()
         if time.perf_counter() - scheduler.started <= _LONG_DELAYS * helper_delay:
             _long.discard(code)
         elif not scheduler.prompts():
             _long.add(code)
-        return run.outcome()
+        return map_run.outcome()
     finally:
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
         # keep all results alive.
-        del run.scheduler, scheduler.root
+        del map_run.scheduler, scheduler.root
 
 
 _LONG_DELAYS = 4

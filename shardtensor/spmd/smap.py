@@ -218,8 +218,8 @@ def _spec_of(leaf: Any, entry: Entry, count: int, mesh: Mesh) -> PartitionSpec:
     for axis in entry:
         if axis is not None and not -ndim <= axis < ndim:
             raise ShapeError(
-                f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to put the results "
-                "together; give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
+                f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to join the results; "
+                "give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
             )
     return _spec(tuple([None if a is None else a % ndim for a in entry]), ndim, mesh)
 
