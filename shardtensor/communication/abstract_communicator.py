@@ -70,9 +70,7 @@ class AbstractCommunicator:
         shares = _shares(first.shape[dimension], n, tiled)
         self._exchange([_row(first, dimension)] * n, [shares], [0] * n)
         before, after = first.shape[:dimension], first.shape[dimension + 1 :]
-        return [
-            AbstractArray((*before, *((share,) if tiled else ()), *after), first.dtype) for share in shares.tolist()
-        ]
+        return [AbstractArray((*before, *[share] * tiled, *after), first.dtype) for share in shares.tolist()]
 
     def all_to_all(self, arrays: Sequence[AbstractArray], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         """See `Communicator`."""
@@ -93,8 +91,7 @@ class AbstractCommunicator:
         results = []
         for share in along.tolist():  # type: ignore[union-attr]
             shape = list(first.shape)
-            shape[concat_axis] = joined
-            shape[split_axis] = share
+            shape[concat_axis], shape[split_axis] = joined, share
             results.append(AbstractArray(tuple(shape), first.dtype))
         return results
 

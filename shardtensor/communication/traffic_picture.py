@@ -128,7 +128,10 @@ def picture(moved: Moved, *, text: bool = False) -> Any:
     numpy:1        ·        ·  1.5 KiB   1.5 KiB  4.01 KiB
     numpy:2        ·      7 B        ·       7 B   1.5 KiB
     """
-    figure = None if text else _figure_class()
+    try:
+        figure = None if text else _matplotlib_figure()
+    except ImportError:
+        figure = None
     return TextPicture(_text(moved)) if figure is None else _figure(figure, moved)
 
 
@@ -201,14 +204,6 @@ def _matplotlib_figure() -> Any:
     """Returns a class of figures that notebooks display although pyplot does not know them."""
     figure = importlib.import_module("matplotlib.figure").Figure
     return type("Picture", (figure,), {"__module__": __name__, "_repr_png_": _png})
-
-
-def _figure_class() -> Any:
-    """Returns the class of figures; None if matplotlib is not installed."""
-    try:
-        return _matplotlib_figure()
-    except ImportError:
-        return None
 
 
 def _png(figure: Any) -> bytes:

@@ -476,9 +476,6 @@ def _agree(caller: str, devices: Sequence[Device], shapes: Sequence[Shape], free
     """Checks that the shapes are equal except along dimension ``free``; raises ShapeError otherwise."""
     first = tuple(shapes[0])
     for device, shape in zip(devices, shapes, strict=True):
-        same = len(shape) == len(first) and all(
-            a == b or d == free for d, (a, b) in enumerate(zip(shape, first, strict=True))
-        )
-        if not same:
+        if any(a != b and d != free for d, (a, b) in enumerate(zip(shape, first, strict=True))):
             may = "equal shapes" if free is None else f"shapes that differ along dimension {free} only"
             raise ShapeError(f"{caller}: {devices[0]} has shape {first} and {device} {tuple(shape)}; wanted {may}")

@@ -67,12 +67,8 @@ def rendezvous(
     call = CollectiveCall(f"{caller} over {at.description}", compared, at.key_at)
 
     def work(contributions: list[Any]) -> Sequence[Any]:
-        given = [arrays for _, _, arrays in contributions]
-        columns = []
-        for i in range(len(mine)):
-            columns.append(
-                _column(caller, at.axis, [o[0] for o in contributions], [o[1][i] for o in contributions], given, body)
-            )
+        groups, leaves_of, given = zip(*contributions, strict=True)
+        columns = [_column(caller, at.axis, groups, column, given, body) for column in zip(*leaves_of, strict=True)]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
     results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work)
@@ -83,7 +79,7 @@ def _column(
     caller: str,
     axis: str,
     groups: Sequence[tuple[Device, ...]],
-    column: list[Any],
+    column: Sequence[Any],
     given: Sequence[Sequence[Any]],
     body: Body,
 ) -> Sequence[Any]:
@@ -94,10 +90,9 @@ def _column(
         communicator = _communicator(caller, axis, [group[0] for group in groups])
         communicator.given = given
         return as_tensors(_run_body(body, communicator, column), groups)
-    shards = [shard_arrays(x) for x in column]
     rows = []
-    for k in range(len(groups[0])):
-        rows.append(_run_body(body, _communicator(caller, axis, [g[k] for g in groups]), [s[k] for s in shards]))
+    for devices, arrays in zip(zip(*groups, strict=True), zip(*map(shard_arrays, column), strict=True), strict=True):
+        rows.append(_run_body(body, _communicator(caller, axis, devices), arrays))
     made = []
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [tuple(a.shape) for a in shard_arrays(x)]:

@@ -129,15 +129,11 @@ def _run(
 def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> MappedArgument:
     """Returns an argument for all calls: its blocks, or the argument itself where no leaf is an array to be split."""
     rows: list[list[ShardedTensor] | None] = []
-    count = 0
     found = leaves(argument)
     for leaf, spec, path in zip(found, specs, paths(argument, what), strict=True):
-        if spec is None or (type(leaf) in SCALARS and not spec.chains):  # Python scalars stay weakly typed.
-            rows.append(None)
-            continue
-        blocks = _blocks(leaf, spec, mesh, over, path)
-        rows.append(blocks)
-        count = len(blocks)
+        whole = spec is None or (type(leaf) in SCALARS and not spec.chains)  # Python scalars stay weakly typed.
+        rows.append(None if whole else _blocks(leaf, spec, mesh, over, path))
+    count = max([len(row) for row in rows if row is not None], default=0)
     if not count:
         return MappedArgument(Unmapped(argument), False)
     held = [[Unmapped(leaf)] * count if row is None else row for leaf, row in zip(found, rows, strict=True)]

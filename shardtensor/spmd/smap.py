@@ -203,10 +203,8 @@ def even_factors(number: int, count: int) -> tuple[int, ...]:
     """
     if count == 1:
         return (number,)
-    choices = []
-    for factor in range(1, number + 1):
-        if number % factor == 0:
-            choices.append(tuple(sorted((factor, *even_factors(number // factor, count - 1)), reverse=True)))
+    divisors = [factor for factor in range(1, number + 1) if number % factor == 0]
+    choices = [tuple(sorted((f, *even_factors(number // f, count - 1)), reverse=True)) for f in divisors]
     return min(choices, key=lambda c: (c[0], [-f for f in reversed(c)]))
 
 
