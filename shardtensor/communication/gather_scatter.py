@@ -45,7 +45,7 @@ class GatherRequest(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Rows that device ``k`` of the requests receives from device ``j`` of the array.
+    """Rows that a device receives from device ``j`` of the array.
 
     Attributes:
         rows: the positions of the rows in the request.
@@ -54,7 +54,6 @@ class _Piece(NamedTuple):
         size: the number of elements.
     """
 
-    k: int
     j: int
     rows: Ints
     indices: list[Ints]
@@ -80,8 +79,8 @@ class GatherPlan(Movement):
         self.holders: dict[tuple[int, ...], list[int]] = {}
         for j, parts in enumerate(source.parts.tolist()):
             self.holders.setdefault(tuple(parts), []).append(j)
-        self.pieces = [piece for k, want in enumerate(wants) for piece in self._pieces(k, want)]
-        self.size = sum(p.size for p in self.pieces if source.devices[p.j] != wants[p.k].device)
+        self._incoming = [list(self._pieces(k, want)) for k, want in enumerate(wants)]
+        self.size = sum(size for size, _, _ in self._sent())
 
     def _pieces(self, k: int, want: GatherRequest) -> Iterator[_Piece]:
         if not math.prod(want.shape):
@@ -104,22 +103,24 @@ class GatherPlan(Movement):
                 runs_here = tuple([slice(a, b) for _, a, b, _ in combination])
                 to = tuple([slice(at, at + b - a) for _, a, b, at in combination])
                 size = len(rows) * math.prod(b - a for _, a, b, _ in combination)
-                yield _Piece(k, j, rows, index, runs_here, to, size)
+                yield _Piece(j, rows, index, runs_here, to, size)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
         """See `Movement`."""
-        for p in self.pieces:
-            source, destination = self.source.devices[p.j], self.wants[p.k].device
-            if source != destination:
-                n = p.size * itemsize
-                yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
+        for size, source, destination in self._sent():
+            n = size * itemsize
+            yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
+
+    def _sent(self) -> Iterator[tuple[int, Device, Device]]:
+        """Yields number of elements, source and destination of each transfer."""
+        for want, pieces in zip(self.wants, self._incoming, strict=True):
+            for p in pieces:
+                if self.source.devices[p.j] != want.device:
+                    yield p.size, self.source.devices[p.j], want.device
 
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
         """Executes the plan: returns one array of `GatherRequest.shape` for each request."""
-        pieces: list[list[_Piece]] = [[] for _ in self.wants]
-        for p in self.pieces:
-            pieces[p.k].append(p)
-        return [self._receive(want, mine, arrays, dtype) for want, mine in zip(self.wants, pieces, strict=True)]
+        return [self._receive(*both, arrays, dtype) for both in zip(self.wants, self._incoming, strict=True)]
 
     def _receive(self, want: GatherRequest, pieces: Sequence[_Piece], arrays: Sequence[Any], dtype: Any) -> Any:
         backend = backend_of(want.device)

@@ -226,8 +226,8 @@ class _Pmap:
             wanted = 0 if type(argument) is list else None
             if i not in static and (i >= len(in_axes) or in_axes[i] != wanted):
                 raise ArgumentError(
-                    f"pmap: in_axes is {self._in_axes!r}; where an argument is a list, wanted 0 for each list and None "
-                    "for any other argument"
+                    f"pmap: in_axes is {self._in_axes!r}; where lists of shards are given, wanted 0 for each list and "
+                    "None for any other argument"
                 )
 
     # -- arrays ------------------------------------------------------------------------------------
