@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import faulthandler
+import functools
 import gc
 import itertools
 import os
@@ -759,6 +760,20 @@ def test_a_hook_that_a_program_sets_stays() -> None:
         assert sys.breakpointhook is print
     finally:
         sys.breakpointhook = before
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_maps_that_took_long_start_in_several_threads(is_partial: bool, helped: None) -> None:
+    barrier = threading.Barrier(2)
+
+    def fn(x: Any, wait: Callable[..., Any] = time.sleep, seconds: float = 0.01) -> None:
+        wait(seconds)
+
+    def mapped(*args: Any) -> Any:
+        return functools.partial(fn, wait=args[0], seconds=args[1]) if is_partial else lambda x: fn(x, *args)
+
+    st.pmap(mapped(time.sleep, 0.01), [1, 2])
+    st.pmap(mapped(barrier.wait, 5), [1, 2])  # It breaks unless both programs run at the same time.
 
 
 def test_pdb_in_a_mapped_function() -> None:
