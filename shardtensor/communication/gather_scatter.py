@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer import Movement, as_dtype, send
+from shardtensor.communication.transfer import RecordedPlan, as_dtype, send
 from shardtensor.communication.transfer_log import Transfer
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
@@ -62,7 +62,7 @@ class _Piece(NamedTuple):
     size: int
 
 
-class GatherPlan(Movement):
+class GatherPlan(RecordedPlan):
     """The plan by which devices receive the rows of an array that they requested.
 
     Args:
@@ -106,7 +106,7 @@ class GatherPlan(Movement):
                 yield _Piece(j, rows, index, runs_here, to, size)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
-        """See `Movement`."""
+        """See `RecordedPlan`."""
         for size, source, destination in self._sent():
             n = size * itemsize
             yield Transfer(n, n if copied else 0, source, destination, operator, explicit)

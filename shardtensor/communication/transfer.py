@@ -28,8 +28,8 @@ from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arra
 from shardtensor.tensor.value import Aval, join
 
 
-class Movement(abc.ABC):
-    """A plan of transfers.
+class RecordedPlan(abc.ABC):
+    """A plan whose transfers are recorded in the log.
 
     Attributes:
         size: the number of elements that change devices.
@@ -47,7 +47,7 @@ class Movement(abc.ABC):
         record_transfer(operator, self.size * itemsize, explicit, made)
 
 
-class TransferPlan(Movement):
+class TransferPlan(RecordedPlan):
     """A result, and the regions of the operands from which its elements are copied.
 
     Attributes:
@@ -71,7 +71,7 @@ class TransferPlan(Movement):
         self.size = sum(c.size for c in self.copies)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
-        """See `Movement`."""
+        """See `RecordedPlan`."""
         grids = (self.result, *self.sources)
         devices = [device for grid in grids for device in grid.devices]
         first = np.cumsum([len(grid.devices) for grid in grids])

@@ -138,19 +138,15 @@ def _contribution(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: 
         return leaf
     (device,) = devices
     backend = backend_of(device)
-    if backend.is_array(leaf):
-        array = backend.asarray(leaf)
-        if backend.dtype_of(array).kind not in "biufcmM":
-            raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
-        return array
-    if isinstance(leaf, ShardedTensor):
+    on_host = not backend.is_array(leaf)
+    if on_host and isinstance(leaf, ShardedTensor):
         return array_on(leaf, device, caller)
-    if isinstance(leaf, (np.ndarray, np.generic)) or type(leaf) in SCALARS:
-        host = np.asarray(leaf)
-        if host.dtype.kind not in "biufcmM":
-            raise ArgumentTypeError(f"{caller}: x is an array of {host.dtype}; wanted numbers")
-        return backend.from_host(host, device)
-    raise ArgumentTypeError(f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
+    if on_host and not isinstance(leaf, (np.ndarray, np.generic)) and type(leaf) not in SCALARS:
+        raise ArgumentTypeError(f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
+    array = np.asarray(leaf) if on_host else backend.asarray(leaf)
+    if (array.dtype if on_host else backend.dtype_of(array)).kind not in "biufcmM":
+        raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
+    return backend.from_host(array, device) if on_host else array
 
 
 def _named(x: Any) -> str:
