@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardtensor.backend.protocol import Backend, requested_devices
 from shardtensor.backend.registry import backend_names, default_backend, load
 from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.host.units import readable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,13 +53,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
-        help="learn handwritten digits on all devices, and check it against NumPy",
-        argument_default=argparse.SUPPRESS,  # omitted options take the defaults of demo.main
+        help="train a classifier of handwritten digits on all devices, and compare it with NumPy",
+        argument_default=argparse.SUPPRESS,  # Omitted options take the defaults of `demo.main`.
     )
-    demo.add_argument("--devices", type=int, metavar="N", help="how many (default: all; logical ones: 8)")
-    demo.add_argument("--backend", metavar="NAME", help="whose devices (default: the default backend's)")
-    demo.add_argument("--steps", type=int, metavar="N", help="how many steps to train (default: enough)")
-    commands.add_parser("info", help="list backends and their devices, and say why one cannot be used")
+    demo.add_argument(
+        "--devices", type=int, metavar="N", help="the number of devices (default: all, or 8 logical devices)"
+    )
+    demo.add_argument("--backend", metavar="NAME", help="the backend of the devices (default: the default backend)")
+    demo.add_argument("--steps", type=int, metavar="N", help="the number of training steps (default: 150)")
+    commands.add_parser(
+        "info", help="list the backends and their devices, and the reasons why backends are not available"
+    )
     return parser
 
 
@@ -86,11 +91,11 @@ def _demo(**options: Any) -> int:
 def _info() -> int:
     from rich.console import Console
 
-    requested_devices()  # an invalid number is reported once, not for each backend
+    requested_devices()  # An invalid number is reported once, and not for each backend.
     problem: Exception | None = None
     try:
         default = default_backend().name
-    except (ArgumentError, BackendError) as error:  # shown after the table, which may explain it
+    except (ArgumentError, BackendError) as error:  # The error is shown after the table, which may explain it.
         default, problem = "", error
     Console().print(_backend_table(default))
     if problem:
@@ -103,7 +108,7 @@ def _backend_table(default: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("backend", "default", "devices", "kind", "free / total memory, or why absent")
+    table = Table("backend", "default", "devices", "kind", "free / total memory, or why unavailable")
     for name in backend_names():
         try:
             cells = _describe(load(name))
@@ -118,15 +123,5 @@ def _describe(backend: Backend) -> list[str]:
     devices = backend.devices()
     kinds = dict.fromkeys(device.kind for device in devices)
     memory = dict.fromkeys(backend.memory_info(device) for device in devices)
-    sizes = [f"{_size(free)} / {_size(total)}" for free, total in filter(None, memory)]
+    sizes = [f"{readable(free)} / {readable(total)}" for free, total in filter(None, memory)]
     return [str(len(devices)), "\n".join(kinds), "\n".join(sizes)]
-
-
-def _size(count: int) -> str:
-    """Formats a number of bytes in GiB.
-
-    >>> from shardtensor.cli import _size
-    >>> _size(80 << 30), _size(512 << 20)
-    ('80.0 GiB', '0.5 GiB')
-    """
-    return f"{count / 2**30:.1f} GiB"

@@ -29,7 +29,7 @@ DEFAULT_DEVICES = 8
 DEFAULT_STEPS = 150
 
 PIXELS, HIDDEN, CLASSES = 64, 64, 10
-HELD_OUT = 350  # leaves 1447 rows for training, a prime: no number of devices divides them
+HELD_OUT = 350  # The other 1447 rows are for training: a prime, so that no number of devices divides it.
 RATE, MOMENTUM = 0.2, 0.9
 SEED = 0
 
@@ -64,7 +64,7 @@ class DemoResult:
         return not self.failed
 
     def __str__(self) -> str:
-        accuracy = f"{self.accuracy:.1%} of {HELD_OUT} held-out digits are read right"
+        accuracy = f"{self.accuracy:.1%} of {HELD_OUT} held-out digits are classified correctly"
         if self.passed:
             return f"PASSED: all {len(self.checks)} checks agree with plain NumPy, and {accuracy}."
         return f"FAILED: {', '.join(self.failed)} (against plain NumPy); {accuracy}."
@@ -128,8 +128,8 @@ def _mesh(count: int | None, backend: str | None) -> st.Mesh:
         devices = st.devices(backend)
     if count is not None and count > len(devices):
         raise st.ArgumentError(
-            f"demo: {count} devices are asked for and backend {devices[0].backend!r} has {len(devices)}; "
-            f"logical ones follow {DEVICES}, set before the first use"
+            f"demo: {count} devices were requested, but backend {devices[0].backend!r} has {len(devices)}; "
+            f"for more logical devices, set {DEVICES} before the first use"
         )
     return st.Mesh(devices[:count], "d")
 
@@ -204,7 +204,7 @@ def show_devices(mesh: st.Mesh, train: Digits, console: Console) -> dict[str, bo
     console.print(f"{mesh.size} devices of kind {mesh.flat[0].kind}: {mesh!r}")
     rows = st.asarray(train.rows)
     sizes = [len(shard.data) for shard in rows.addressable_shards]
-    console.print(f"digits to learn from on each: {sizes}")
+    console.print(f"training digits on each device: {sizes}")
     st.visualize_sharding(rows, file=console.file)
     return {"sharded rows": np.array_equal(np.asarray(rows), train.rows)}
 
@@ -276,7 +276,7 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
     plain_weights, plain_losses = descend(
         lambda weights: gradients(np, train.rows, train.targets, weights), len(train.rows), range(steps)
     )
-    console.print(f"the mean loss went from {losses[0]:.4f} to {losses[-1]:.4f} in {steps} steps")
+    console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {steps} steps")
     return weights, {
         "training losses": close(losses, plain_losses),
         "trained weights": all(map(close, weights, plain_weights)),
@@ -287,7 +287,7 @@ def show_accuracy(test: Digits, weights: Weights, console: Console) -> tuple[flo
     """Classifies the held-out digits with functions of whole arrays: no lists and no maps, computation follows data."""
     _, score = scores(st, st.asarray(test.rows), weights)
     accuracy = float(st.mean(st.argmax(score, axis=1) == test.labels))
-    console.print(f"accuracy on {HELD_OUT} digits that it never saw: {accuracy:.1%}")
+    console.print(f"accuracy on {HELD_OUT} held-out digits: {accuracy:.1%}")
     _, plain_score = scores(np, test.rows, tuple(map(np.asarray, weights)))
     return accuracy, {"held-out scores": close(score, plain_score)}
 
@@ -305,7 +305,7 @@ def principal_components(xp: Any, rows: Array, count: int) -> tuple[Array, npt.N
     covariance = np.asarray(centred.T @ centred) / (len(rows) - 1)
     variances, vectors = np.linalg.eigh(covariance)
     largest = vectors[:, ::-1][:, :count]
-    signs = np.sign(largest[np.argmax(np.abs(largest), axis=0), np.arange(count)])  # eigh does not determine them
+    signs = np.sign(largest[np.argmax(np.abs(largest), axis=0), np.arange(count)])  # eigh does not determine the signs.
     return centred @ (largest * signs), variances[::-1][:count] / variances.sum()
 
 
@@ -316,7 +316,7 @@ def show_principal_components(train: Digits, console: Console, count: int = 5) -
     plain, plain_explained = principal_components(np, train.rows, count)
     for number, share in enumerate(explained, 1):
         console.print(f"component {number} explains {share:6.1%} of the variance  {'█' * round(200 * share)}")
-    console.print(f"the projected rows stay where they were: {projected.sharding.spec}")
+    console.print(f"the projected rows keep their sharding: {projected.sharding.spec}")
     return {
         "projected rows": close(projected, plain),
         "explained variance": close(explained, plain_explained),
@@ -334,18 +334,18 @@ def show_smap(train: Digits, console: Console) -> dict[str, bool]:
 
 def show_transfers(train: Digits, weights: Weights, console: Console) -> dict[str, bool]:
     """Prints the transfers of one training step, and checks that a map of a map transfers nothing."""
-    console.rule("What moved")
+    console.rule("Transfers")
     rows, targets = st.shard(train.rows), st.shard(train.targets)
-    console.print("one training step (bytes: between separate memories; copied: here):")
+    console.print("one training step (bytes: transferred between separate memories; copied: in this memory):")
     with st.transfers() as log:
         sharded_gradients(rows, targets, weights)
     console.print(Text(str(log)))
     with st.transfers() as log:
         same = st.pmap(st.sqrt, st.pmap(st.square, rows))
-    console.print(f"pmap(st.sqrt, pmap(st.square, shards)) moved {log.bytes} bytes")
+    console.print(f"pmap(st.sqrt, pmap(st.square, shards)) transferred {log.bytes} bytes")
     return {
         "pmap of pmap": close(st.concat(same), train.rows),
-        "pmap of pmap moves nothing": log.bytes == 0,
+        "pmap of pmap transfers nothing": log.bytes == 0,
     }
 
 

@@ -11,13 +11,17 @@ os.environ.pop("SHARDTENSOR_BACKEND", None)
 os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices on busy machines: a hundred times faster so
 
+import ctypes
+import gc
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import hypothesis
 import pytest
 
+import shardtensor as st
 from shardtensor.backend import registry
 from shardtensor.errors import BackendError
 from tests import fakecupy
@@ -40,7 +44,15 @@ NO_GPU = usable("cupy")
 if NO_GPU:
     fakecupy.install()
     registry.load("cupy")
-NO_TORCH = usable("torch")
+NO_TORCH = next((f"{name} is not installed" for name in ("torch", "array_api_compat") if find_spec(name) is None), "")
+"""Why torch cannot be used here; nothing if it can."""
+
+pytest_plugins = ["tests.selection"]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+st.set_cache_limit(1 << 25)  # by default it is a quarter of the machine's memory, which a run of all tests does fill
 
 hypothesis.settings.register_profile(
     "fast",
@@ -53,18 +65,20 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fast")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if NO_GPU:
+        missing = pytest.mark.skip(reason=f"there is no GPU: {NO_GPU}")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(missing)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    full = pytest.mark.skip(reason="marked full: run with --full")
-    gpu = pytest.mark.skip(reason=f"there is no GPU: {NO_GPU}")
-    for item in items:
-        if item.get_closest_marker("full") and not config.getoption("--full"):
-            item.add_marker(full)
-        if item.get_closest_marker("gpu") and NO_GPU:
-            item.add_marker(gpu)
+def pytest_collection_finish() -> None:
+    """Before a test changes the number of devices that a backend begins with. The controller of pytest-xdist, which
+    collects nothing, does without the 200 MB.
+    """
+    if not NO_TORCH:
+        registry.load("torch")
 
 
 FAST = ("numpy", "checked")
@@ -87,6 +101,21 @@ def no_races(request: pytest.FixtureRequest) -> Iterator[Any]:
         found = list(fakecupy.races)
         fakecupy.races.clear()
         assert not found, found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_freed() -> Iterator[None]:
+    """What the tests of a module leave in pools goes back to the system, which the C library does when it is asked to;
+    and what they leave for good, such as a library that they imported, is not collected over and over.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+    st.free_cache()
+    if NO_GPU:
+        fakecupy.free()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 class Late(Exception):

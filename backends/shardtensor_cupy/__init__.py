@@ -18,7 +18,8 @@ from shardtensor_cupy.nccl import all_reduce
 
 __all__ = ["CuPyBackend"]
 
-_DTYPES = frozenset("?bBhHiIlLqQefdFD")  # NumPy's letters
+_DTYPES = frozenset("?bBhHiIlLqQefdFD")
+"""The character codes of the supported NumPy dtypes."""
 
 
 class CuPyBackend(Backend):
@@ -32,21 +33,21 @@ class CuPyBackend(Backend):
     name = "cupy"
     priority = 10
     pinned_host = True
-    helper_delay = 10e-3  # launching is quick; what takes this long waits for its GPU
+    helper_delay = 10e-3  # A call that takes longer than a launch is waiting for its GPU.
 
     def __init__(self) -> None:
         self._cupy, gpus = usable_cupy()
         self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
         memory = self._cupy.cuda.memory
-        self._own = (memory.Memory, memory.PooledMemory)  # and not what came by DLPack, which others hold, too
+        self._own = (memory.Memory, memory.PooledMemory)  # Memory imported by DLPack has another type.
         count = logical_device_count(gpus)
-        home = [i if count < gpus else i * gpus // count for i in range(count)]
+        gpu_of = [i if count < gpus else i * gpus // count for i in range(count)]
         models = [self._model(gpu) for gpu in range(gpus)]
-        self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(home)])
-        relieve = self._copier.flights.wait
+        self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(gpu_of)])
+        wait = self._copier.flights.wait
         self._logical_devices = {
-            d: LogicalDevice(self._cupy, d, gpu, gpus, relieve) for d, gpu in zip(self._devices, home, strict=True)
+            d: LogicalDevice(self._cupy, d, gpu, gpus, wait) for d, gpu in zip(self._devices, gpu_of, strict=True)
         }
 
     def _model(self, gpu: int) -> str:
@@ -83,8 +84,8 @@ class CuPyBackend(Backend):
         device = current_device()
         if device is not None and not self._logical_devices[device].is_current():
             raise BackendError(
-                f"a collective on {device}, where a stream of the program's own is current; leave its `with` block "
-                "first, and let the device's stream wait for it"
+                f"a collective on {device} while the program has made another stream current; leave its `with` block "
+                "first, and make the device's stream wait for it"
             )
 
     def adjacent_devices(self, count: int) -> Sequence[Device]:
@@ -145,7 +146,7 @@ class CuPyBackend(Backend):
         """Copies a host array to the device. The host array has been read when this returns."""
         host = np.ascontiguousarray(array).reshape(np.shape(array))
         pinned = self._cupy.cuda.pinned_memory.is_memory_pinned(host.ctypes.data) if host.size else False
-        return self._cupy.array(host, blocking=bool(pinned))  # other memory goes by a buffer of CuPy's
+        return self._cupy.array(host, blocking=bool(pinned))  # CuPy copies pageable memory to a buffer first.
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """Copies an array to the host in row-major order, after the work queued on the device's stream."""
@@ -175,9 +176,7 @@ class CuPyBackend(Backend):
         for device, logical in self._logical_devices.items():
             if logical.gpu.id == gpu:
                 return device
-        raise BackendError(
-            f"an array lies on GPU {gpu}, which is none of the {len(self._logical_devices)} devices here"
-        )
+        raise BackendError(f"an array is on GPU {gpu}, which none of the {len(self._logical_devices)} devices uses")
 
     def export(self, array: Any) -> Any:
         """Returns a view of the array. It is writable: CuPy has no read-only arrays."""
@@ -199,7 +198,7 @@ class CuPyBackend(Backend):
         device = current_device()
         if device is not None and (left := self._logical_devices[device].left()) is not None:
             # CuPy's pool returns the block to the other stream, which would reuse it without waiting for ours.
-            return self._copier.over(result, left, self._logical_devices[device]), True
+            return self._copier.from_stream(result, left, self._logical_devices[device]), True
         memory = result.data.mem
         if any(memory is shard.data.mem for shard in shards):
             return result, False
@@ -233,7 +232,7 @@ class CuPyBackend(Backend):
 
     def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
         """Returns a copy in page-locked host memory, made on the device's copy stream, and a completion token."""
-        return self._copier.off(array, self._logical_devices[device])
+        return self._copier.d2h(array, self._logical_devices[device])
 
     def pin(self, host: HostArray) -> Any:
         """Returns a copy of a host array in page-locked memory."""
@@ -241,7 +240,7 @@ class CuPyBackend(Backend):
 
     def onload(self, host: Any, device: Device, after: Any) -> tuple[Any, Any]:
         """Copies offloaded data back to the device on its copy stream; returns the array and a completion event."""
-        return self._copier.on(host, self._logical_devices[device], after)
+        return self._copier.h2d(host, self._logical_devices[device], after)
 
     def settle(self, token: Any) -> None:
         """Blocks until an `offload` is complete; raises a `BackendError` if it has failed."""
@@ -260,5 +259,5 @@ class CuPyBackend(Backend):
         return self._cupy.from_dlpack(x)
 
     def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> list[Any] | None:
-        """Combines integer arrays by NCCL if every device has a GPU of its own; returns None if NCCL is unusable."""
+        """Combines integer arrays by NCCL if every device has a different GPU; returns None if NCCL is unusable."""
         return all_reduce(self._cupy, arrays, [self._logical_devices[d] for d in devices], operator)

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,15 @@ from shardtensor_cupy.logical_device import LogicalDevice
 _log = logging.getLogger("shardtensor")
 
 
+@dataclass(slots=True, eq=False)
 class _Flight:
-    """A copy in flight: its event, the device array with the stream that owns it, and the host memory, if any."""
+    """A copy in flight: its event, the device array and its memory, the stream that owns it, and the host memory."""
 
-    __slots__ = ("array", "event", "host", "memory", "owner")
-
-    def __init__(self, event: Any, array: Any, host: Any, owner: Any) -> None:
-        self.event = event
-        self.array = array
-        self.host = host
-        self.memory = array.data.mem
-        self.owner = owner
+    event: Any
+    array: Any
+    memory: Any
+    owner: Any
+    host: Any
 
 
 class InFlight:
@@ -42,18 +41,18 @@ class InFlight:
     def __init__(self) -> None:
         self._queue: deque[_Flight] = deque()
         self._by_memory: dict[int, list[_Flight]] = {}
-        self._lock = threading.RLock()  # letting go of an array may run anything, another call of ours included
+        self._lock = threading.RLock()  # Deallocating an array may run finalizers that call these methods.
 
     def add(self, event: Any, array: Any, owner: Any, host: Any = None) -> None:
         """Keeps a device array, owned by the stream ``owner``, and a host array alive until the event is complete."""
-        flight = _Flight(event, array, host, owner)
+        flight = _Flight(event, array, array.data.mem, owner, host)
         with self._lock:
             self._queue.append(flight)
             self._by_memory.setdefault(id(flight.memory), []).append(flight)
 
     def prune(self) -> None:
         """Releases completed copies, in the order in which they were added, up to the first incomplete one."""
-        if not self._queue:  # asked at every call
+        if not self._queue:  # This check comes first, because every operator calls `prune`.
             return
         with self._lock:
             while self._queue and (_is_empty(self._queue[0]) or self._queue[0].event.done):
@@ -86,7 +85,7 @@ class InFlight:
                 del self._by_memory[id(flight.memory)]
 
     def __len__(self) -> int:
-        return sum(not _is_empty(flight) for flight in tuple(self._queue))  # other threads add some meanwhile
+        return sum(not _is_empty(flight) for flight in tuple(self._queue))  # Other threads may add copies meanwhile.
 
 
 def _is_empty(flight: _Flight) -> bool:
@@ -119,17 +118,14 @@ class Peers:
             return True
         if self._mode == "off":
             return False
-        known = self._known.get((source, destination))
-        if known is None:
-            with self._lock:
-                known = self._known.get((source, destination))
-                if known is None:
-                    try:
-                        known = self.near(source, destination) and self._arrives(source, destination)
-                    except self._cupy.cuda.memory.OutOfMemoryError:
-                        return False  # as long as there is no room to find out
-                    self._known[source, destination] = known
-        return known
+        pair = source, destination
+        with self._lock:
+            if pair not in self._known:
+                try:
+                    self._known[pair] = self.near(source, destination) and self._arrives(source, destination)
+                except self._cupy.cuda.memory.OutOfMemoryError:
+                    return False  # The result is not stored, so that the test is repeated when there is memory.
+            return self._known[pair]
 
     def _arrives(self, source: int, destination: int) -> bool:
         """Whether a test copy arrives intact: 4 MiB of distinct 32-bit values."""
@@ -145,7 +141,7 @@ class Peers:
             right = np.array_equal(cupy.asnumpy(copy), sent)
         if not right:
             _log.warning(
-                "GPU %d says that it reads GPU %d, and copies arrive damaged: they go through host memory instead",
+                "GPU %d has peer access to GPU %d, but a test copy arrived damaged; copies go through host memory",
                 destination, source,
             )  # fmt: skip
         return right
@@ -180,7 +176,7 @@ class Copier:
             self.flights.add(destination.record(), out, destination.stream, host)
         return out
 
-    def over(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:
+    def from_stream(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:
         """Copies, on the logical device's stream, an array that another stream of the same GPU has computed."""
         logical.stream.wait_event(logical.record(stream))
         with logical.stream:
@@ -188,7 +184,7 @@ class Copier:
         self.flights.add(logical.record(), array, stream)
         return copy
 
-    def off(self, array: Any, logical: LogicalDevice) -> tuple[HostArray, Any]:
+    def d2h(self, array: Any, logical: LogicalDevice) -> tuple[HostArray, Any]:
         """Copies a row-major array to page-locked host memory; returns it and a token for `CuPyBackend.settle`."""
         if not array.nbytes:
             return np.empty(array.shape, array.dtype), None
@@ -205,13 +201,13 @@ class Copier:
         copy[...] = host
         return copy
 
-    def on(self, host: HostArray, logical: LogicalDevice, after: Any) -> tuple[Any, Any]:
+    def h2d(self, host: HostArray, logical: LogicalDevice, after: Any) -> tuple[Any, Any]:
         """Copies page-locked host memory to a logical device, which is current.
 
         Args:
             host: the page-locked array.
             logical: the destination.
-            after: the token that `off` returned for ``host``, or None.
+            after: the token that `d2h` returned for ``host``, or None.
 
         Returns:
             The device array, and the event after which it is complete (None if it has no elements).

@@ -9,7 +9,12 @@ from typing import Any
 
 from shardtensor.errors import BackendError
 
-_OLD_DRIVER, _NO_DEVICE = 35, 100  # cudaErrorInsufficientDriver, cudaErrorNoDevice
+_REASONS = {
+    35: "there is no NVIDIA driver, or it is older than CuPy's CUDA; install a newer one",
+    100: "the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+}
+"""The reasons for the CUDA errors cudaErrorInsufficientDriver and cudaErrorNoDevice."""
+
 _WHEELS = "`pip install cupy-cuda12x` or `cupy-cuda13x`, by the CUDA version that nvidia-smi shows"
 
 
@@ -25,24 +30,18 @@ def usable_cupy() -> tuple[Any, int]:
     try:
         cupy: Any = importlib.import_module("cupy")
         importlib.import_module("array_api_compat")
-    except Exception as error:  # a wheel for another CUDA version, two of them at once, a library that is not there
+    except Exception as error:  # Wheels for another CUDA version, or two of them at once, fail in many ways.
         raise BackendError(
-            f"CuPy is installed and does not import: {error!r}; uninstall every cupy package, then {_WHEELS}, "
+            f"CuPy is installed but cannot be imported: {error!r}; uninstall every cupy package, then {_WHEELS}, "
             "and array-api-compat"
         ) from error
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        status = getattr(error, "status", None)
-        if status == _OLD_DRIVER:
-            said = "there is no NVIDIA driver, or it is older than CuPy's CUDA; install a newer one"
-        elif status == _NO_DEVICE:
-            said = "the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
-        else:
-            said = "the CUDA runtime does not start; look at nvidia-smi"
-        raise BackendError(f"CuPy {cupy.__version__} is installed, and {said} ({error})") from None
+        reason = _REASONS.get(getattr(error, "status", 0), "the CUDA runtime does not start; look at nvidia-smi")
+        raise BackendError(f"CuPy {cupy.__version__} is installed, but {reason} ({error})") from None
     if not count:
         raise BackendError(
-            f"CuPy {cupy.__version__} is installed, and there is no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            f"CuPy {cupy.__version__} is installed, but there is no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
     return cupy, count

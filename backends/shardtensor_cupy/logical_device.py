@@ -15,19 +15,19 @@ class LogicalDevice:
     Attributes:
         device: the `Device` that it implements.
         gpu: the GPU; several logical devices may share one.
-        among_others: whether the machine has other GPUs, so that ``gpu`` must be made current explicitly.
+        has_others: whether the machine has other GPUs, so that ``gpu`` must be made current explicitly.
         stream: the stream of all computations and of copies from other logical devices.
         copies: the stream of copies to and from host memory, which overlap with ``stream``.
     """
 
-    __slots__ = ("_cupy", "_current_stream", "_relieve", "among_others", "copies", "device", "gpu", "stream")
+    __slots__ = ("_cupy", "_current_stream", "_wait_for_copies", "copies", "device", "gpu", "has_others", "stream")
 
-    def __init__(self, cupy: Any, device: Device, gpu: int, gpus: int, relieve: Callable[[], None]) -> None:
+    def __init__(self, cupy: Any, device: Device, gpu: int, gpus: int, wait: Callable[[], None]) -> None:
         self._cupy = cupy
-        self._relieve = relieve
+        self._wait_for_copies = wait
         self._current_stream = cupy.cuda.get_current_stream
         self.device = device
-        self.among_others = gpus > 1
+        self.has_others = gpus > 1
         self.gpu = cupy.cuda.Device(gpu)
         with self.gpu:
             self.stream = cupy.cuda.Stream()
@@ -35,7 +35,7 @@ class LogicalDevice:
 
     def record(self, stream: Any = None) -> Any:
         """Records an event on ``stream`` (default: the device's stream) and returns it."""
-        with self.gpu:  # events belong to the device that is current when they are made
+        with self.gpu:  # An event belongs to the GPU that is current when it is created.
             return (stream or self.stream).record(self._cupy.cuda.Event(disable_timing=True))
 
     def callers_stream(self) -> Any:
@@ -44,7 +44,7 @@ class LogicalDevice:
         CUDA itself orders the null stream with the device's stream, and the device's stream with itself.
         """
         stream = self._current_stream(self.gpu.id)
-        return None if stream.ptr in (_NULL, _LEGACY, self.stream.ptr) else stream
+        return None if stream.ptr in (*_LEGACY, self.stream.ptr) else stream
 
     def is_current(self) -> bool:
         """Whether the device's stream is current."""
@@ -53,7 +53,7 @@ class LogicalDevice:
     def left(self) -> Any:
         """Returns the stream that user code has left current instead of the device's, or None."""
         stream = self._current_stream()
-        return None if stream is self.stream or stream.ptr in (_NULL, _LEGACY) else stream
+        return None if stream is self.stream or stream.ptr in _LEGACY else stream
 
     def memory(self) -> tuple[int, int]:
         """Returns the bytes that can still be allocated (unused blocks of CuPy's pool included) and the GPU's total."""
@@ -69,12 +69,12 @@ class LogicalDevice:
             BackendError: any other CUDA error.
         """
         if isinstance(error, self._cupy.cuda.memory.OutOfMemoryError):
-            self._relieve()
+            self._wait_for_copies()
             free, total = self.memory()
             raise DeviceMemoryError(
                 f"no memory is left on {self.device} ({self.device.kind}): {error} {_mib(free)} of {_mib(total)} are "
-                "free. Tensors are as they were, and what was kept for copies is let go of: try once more, delete "
-                "some, take more devices, or put what waits into memory kind 'pinned_host'"
+                "free. Existing tensors stay valid, and memory that was kept for copies has been released: try again, "
+                "delete tensors, use more devices, or offload tensors to memory kind 'pinned_host'"
             ) from error
         if isinstance(error, self._cupy.cuda.runtime.CUDARuntimeError):
             self.fail(error)
@@ -82,11 +82,12 @@ class LogicalDevice:
     def fail(self, error: BaseException) -> NoReturn:
         """Raises a `BackendError` that names the device. The error may come from an earlier, asynchronous call."""
         raise BackendError(
-            f"work on {self.device} ({self.device.kind}) failed, in this call or in one before it: {error}"
+            f"an operation on {self.device} ({self.device.kind}) failed, in this call or an earlier one: {error}"
         ) from error
 
 
-_NULL, _LEGACY = 0, 1  # both stand for the legacy default stream, which waits for blocking streams and they for it
+_LEGACY = (0, 1)
+"""The handles of the legacy default stream, which CUDA orders with all blocking streams."""
 
 
 def _mib(count: int) -> str:
@@ -107,7 +108,7 @@ class Current:
 
     def __enter__(self) -> None:
         logical = self._logical
-        if logical.among_others:
+        if logical.has_others:
             logical.gpu.__enter__()
         self._saved = logical._current_stream()
         if self._saved is not logical.stream:
@@ -116,16 +117,16 @@ class Current:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         logical, saved = self._logical, self._saved
         try:
-            if logical.among_others:
-                logical.gpu.use()  # the block may have left another one
+            if logical.has_others:
+                logical.gpu.use()  # The block may have made another GPU current.
             left = logical.left()
             if left is not None:
-                logical.stream.wait_event(logical.record(left))  # what it has queued there is ours, too
+                logical.stream.wait_event(logical.record(left))  # The block's work there belongs to the device.
             if saved is not logical.stream:
                 logical.stream.__exit__()
             saved.use()
         finally:
-            if logical.among_others:
+            if logical.has_others:
                 logical.gpu.__exit__()
         if error is not None:
             logical.explain(error)

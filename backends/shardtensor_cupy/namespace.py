@@ -71,7 +71,7 @@ class Namespace:
 
     def logical_not(self, x: Any, /, *, out: Any = None) -> Any:
         """See NumPy."""
-        if x.dtype.kind == "c":  # CuPy has no logical_not of complex numbers
+        if x.dtype.kind == "c":  # CuPy has no logical_not of complex numbers.
             return self._cupy.equal(x, 0, out=out)
         return self._cupy.logical_not(x, out=out)
 
@@ -88,7 +88,7 @@ class Namespace:
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy. The bounds take part in type promotion, and a NaN bound gives NaN."""
-        if x.dtype.kind in "iu":  # an integer beyond the dtype is no bound, and could not be converted to it
+        if x.dtype.kind in "iu":  # An integer beyond the dtype's range has no effect, and cannot be converted.
             known = np.iinfo(x.dtype)
             min = None if type(min) is int and min <= known.min else min
             max = None if type(max) is int and max >= known.max else max
@@ -108,10 +108,10 @@ class Namespace:
 
     def vecdot(self, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
         """See NumPy. For bools the result is whether any pair of elements is true in both operands."""
-        if x1.dtype == x2.dtype == np.bool_:  # array-api-compat adds them up as int8, where 256 pairs are 0
+        if x1.dtype == x2.dtype == np.bool_:  # array-api-compat sums them as int8, in which 256 true pairs are 0.
             if x1.shape[axis] != x2.shape[axis]:
                 raise ArgumentError(
-                    f"vecdot: {x1.shape[axis]} elements along axis {axis} of x1, {x2.shape[axis]} of x2"
+                    f"vecdot: x1 has {x1.shape[axis]} elements along axis {axis}, and x2 has {x2.shape[axis]}"
                 )
             pairs = [self._cupy.moveaxis(x, axis, -1) for x in (x1, x2)]
             return self._cupy.logical_and(*pairs).any(axis=-1)
@@ -134,17 +134,17 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
         inexact = any(getattr(x, "dtype", np.dtype(bool)).kind in "fc" for x in args)
         if not (compares or inexact or "ll->l" not in ufunc.types):
             raise
-        endless = compares and not inexact
-        return ufunc(*[_as_float(x, endless) if type(x) is int else x for x in args], **kwargs)
+        infinite = compares and not inexact
+        return ufunc(*[_as_float(x, infinite) if type(x) is int else x for x in args], **kwargs)
 
 
 def _is_bool(x: Any) -> bool:
     return type(x) is bool or getattr(x, "dtype", None) == np.bool_
 
 
-def _as_float(x: int, endless: bool) -> float:
-    """Returns a Python integer as a float, or as an infinity of its sign if ``endless``.
+def _as_float(x: int, infinite: bool) -> float:
+    """Returns a Python integer as a float, or as an infinity of its sign if ``infinite``.
 
     An infinity compares with 64-bit integers as an integer of more than 64 bits does.
     """
-    return math.copysign(math.inf, x) if endless else float(x)
+    return math.copysign(math.inf, x) if infinite else float(x)

@@ -1,4 +1,4 @@
-"""All-reduce by NCCL, if NCCL is available and every shard is on a GPU of its own."""
+"""All-reduce by NCCL, if NCCL is available and every shard is on a different GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from shardtensor_cupy.logical_device import LogicalDevice
 
-# Only integers: NCCL's order of summation is unspecified, and sums of floats are guaranteed to be reproducible.
+# Floats are missing: NCCL does not specify the order of summation, and sums must be reproducible.
 _TYPES = {"b": "INT8", "B": "UINT8", "i": "INT32", "I": "UINT32", "l": "INT64", "L": "UINT64"}
-_lock = threading.Lock()  # a communicator is one thread's at a time, and all GPUs must get the calls in one order
+_lock = threading.Lock()  # All GPUs must get the calls in one order, and a communicator serves one thread at a time.
 _OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
 
 
@@ -21,7 +21,7 @@ _OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MI
 def _library() -> Any:
     """Returns the module cupy.cuda.nccl, or None if it is unavailable."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says so if its library is missing
+        warnings.simplefilter("ignore")  # CuPy warns if the library is missing.
         try:
             nccl: Any = importlib.import_module("cupy.cuda.nccl")
         except ImportError:
@@ -58,15 +58,15 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], devices: Sequence[LogicalDevice
     # All arrays are allocated before the NCCL group starts, because a CUDA call inside it may block on another rank.
     for logical, array in zip(devices, arrays, strict=True):
         with logical.gpu, logical.stream:
-            sources.append(cupy.ascontiguousarray(array))  # NCCL is given an address and a count, and no strides
+            sources.append(cupy.ascontiguousarray(array))  # NCCL takes an address and a count, but no strides.
             out.append(cupy.empty(first.shape, first.dtype))
-    kind, how = [getattr(nccl, f"NCCL_{n}") for n in (_TYPES[first.dtype.char], _OPERATORS[operator])]
+    dtype, op = [getattr(nccl, f"NCCL_{n}") for n in (_TYPES[first.dtype.char], _OPERATORS[operator])]
     with _lock:
         communicators = _communicators(gpus)
         nccl.groupStart()
         try:
             for communicator, logical, array, result in zip(communicators, devices, sources, out, strict=True):
-                communicator.allReduce(array.data.ptr, result.data.ptr, array.size, kind, how, logical.stream.ptr)
+                communicator.allReduce(array.data.ptr, result.data.ptr, array.size, dtype, op, logical.stream.ptr)
         finally:
             nccl.groupEnd()
     return out

@@ -64,7 +64,7 @@ class TorchBackend(Backend):
             self.pinned_host = True
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
-        self._alone = self._holders(self._torch.empty(1))
+        self._exclusive_counts = self._counts(self._torch.empty(1))
 
     def devices(self) -> Sequence[Device]:
         """All logical devices, in order of their ids."""
@@ -92,16 +92,14 @@ class TorchBackend(Backend):
         if device is not None and self._streams:
             ours = self._streams[device.id]
             if torch.cuda.current_stream(self._gpus[device.id]) != ours:
-                raise BackendError(
-                    f"a collective on {device}, where a stream of the program's own is current; leave its `with` block"
-                )
+                raise BackendError(f"a collective on {device} while another stream is current; leave its `with` block")
         if torch.is_inference_mode_enabled():
             raise BackendError(
-                "a collective inside of torch.inference_mode(), which would reach other devices; use no_grad()"
+                "a collective inside torch.inference_mode(), which would affect other devices; use no_grad()"
             )
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise BackendError(
-                "a collective inside of torch.func.grad or torch.func.vmap, which do not know it; apply it to results"
+                "a collective inside torch.func.grad or torch.func.vmap, which do not support it; apply it to results"
             )
         return functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
 
@@ -160,14 +158,14 @@ class TorchBackend(Backend):
         entries = index if isinstance(index, tuple) else (index,)
         if not any(isinstance(e, slice) and e.step is not None and e.step < 0 for e in entries):
             return array[index]
-        return self._turned(array, entries)
+        return self._flipped(array, entries)
 
-    def _turned(self, array: Any, entries: tuple[Any, ...]) -> Any:
+    def _flipped(self, array: Any, entries: tuple[Any, ...]) -> Any:
         """Indexes with negative steps, which PyTorch does not support: slices forward, then flips the result."""
         rest = sum(e is not None and e is not Ellipsis for e in entries)
         forward: list[Any] = []
-        turned: list[int] = []
-        at = dimension = 0  # dimension of the array, dimension of the result
+        flipped: list[int] = []
+        at = dimension = 0  # The current dimension of the array and of the result.
         for e in entries:
             if e is Ellipsis:
                 skipped = array.ndim - rest
@@ -176,15 +174,15 @@ class TorchBackend(Backend):
                 dimension += 1
             else:
                 if isinstance(e, slice):
-                    run = range(*e.indices(array.shape[at]))
-                    if run.step < 0:
-                        turned += [dimension] * (len(run) > 1)
-                        e = slice(run[-1], run[0] + 1, -run.step) if run else slice(0, 0)
+                    selected = range(*e.indices(array.shape[at]))
+                    if selected.step < 0:
+                        flipped += [dimension] * (len(selected) > 1)
+                        e = slice(selected[-1], selected[0] + 1, -selected.step) if selected else slice(0, 0)
                     dimension += 1
                 at += 1
             forward.append(e)
         taken = array[tuple(forward)]
-        return self._torch.flip(taken, turned) if turned else taken
+        return self._torch.flip(taken, flipped) if flipped else taken
 
     def contiguous(self, array: Any) -> Any:
         """Returns the tensor in row-major order without pending conjugation or negation; a copy if necessary."""
@@ -210,8 +208,8 @@ class TorchBackend(Backend):
             return self._devices[0]
         if array.device.index not in self._gpus:
             raise BackendError(
-                f"a tensor on {array.device}, where {len(self._gpus)} devices leave none; move it, or ask "
-                "for more with SHARDTENSOR_NUM_DEVICES"
+                f"a tensor is on {array.device}, which none of the {len(self._gpus)} devices uses; move it, or set "
+                "SHARDTENSOR_NUM_DEVICES to a larger number"
             )
         return self._devices[self._gpus.index(array.device.index)]
 
@@ -226,7 +224,9 @@ class TorchBackend(Backend):
             return array.clone(memory_format=torch.contiguous_format)
         copy = torch.empty(tuple(array.shape), dtype=array.dtype, device=f"cuda:{self._gpus[destination.id]}")
         copy.copy_(array, non_blocking=True)
-        array.record_stream(self._streams[destination.id])  # A program's own stream may have allocated the memory.
+        array.record_stream(
+            self._streams[destination.id]
+        )  # Another stream of the program may have allocated the memory.
         self.wait(source, self.record(destination))
         return copy
 
@@ -251,7 +251,7 @@ class TorchBackend(Backend):
 
     # -- ownership ---------------------------------------------------------------------------------
 
-    def _holders(self, array: Any) -> tuple[int, int, int] | None:
+    def _counts(self, array: Any) -> tuple[int, int, int] | None:
         """Returns the reference counts of a tensor's storage, of its storage's Python object and of the tensor itself.
 
         None if this version of PyTorch does not expose them.
@@ -264,8 +264,8 @@ class TorchBackend(Backend):
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns ``result`` itself if it is exclusive or a view of a shard, else a copy; and whether it copied."""
-        place = result.untyped_storage()._cdata
-        if any(s.untyped_storage()._cdata == place for s in shards) or self.is_exclusive(result, 1 + FRAME):
+        storage = result.untyped_storage()._cdata
+        if any(s.untyped_storage()._cdata == storage for s in shards) or self.is_exclusive(result, 1 + FRAME):
             return result, False
         return self._xp.asarray(result, copy=True), True
 
@@ -275,7 +275,11 @@ class TorchBackend(Backend):
         Other variables, views, tensors saved for a gradient and other libraries (NumPy, DLPack, shared memory) count.
         False if PyTorch does not expose its reference counts.
         """
-        if references(array) > holders + FRAME or self._alone is None or self._holders(array) != self._alone:
+        if (
+            references(array) > holders + FRAME
+            or self._exclusive_counts is None
+            or self._counts(array) != self._exclusive_counts
+        ):
             return False
         memory = array.untyped_storage()
         foreign = not memory.resizable() or (self._kind == "cpu" and memory.is_shared())

@@ -21,7 +21,7 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 
-torch: Any = importlib.import_module("torch")  # torch is optional, so type checkers must not depend on it
+torch: Any = importlib.import_module("torch")  # Torch is optional, so that type checkers must not depend on it.
 
 NUMPY: dict[Any, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(name)
@@ -56,7 +56,7 @@ def dtype_of(x: Any) -> np.dtype[Any]:
     try:
         return NUMPY[x.dtype]
     except KeyError:
-        raise ArgumentTypeError(f"a tensor of {x.dtype} has no dtype here; convert it, such as to float32") from None
+        raise ArgumentTypeError(f"a tensor of {x.dtype} has no NumPy dtype; convert it, as to float32") from None
 
 
 def resolved(x: Any) -> Any:
@@ -92,7 +92,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     axes = [int(a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
     if any(not -ndim <= a < ndim for a in axes) or len({a % ndim for a in axes}) < len(axes):
-        raise np.exceptions.AxisError(f"axis {axis} does not fit {ndim} dimensions")
+        raise np.exceptions.AxisError(f"axis {axis} is repeated or out of bounds for {ndim} dimensions")
     return tuple([a % ndim for a in axes])
 
 
@@ -111,8 +111,8 @@ def _unchanged(function: Any) -> Callable[..., Any]:
 
 def _divisor(b: Any) -> Any:
     """Replaces the divisors 0, and -1 (for which the quotient can overflow), by 1, so that no division traps."""
-    troubles = (b == 0) | (b == -1) if b.dtype.is_signed else b == 0
-    return torch.where(troubles, torch.ones((), dtype=b.dtype, device=b.device), b)
+    traps = (b == 0) | (b == -1) if b.dtype.is_signed else b == 0
+    return torch.where(traps, torch.ones((), dtype=b.dtype, device=b.device), b)
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
@@ -140,7 +140,7 @@ def _pow(a: Any, b: Any) -> Any:
 def _reciprocal(x: Any) -> Any:
     if not is_int(x):
         return torch.reciprocal(x)
-    least = torch.iinfo(x.dtype).min if x.dtype in (torch.int32, torch.int64) else 0  # as infinity is converted
+    least = torch.iinfo(x.dtype).min if x.dtype in (torch.int32, torch.int64) else 0  # The converted infinity.
     itself = (x == 1) | (x == -1) if x.dtype.is_signed else x == 1
     return torch.where(x == 0, least, torch.where(itself, x, torch.zeros_like(x)))
 
@@ -156,8 +156,8 @@ def _sign(x: Any) -> Any:
 def _complex_sign(x: Any) -> Any:
     # If one part is infinite, a finite other part is replaced by zero, because it is negligible in the quotient.
     parts = torch.view_as_real(resolved(x))
-    endless = torch.isinf(parts).any(-1, keepdim=True)
-    parts = torch.where(endless, torch.where(torch.isinf(parts), torch.sign(parts), parts * 0), parts)
+    infinite = torch.isinf(parts).any(-1, keepdim=True)
+    parts = torch.where(infinite, torch.where(torch.isinf(parts), torch.sign(parts), parts * 0), parts)
     x = torch.view_as_complex(parts)
     return torch.where(x == 0, torch.zeros_like(x), x / torch.abs(x))
 
@@ -167,7 +167,7 @@ def _nextafter(a: Any, b: Any) -> Any:
         return torch.nextafter(a, b)
     a, b = torch.broadcast_tensors(a, b)
     bits = a.contiguous().view(torch.int16)
-    away = torch.where((b > a) == (a > 0), bits + 1, bits - 1)  # magnitudes are ordered as their bit patterns
+    away = torch.where((b > a) == (a > 0), bits + 1, bits - 1)  # Bit patterns are ordered as the magnitudes are.
     least = torch.copysign(torch.full_like(a, 2.0**-24), b)
     moved = torch.where(a == 0, least, away.view(torch.float16))
     return torch.where(a == b, a, torch.where(torch.isnan(a) | torch.isnan(b), a + b, moved))
@@ -178,8 +178,8 @@ def _before(strict: bool) -> Callable[[Any, Any], Any]:
     less = torch.lt if strict else torch.le
 
     def before(a: Any, b: Any) -> Any:
-        sure = ~(torch.isnan(a.imag) | torch.isnan(b.imag))
-        return ((a.real < b.real) & sure) | ((a.real == b.real) & less(a.imag, b.imag))
+        ordered = ~(torch.isnan(a.imag) | torch.isnan(b.imag))
+        return ((a.real < b.real) & ordered) | ((a.real == b.real) & less(a.imag, b.imag))
 
     return before
 
@@ -257,12 +257,12 @@ def loop(name: str, kinds: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
     Raises:
         TypeError: NumPy's ufunc does not support these dtypes, or PyTorch lacks one of them.
     """
-    if all(k in PLAIN for k in kinds):  # without an array operand, Python scalars are promoted as 0-d arrays
+    if all(k in PLAIN for k in kinds):  # Without an array operand, Python scalars are promoted as 0-d arrays.
         given = [np.asarray(k(1)).dtype for k in kinds]
     else:
         given = [NUMPY.get(k, np.dtype(bool) if k is bool else k) for k in kinds]
     *inputs, result = getattr(np, name).resolve_dtypes((*given, None))
-    if name in ("divide", "true_divide"):  # NumPy converts integers to floats inside the loop
+    if name in ("divide", "true_divide"):  # NumPy converts integers to floats inside the loop.
         inputs = [result, result]
     return tuple([to_torch(d) for d in inputs]), to_torch(result)
 
@@ -277,7 +277,7 @@ def elementwise(name: str, kernel: Callable[..., Any], scalar: Callable[[Any, An
     """
     complex_kernel = COMPLEX.get(name, kernel)
     takes_out = isinstance(kernel, BuiltinFunctionType) and name not in NO_OUT
-    single = False  # compute float16 in float32, as NumPy does; set once PyTorch turns out to have no float16 kernel
+    single = False  # Whether float16 is computed in float32, as in NumPy, because PyTorch has no float16 kernel.
 
     def compute(operands: Sequence[Any], result: Any, out: Any = None) -> Any:
         nonlocal single
@@ -292,7 +292,7 @@ def elementwise(name: str, kernel: Callable[..., Any], scalar: Callable[[Any, An
             if dtype is torch.float16 and not single:
                 single = True
                 return compute(operands, result)
-            raise ArgumentTypeError(f"{name}: PyTorch does not take {dtype}: {error}") from None
+            raise ArgumentTypeError(f"{name}: PyTorch does not support {dtype}: {error}") from None
 
     def call(*args: Any, out: Any = None) -> Any:
         args = tuple([x if type(x) in PLAIN or isinstance(x, torch.Tensor) else as_tensor(x, scalar) for x in args])
@@ -344,6 +344,6 @@ def _in_range(args: tuple[Any, ...], dtypes: tuple[Any, ...]) -> tuple[tuple[Any
         if type(x) is int and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
             known = torch.iinfo(dtype)
             if not known.min <= x <= known.max:
-                endless = tuple([math.copysign(math.inf, a) if a is x else a for a in args])
-                return endless, (torch.float64,) * len(args)
+                infinite = tuple([math.copysign(math.inf, a) if a is x else a for a in args])
+                return infinite, (torch.float64,) * len(args)
     return args, dtypes

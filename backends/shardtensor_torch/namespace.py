@@ -103,24 +103,9 @@ class Namespace:
         dtype = np.asarray(fill_value).dtype if dtype is None else NUMPY[to_torch(dtype)]
         return self._new(torch.full, shape, dtype, np.full((), fill_value, dtype).item())
 
-    def _like(self, function: Any, x: Any, dtype: Any, *values: Any) -> Any:
-        return function(tuple(x.shape), *values, dtype=x.dtype if dtype is None else dtype)
-
-    def empty_like(self, x: Any, /, *, dtype: Any = None) -> Any:
-        """See NumPy."""
-        return self._like(self.empty, x, dtype)
-
-    def zeros_like(self, x: Any, /, *, dtype: Any = None) -> Any:
-        """See NumPy."""
-        return self._like(self.zeros, x, dtype)
-
-    def ones_like(self, x: Any, /, *, dtype: Any = None) -> Any:
-        """See NumPy."""
-        return self._like(self.ones, x, dtype)
-
     def full_like(self, x: Any, /, fill_value: Any, *, dtype: Any = None) -> Any:
         """See NumPy."""
-        return self._like(self.full, x, dtype, fill_value)
+        return self.full(tuple(x.shape), fill_value, dtype=x.dtype if dtype is None else dtype)
 
     def arange(self, start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Any:
         """See NumPy."""
@@ -177,7 +162,7 @@ class Namespace:
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy."""
-        if is_int(x) and x.dtype is not torch.bool:  # a bound outside the range of the dtype has no effect
+        if is_int(x) and x.dtype is not torch.bool:  # A bound outside the range of the dtype has no effect.
             known = torch.iinfo(x.dtype)
             min = None if type(min) is int and min <= known.min else min
             max = None if type(max) is int and max >= known.max else max
@@ -224,7 +209,7 @@ class Namespace:
     def _total(self, name: str, x: Any, axis: Any, dtype: Any, keepdims: bool) -> Any:
         if dtype is None and is_int(x):
             if x.dtype is torch.uint8:
-                raise ArgumentTypeError(f"{name}: of uint8 is uint64, with which PyTorch does not compute; give dtype=")
+                raise ArgumentTypeError(f"{name}: uint8 gives uint64, which PyTorch does not support; pass dtype=")
             dtype = torch.int64
         x = x if dtype is None else cast(x, to_torch(dtype))
         if x.dtype is torch.bool:
@@ -296,18 +281,18 @@ class Namespace:
         """See NumPy."""
         return self._extremum("min", x, axis, keepdims)
 
-    def _where_best(self, best: str, x: Any, axis: Any, keepdims: bool) -> Any:
+    def _arg_extremum(self, best: str, x: Any, axis: Any, keepdims: bool) -> Any:
         if not self._count(x, axis):
             raise ArgumentError(f"arg{best}: no elements along axis {axis} of shape {tuple(x.shape)}")
         return self._reduced(functools.partial(_first, best), x, axis, keepdims)
 
     def argmax(self, x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
         """See NumPy."""
-        return self._where_best("max", x, axis, keepdims)
+        return self._arg_extremum("max", x, axis, keepdims)
 
     def argmin(self, x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
         """See NumPy."""
-        return self._where_best("min", x, axis, keepdims)
+        return self._arg_extremum("min", x, axis, keepdims)
 
     # -- linear algebra ----------------------------------------------------------------------------
 
@@ -327,7 +312,7 @@ class Namespace:
         shape = (*x1.shape[: len(rows)], *x2.shape[len(right) :])
         inner = [math.prod(s) for s in (x1.shape[len(rows) :], x2.shape[: len(right)])]
         if inner[0] != inner[1]:
-            raise ArgumentError(f"tensordot: {inner[0]} elements to contract of x1, {inner[1]} of x2")
+            raise ArgumentError(f"tensordot: x1 has {inner[0]} elements to contract, and x2 has {inner[1]}")
         sizes = math.prod(shape[: len(rows)]), math.prod(shape[len(rows) :])
         return self.matmul(x1.reshape(sizes[0], inner[0]), x2.reshape(inner[1], sizes[1])).reshape(shape)
 
@@ -336,7 +321,7 @@ class Namespace:
         dtypes, result = loop("vecdot", (x1.dtype, x2.dtype))
         left, right = [torch.movedim(cast(x, d), axis, -1) for x, d in zip((x1, x2), dtypes, strict=True)]
         if left.shape[-1] != right.shape[-1]:
-            raise ArgumentError(f"vecdot: {left.shape[-1]} elements along axis {axis} of x1, {right.shape[-1]} of x2")
+            raise ArgumentError(f"vecdot: x1 has {left.shape[-1]} elements along axis {axis}, x2 {right.shape[-1]}")
         if result is torch.bool:
             return (left & right).any(-1)
         wide = torch.float32 if result is torch.float16 else result
@@ -409,7 +394,7 @@ def _first(best: str, x: Any) -> Any:
 def _product(a: Any, b: Any) -> Any:
     """Returns the matrix product of tensors of equal dtype, with NumPy's rounding."""
     if a.dtype is torch.bool:
-        return torch.matmul(a.float(), b.float()) != 0  # the product counts pairs that are both true
+        return torch.matmul(a.float(), b.float()) != 0  # The product counts the pairs that are both true.
     if a.dtype is torch.float16 and a.device.type == "cpu":
         return torch.matmul(a.float(), b.float()).half()
     if is_int(a) and a.device.type != "cpu":

@@ -24,12 +24,12 @@ NAME = "simulated"
 def no_elements() -> NoReturn:
     """Raises the ArgumentTypeError for an attempt to read elements of an abstract array."""
     raise ArgumentTypeError(
-        "simulated tensors have no elements; what depends on them (float(x), if x > 0, x[mask], np.asarray(x)) cannot "
-        "be simulated: give such values as Python scalars or host arrays"
+        "simulated tensors have no elements; operations that read elements (float(x), if x > 0, x[mask], "
+        "np.asarray(x)) cannot be simulated: pass such values as Python scalars or host arrays"
     )
 
 
-def phantom(number: int) -> Device:
+def abstract_device(number: int) -> Device:
     """Returns the abstract device with this id."""
     return Device(NAME, number, 0, NAME)
 
@@ -103,9 +103,8 @@ class _Namespace:
     def __getattr__(self, name: str) -> Callable[..., AbstractArray]:
         if not isinstance(getattr(np, name, None), np.ufunc):
             raise AttributeError(name)
-        return lambda *xs: next(
-            x for x in xs if isinstance(x, AbstractArray)
-        )  # The results are single elements, whose dtype the caller knows.
+        # The results are single elements, whose dtype the caller knows.
+        return lambda *operands: next(x for x in operands if isinstance(x, AbstractArray))
 
 
 class AbstractBackend(Backend):
@@ -118,8 +117,8 @@ class AbstractBackend(Backend):
     xp = _Namespace()
 
     def devices(self) -> Sequence[Device]:
-        """The first device; any id is valid, see `phantom`."""
-        return (phantom(0),)
+        """The first device; any id is valid, see `abstract_device`."""
+        return (abstract_device(0),)
 
     def is_array(self, x: object) -> bool:
         """Whether ``x`` is an `AbstractArray`."""
@@ -133,17 +132,11 @@ class AbstractBackend(Backend):
         """Returns the abstract array of the same shape and dtype."""
         return AbstractArray(array.shape, array.dtype)
 
-    def to_host(self, array: Any, device: Device) -> NoReturn:
+    def to_host(self, array: Any, device: Device | None = None) -> NoReturn:
         """Raises ArgumentTypeError: there are no elements."""
         no_elements()
 
-    def to_dlpack(self, array: Any) -> NoReturn:
-        """Raises ArgumentTypeError: there are no elements."""
-        no_elements()
-
-    def export(self, array: Any) -> NoReturn:
-        """Raises ArgumentTypeError: there are no elements."""
-        no_elements()
+    to_dlpack = export = to_host
 
 
 _backend = AbstractBackend()

@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from shardtensor.host.memory_pool import owner_of as owner_of
-
 MEMORY_KINDS = ("device", "pinned_host")
 HOST_MEMORY = (1, 0)
 """The DLPack device of host memory: the device type kDLCPU and the device id 0."""

@@ -1,4 +1,4 @@
-"""Ownership of host arrays: reference counts, exclusive memory, copies and read-only views."""
+"""Ownership of host arrays: reference counts, exclusive memory and read-only views."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.host import blockwise, memory_pool
-from shardtensor.host.memory_pool import owner_of as owner_of
+from shardtensor.host import memory_pool
 
 
 def read_only(array: HostArray) -> HostArray:
@@ -23,11 +22,6 @@ def read_only(array: HostArray) -> HostArray:
         return np.asarray(memoryview(given).toreadonly())
     numbers: Any = given.view(np.int64)  # The buffer protocol has no datetime dtypes.
     return np.asarray(memoryview(numbers).toreadonly()).view(given.dtype)
-
-
-def copied(array: HostArray) -> HostArray:
-    """Returns a copy of a host array in row-major order; a large copy reuses memory from the host's memory pool."""
-    return blockwise.copied(array)
 
 
 def is_alone(array: HostArray, holders: int) -> bool:
@@ -52,7 +46,7 @@ def references(x: object) -> int:
 
     The number is larger than any count where reference counts are meaningless (no reference counting, or no GIL).
     """
-    return sys.getrefcount(x) - _ASKING
+    return sys.getrefcount(x) - _OWN
 
 
 def _measure() -> tuple[int, int]:
@@ -70,6 +64,6 @@ def _measure() -> tuple[int, int]:
     return references(probe) - 1, through(probe) - references(probe)
 
 
-_ASKING = 0
-_ASKING, FRAME = _measure()
+_OWN = 0
+_OWN, FRAME = _measure()
 """`FRAME`: the number of references that a function's parameter adds to those of its caller."""

@@ -36,8 +36,7 @@ from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
 from shardtensor.backend.ownership import FRAME
 from shardtensor.core import innermost
 from shardtensor.errors import BackendError
-from shardtensor.host.limits import count_from_environment, memory, usable_cores
-from shardtensor.host.memory_pool import owner_of as owner_of
+from shardtensor.host.limits import count_from_environment, usable_cores
 
 
 class Backend(abc.ABC):
@@ -319,11 +318,6 @@ def current_device() -> Device | None:
     """Returns the device on which the enclosing mapped function runs; None outside of mapped functions."""
     device: Device | None = getattr(innermost(), "device", None)
     return device
-
-
-def host_memory() -> tuple[int, int] | None:
-    """Returns the bytes (free, total) of host memory available to this process; None if they are unknown."""
-    return memory()
 
 
 MOST_DEVICES = 1 << 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from shardtensor.host.fork import in_children
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
 
 ENTRY_POINTS = "shardtensor.backends"
 
@@ -46,7 +48,7 @@ class _Host(Backend):
 
 _host = _Host()
 _loaded: dict[str, Backend] = {}
-_rivals: dict[str, str] = {}  # the two plugins that are registered under one name, by that name
+_rivals: dict[str, str] = {}  # The two plugins that are registered under one name, by that name.
 _lock = threading.RLock()
 
 
@@ -90,15 +92,9 @@ def load(name: str) -> Backend:
         if backend := _loaded.get(name):
             return backend
         requested_devices()  # An invalid number raises before the plugin imports its library.
-        plugin = _plugin(name)
-        try:
-            backend = plugin()
-        except BackendError:
-            raise
-        except Exception as error:  # A plugin may fail in any way; the message keeps the reason.
-            raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
+        backend = _started(name, _plugin(name))
         if (given := getattr(backend, "name", None)) != name:
-            raise BackendError(f"backend {name!r} calls itself {given!r}; its `name` must be the entry point's")
+            raise BackendError(f"backend {name!r} has the name {given!r}; its `name` must be that of the entry point")
         _loaded[name] = backend
         return backend
 
@@ -115,14 +111,21 @@ def _plugin(name: str) -> type[Backend]:
         hint = "; run `pip install -e .` in the source tree" if not points else ""
         raise ArgumentError(f"there is no backend named {name!r}; installed are {sorted(points)}{hint}")
     if name in _rivals:
-        raise BackendError(f"two distributions bring a backend named {name!r}: {_rivals[name]}; uninstall one of them")
-    try:
-        plugin = points[name].load()
-    except Exception as error:  # as in `load`
-        raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
+        raise BackendError(f"two distributions register backend {name!r}: {_rivals[name]}; uninstall one of them")
+    plugin = _started(name, points[name].load)
     if not (isinstance(plugin, type) and issubclass(plugin, Backend)):
         raise BackendError(f"backend {name!r}: {points[name].value} is no subclass of shardtensor.backend.Backend")
     return plugin
+
+
+def _started(name: str, start: Callable[[], T]) -> T:
+    """Returns the result of ``start``, which imports or instantiates the backend of that name."""
+    try:
+        return start()
+    except BackendError:
+        raise
+    except Exception as error:  # A plugin may fail in any way; the message keeps the reason.
+        raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
 
 
 @functools.cache
@@ -148,13 +151,13 @@ def default_backend() -> Backend:
             reasons.append(f"{name}: {error}")
     for rank, name in sorted(candidates):  # Backends of lower priority are not instantiated: that may take seconds.
         if rank > 0:
-            reasons.append(f"{name}: used only where SHARDTENSOR_BACKEND names it")
+            reasons.append(f"{name}: used only if SHARDTENSOR_BACKEND names it")
             continue
         try:
             return load(name)
         except BackendError as error:  # The reason is reported if no backend is usable, and by `shardtensor info`.
             reasons.append(f"{name}: {error}")
-    raise BackendError("no backend can be used here: " + ("; ".join(reasons) or "none is installed"))
+    raise BackendError("no backend can be used: " + ("; ".join(reasons) or "none is installed"))
 
 
 def backend_of(device: Device) -> Backend:
@@ -171,13 +174,13 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
     """
     names = sorted({device.backend for device in devices})
     if len(names) > 1:
-        raise BackendError(f"the devices belong to the backends {names}; a tensor lives on devices of one")
+        raise BackendError(f"the devices belong to the backends {names}; a tensor needs devices of one backend")
     backend = backend_of(devices[0])
     if not backend.simulated and (absent := set(devices) - set(backend.devices())):
-        there = len(backend.devices())
+        count = len(backend.devices())
         raise BackendError(
-            f"there is no device {min(absent)}; backend {backend.name!r} has {there}, from 0 to {there - 1}; take "
-            f"other devices, or set SHARDTENSOR_NUM_DEVICES={max(absent).id + 1} before the first use (logical ones)"
+            f"there is no device {min(absent)}; backend {backend.name!r} has {count}, from 0 to {count - 1}; use "
+            f"other devices, or set SHARDTENSOR_NUM_DEVICES={max(absent).id + 1} before the first use (logical devices)"
         )
     return backend
 
@@ -191,7 +194,7 @@ def known(devices: Sequence[Device]) -> list[Device]:
     return [ours.get(device, device) for device in devices]
 
 
-def owner_of(x: object) -> Backend | None:
+def array_backend(x: object) -> Backend | None:
     """Returns the backend in use to which the array ``x`` belongs; None for host arrays and for other objects."""
     for backend in _loaded.values():
         if not backend.shared_memory and backend.is_array(x):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.backend.abstract import NAME, phantom
+from shardtensor.backend.abstract import NAME, abstract_device
 from shardtensor.backend.device import HOST, Device
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, guarded, is_recording, record_transfer
 from shardtensor.sharding.copy_plan import Region, RegionCopies, pieces_in
@@ -107,7 +107,7 @@ class Schedule(abc.ABC):
 
 
 def _device(number: int) -> Device:
-    return HOST if number == HOST_ID else phantom(number)
+    return HOST if number == HOST_ID else abstract_device(number)
 
 
 def sent(block: Block) -> Block:

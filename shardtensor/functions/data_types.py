@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend.registry import owner_of
+from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.sharding.shard_context import ShardContext
@@ -49,7 +49,7 @@ def _astype(xp: Any, context: ShardContext, x: Any, *, dtype: Any, copy: bool) -
 def _dtype_of(x: Any) -> Any:
     if isinstance(x, ShardedTensor):
         return x.dtype
-    owner = owner_of(x)
+    owner = array_backend(x)
     return owner.dtype_of(x) if owner else x
 
 

@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from shardtensor.host.fork import in_children
 
+_UNLIMITED = sys.maxsize
+"""The limit that restores the original numbers of threads."""
+
 
 class _Shares:
     """The limits on BLAS threads that are in effect.
@@ -32,7 +35,7 @@ class _Shares:
                 self._libraries = _libraries()
             if not self._wanted:
                 self._before = [ask() for ask, _ in self._libraries]
-            if not self._wanted or threads < min(self._wanted):
+            if threads < min(self._wanted, default=_UNLIMITED):
                 self._set(threads)
             self._wanted.append(threads)
 
@@ -40,20 +43,18 @@ class _Shares:
         """Removes a limit that `enter` added."""
         with self._lock:
             self._wanted.remove(threads)
-            if not self._wanted:
-                self._set(None)
-            elif threads < (least := min(self._wanted)):
+            if threads < (least := min(self._wanted, default=_UNLIMITED)):
                 self._set(least)
 
     def abandon(self) -> None:
         """Restores the numbers in the child of a fork, where the lock may be held by a thread that does not exist."""
         self._lock = threading.Lock()
         if self._wanted:
-            self._set(None)
+            self._set(_UNLIMITED)
 
-    def _set(self, threads: int | None) -> None:
+    def _set(self, threads: int) -> None:
         for (_, change), before in zip(self._libraries or (), self._before, strict=True):
-            change(before if threads is None else min(threads, before))
+            change(min(threads, before))
 
 
 def _libraries() -> list[tuple[Callable[[], int], Callable[[int], None]]]:

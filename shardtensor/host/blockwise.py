@@ -153,7 +153,7 @@ def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
 
 
 def copied(array: HostArray) -> HostArray:
-    """Returns a copy of an array in row-major order."""
+    """Returns a copy of an array in row-major order; a large copy reuses memory from the memory pool."""
     if array.nbytes < memory_pool.POOLED_FROM or array.dtype.hasobject:
         return np.array(array, order="C", subok=False)
     out = memory_pool.empty(array.shape, array.dtype)
@@ -174,7 +174,7 @@ def _where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     out[...] = np.where(condition, x1, x2)
 
 
-_cast.__name__, _where.__name__ = "cast", "where"  # NumPy's names for them in warnings
+_cast.__name__, _where.__name__ = "cast", "where"  # NumPy uses these names in warnings.
 FUNCTIONS: dict[str, Function] = {"clip": np.clip, "round": np.round, "where": _where, "astype": _cast}
 """The elementwise functions that are not ufuncs, by the name of the operator."""
 
@@ -197,11 +197,8 @@ class _Blocks:
         return math.prod(self._counts)
 
     def __getitem__(self, k: int) -> tuple[slice, ...]:
-        index = []
-        for count, side in zip(reversed(self._counts), reversed(self._sides), strict=True):
-            k, i = divmod(k, count)
-            index.append(slice(i * side, (i + 1) * side))
-        return tuple(reversed(index))
+        index = np.unravel_index(k, self._counts)
+        return tuple([slice(i * side, (i + 1) * side) for i, side in zip(index, self._sides, strict=True)])
 
 
 def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:

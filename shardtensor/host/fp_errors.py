@@ -26,13 +26,13 @@ class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._heard: dict[str, int] = {}
+        self._errors: dict[str, int] = {}
 
     def __enter__(self) -> FloatingPointErrors:
         self._modes: Any = np.geterr()
         self._call: Any = np.geterrcall()
         kinds: Any = {kind: "ignore" if mode == "ignore" else "call" for kind, mode in self._modes.items()}
-        self._state = np.errstate(**kinds, call=self._heard.__setitem__)
+        self._state = np.errstate(**kinds, call=self._errors.__setitem__)
         self._state.__enter__()
         return self
 
@@ -42,17 +42,17 @@ class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
             return
         for kind in ("divide", "over", "under", "invalid"):
             text = _TEXTS[kind]
-            if text in self._heard:
-                self._say(self._modes[kind], text, self._heard[text])
+            if text in self._errors:
+                self._report(self._modes[kind], text, self._errors[text])
 
-    def _say(self, mode: str, text: str, flag: int) -> None:
-        said = f"{text} encountered in {self._name}"
+    def _report(self, mode: str, text: str, flag: int) -> None:
+        message = f"{text} encountered in {self._name}"
         if mode == "warn":
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
         elif mode == "raise":
-            raise FloatingPointError(said)
+            raise FloatingPointError(message)
         elif mode == "print":
-            print(f"Warning: {said}", file=sys.stderr)
+            print(f"Warning: {message}", file=sys.stderr)
         elif mode == "call":
             if self._call is None:
                 raise NameError(f"python callback specified for {text} (in  {self._name}) but no function found.")
@@ -60,7 +60,7 @@ class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
         elif mode == "log":
             if self._call is None:
                 raise NameError(f"log specified for {text} (in {self._name}) but no object with write method found.")
-            self._call.write(f"Warning: {said}\n")
+            self._call.write(f"Warning: {message}\n")
 
 
 _TEXTS = {"divide": "divide by zero", "over": "overflow", "under": "underflow", "invalid": "invalid value"}

@@ -51,7 +51,7 @@ def count_from_environment(name: str, most: int) -> int | None:
     if not digits or len(digits) > len(str(most)) or int(digits) > most:
         shown = repr(given) if len(given) <= _SHOWN else f"{given[:_SHOWN]!r}…"
         raise BackendError(
-            f"{name} is {shown}; wanted a whole number from 1 to {most:,}: set it before the start, or leave it unset"
+            f"{name} is {shown}; wanted an integer from 1 to {most:,}: set it before the program starts, or unset it"
         )
     return int(digits)
 
@@ -88,10 +88,10 @@ def memory() -> tuple[int, int] | None:
     """Returns (free, total) bytes of memory: what this process can still allocate, and its maximum. Swap space counts,
     and so do the limits of control groups. Returns None where the operating system does not report it.
     """
-    fields = dict(line.split(":") for line in _read("/proc/meminfo").splitlines())
-    if "MemAvailable" not in fields:
+    info = dict(line.split(":") for line in _read("/proc/meminfo").splitlines())
+    if "MemAvailable" not in info:
         return None
-    free, total = (sum(int(fields[n].split()[0]) << 10 for n in names if n in fields) for names in _COUNTED)
+    free, total = (sum(int(info[n].split()[0]) << 10 for n in names if n in info) for names in _COUNTED)
     for group, most, current in _limited_memory():
         used = _read(group / current)
         if used.isdigit():
@@ -111,8 +111,8 @@ def _limited_memory() -> list[tuple[Path, int, str]]:
     contains its current usage.
     """
     files = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-    fields = [(group, _read(group / most), current) for group in _groups() for most, current in files]
-    return [(group, int(most), current) for group, most, current in fields if most.isdigit() and int(most) < _NO_LIMIT]
+    limits = [(group, _read(group / most), current) for group in _groups() for most, current in files]
+    return [(group, int(most), current) for group, most, current in limits if most.isdigit() and int(most) < _NO_LIMIT]
 
 
 _NO_LIMIT = 1 << 60

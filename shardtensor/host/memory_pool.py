@@ -22,7 +22,7 @@ from shardtensor.host.units import readable
 POOLED_FROM = 1 << 19
 """The minimum size in bytes of memory that the pool keeps. The C library reuses smaller memory itself."""
 
-_ASKED_FROM = 1 << 28
+_CHECKED_FROM = 1 << 28
 """The minimum size in bytes of new memory for which the free memory of the host is checked first. The check takes a
 fraction of the time of touching that much memory.
 """
@@ -139,7 +139,7 @@ class Pool:
 
     def _new(self, capacity: int) -> _Buffer:
         self._limit = self.limit  # The default is computed here, because `take_back` may run at any point.
-        self.reserve(capacity)
+        reserve(capacity)
         try:
             raw = np.empty(capacity + _LINE, np.uint8)
         except MemoryError:
@@ -147,22 +147,6 @@ class Pool:
             raw = np.empty(capacity + _LINE, np.uint8)
         start = -raw.__array_interface__["data"][0] % _LINE
         return raw[start : start + capacity].view(_Buffer)
-
-    def reserve(self, nbytes: int) -> None:
-        """Checks that the host has ``nbytes`` of free memory, and frees the cached memory if it has not.
-
-        Raises:
-            DeviceMemoryError: the host does not have enough free memory.
-        """
-        if nbytes < _ASKED_FROM or (available := memory()) is None or nbytes <= available[0]:
-            return
-        self.free()
-        free, total = memory() or available
-        if nbytes > free:
-            raise DeviceMemoryError(
-                f"the result needs {readable(nbytes)} of host memory, and {readable(free)} of {readable(total)} are "
-                "free; delete arrays, or work on smaller parts"
-            )
 
     def take_back(self, lease: Lease, buffer: _Buffer) -> None:
         """Caches the buffer of a lease that no array uses any more, if the limit allows it."""
@@ -225,7 +209,15 @@ def reserve(nbytes: int) -> None:
     Raises:
         DeviceMemoryError: the host does not have enough free memory.
     """
-    _pool.reserve(nbytes)
+    if nbytes < _CHECKED_FROM or (available := memory()) is None or nbytes <= available[0]:
+        return
+    _pool.free()
+    free, total = memory() or available
+    if nbytes > free:
+        raise DeviceMemoryError(
+            f"the result needs {readable(nbytes)} of host memory, and {readable(free)} of {readable(total)} are "
+            "free; delete arrays, or work on smaller parts"
+        )
 
 
 def out_of_memory(caller: str, error: MemoryError) -> DeviceMemoryError:
@@ -289,5 +281,5 @@ def set_cache_limit(nbytes: int) -> None:
     >>> st.set_cache_limit(limit)
     """
     if type(nbytes) is not int or nbytes < 0:
-        raise ArgumentError(f"set_cache_limit: nbytes is {nbytes!r}; wanted a whole number of bytes, 0 or more")
+        raise ArgumentError(f"set_cache_limit: nbytes is {nbytes!r}; wanted an integer, 0 or more")
     _pool.limit = nbytes

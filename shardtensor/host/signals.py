@@ -111,10 +111,10 @@ class _Held:
     user's handler immediately.
     """
 
-    __slots__ = ("_handler_before",)
+    __slots__ = ("_user_handler",)
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        self._handler_before = handler
+        self._user_handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if _may_run():
@@ -125,7 +125,7 @@ class _Held:
     def run(self, number: int, frame: FrameType | None) -> None:
         """Calls the user's handler. Handlers that it installs are replaced, too."""
         try:
-            self._handler_before(number, frame)
+            self._user_handler(number, frame)
         finally:
             if _active:
                 _hold()
@@ -133,7 +133,7 @@ class _Held:
     def put_back(self, number: int) -> None:
         """Restores the user's handler, unless another one has been installed meanwhile."""
         if _handler(number) is self:
-            _set_handler(number, self._handler_before)
+            _set_handler(number, self._user_handler)
 
 
 _active: list[Interrupts] = []

@@ -1,4 +1,4 @@
-"""The thread team: helper threads that run work together with the calling thread. Callers use them only for work that
+"""The thread pool: helper threads that run work together with the calling thread. Callers use them only for work that
 takes long enough to pay for waking them.
 """
 
@@ -21,10 +21,10 @@ from shardtensor.host.fork import in_children
 from shardtensor.host.limits import count_from_environment, usable_cores
 from shardtensor.host.signals import Interrupts
 
-# -- how many --------------------------------------------------------------------------------------
+# -- the number of threads ----------------------------------------------------------------------
 
 _threads_here: contextvars.ContextVar[int | None] = contextvars.ContextVar("shardtensor_threads", default=None)
-_settings: list[set_num_threads] = []  # the settings for the whole process, of which the last one applies
+_settings: list[set_num_threads] = []  # The last of these settings applies to the whole process.
 _KEPT = 64
 """The maximum length of `_settings`, which would otherwise grow with every call."""
 
@@ -50,12 +50,12 @@ MOST_THREADS = 1 << 12
 
 
 @functools.cache
-def _threads_said() -> int | None:
+def _requested_threads() -> int | None:
     return count_from_environment("SHARDTENSOR_NUM_THREADS", MOST_THREADS)
 
 
 def _default_threads() -> int:
-    return _threads_said() or usable_cores()
+    return _requested_threads() or usable_cores()
 
 
 class set_num_threads:  # noqa: N801 - used like a function
@@ -79,7 +79,7 @@ class set_num_threads:  # noqa: N801 - used like a function
     def __init__(self, number: int | None) -> None:
         if number is not None and (type(number) is not int or not 1 <= number <= MOST_THREADS):
             raise ArgumentError(
-                f"set_num_threads: number is {number!r:.60}; wanted a whole number from 1 to {MOST_THREADS:,}, or None"
+                f"set_num_threads: number is {number!r:.60}; wanted an integer from 1 to {MOST_THREADS:,}, or None"
             )
         self.number = number
         _settings.append(self)
@@ -97,7 +97,7 @@ class set_num_threads:  # noqa: N801 - used like a function
 # -- threads ---------------------------------------------------------------------------------------
 
 
-_FAREWELL = 1.0
+_SHUTDOWN_WAIT = 1.0
 """The seconds that the shutdown of the interpreter waits for threads, which may run work whose result is not needed any
 more.
 """
@@ -107,17 +107,17 @@ class _ThreadPool:
     """The helper threads of the process, as many as were ever requested at once. They end with the interpreter.
 
     Attributes:
-        is_closed: whether the team accepts no more work, because the interpreter shuts down.
-        is_parents: whether this process is the child of a fork, and the team is the parent's.
+        is_closed: whether the pool accepts no more work, because the interpreter shuts down.
+        is_inherited: whether this process is the child of a fork, and the pool is the parent's.
     """
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Helpers | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self.is_closed = self.is_parents = False
+        self.is_closed = self.is_inherited = False
 
-    def hand(self, work: Helpers, count: int) -> None:
+    def submit(self, work: Helpers, count: int) -> None:
         """Queues the work for ``count`` threads, which are started if necessary.
 
         While the interpreter shuts down, nothing is queued: a new thread would never run, and its start would never
@@ -142,7 +142,7 @@ class _ThreadPool:
         with self._lock:
             for _ in self._threads:
                 self._inbox.put(None)
-            end = time.monotonic() + _FAREWELL
+            end = time.monotonic() + _SHUTDOWN_WAIT
             for thread in self._threads:
                 thread.join(max(end - time.monotonic(), 0.0))
             self._threads.clear()
@@ -156,14 +156,14 @@ class _ThreadPool:
 
     def next_work(self) -> Helpers | None:
         """Waits for and returns the next work of the calling helper thread; None if the thread has to end."""
-        return None if self.is_closed or self.is_parents else self._inbox.get()
+        return None if self.is_closed or self.is_inherited else self._inbox.get()
 
 
 def _serve(pool: _ThreadPool) -> None:
     while (work := pool.next_work()) is not None:
         work.take_part()
         del work  # It refers to arrays, which must not stay alive while the thread waits for the next work.
-    if pool.is_parents:  # This thread has forked: in the child it is the main thread, and has no caller to return to.
+    if pool.is_inherited:  # This thread has forked: in the child it is the main thread, and has no caller to return to.
         os._exit(1)
 
 
@@ -187,7 +187,7 @@ class Helpers:
         if count < 1:
             return
         self._work, self._context = work, context
-        _pool.hand(self, count)
+        _pool.submit(self, count)
 
     def take_part(self) -> None:
         """Runs the work in the calling helper thread, unless the helpers are dismissed."""
@@ -263,25 +263,19 @@ def each(work: Callable[[int], None], count: int, *, threads: int | None = None,
     numbers = itertools.count()  # `next` of it is atomic in CPython, so that no lock is needed.
     errors: list[BaseException] = []
 
-    def some() -> None:
+    def run(deliver: Callable[[], None] | None = None) -> None:
         try:
             while not errors and (k := next(numbers)) < count:
                 work(k)
+                if deliver is not None:
+                    deliver()
         except BaseException as error:  # The calling thread raises the first one.
             errors.append(error)
 
     with Interrupts() as interrupts:
         helpers = Helpers()
-        most = min(threads or num_threads(), count) - 1
-        if most > 0:
-            helpers.call(some, most, contextvars.copy_context())
-        try:
-            while not errors and (k := next(numbers)) < count:
-                work(k)
-                if breaks:
-                    interrupts.deliver()
-        except BaseException as error:
-            errors.append(error)
+        helpers.call(run, min(threads or count, count) - 1, contextvars.copy_context())
+        run(interrupts.deliver if breaks else None)
         helpers.dismiss()
         if errors:
             try:
@@ -292,7 +286,7 @@ def each(work: Callable[[int], None], count: int, *, threads: int | None = None,
 
 @in_children
 def _forget() -> None:
-    """Replaces the team in the child of a fork, where the parent's threads do not exist."""
+    """Replaces the pool in the child of a fork, where the parent's threads do not exist."""
     global _pool
-    _pool.is_parents = True
+    _pool.is_inherited = True
     _pool = _ThreadPool()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import registry
-from shardtensor.backend.abstract import _backend, phantom
+from shardtensor.backend.abstract import _backend, abstract_device
 from shardtensor.errors import ArgumentTypeError, ShardingError
 from shardtensor.sharding.mesh import Mesh
 
@@ -49,7 +49,7 @@ class AbstractMesh(Mesh):
             raise ShardingError(f"AbstractMesh: axis_sizes={tuple(sizes)} must be positive")
         registry.install(_backend)
         grid = np.empty(math.prod(sizes), object)
-        grid[:] = [phantom(k) for k in range(len(grid))]
+        grid[:] = [abstract_device(k) for k in range(len(grid))]
         super().__init__(grid.reshape(sizes), axis_names)
 
     def __reduce__(self) -> tuple[Any, ...]:

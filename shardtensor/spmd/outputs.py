@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of, owner_of
+from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.communication.transfer import send
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
@@ -77,7 +77,7 @@ def check_array(leaf: Any, what: str) -> None:
     Raises:
         ArgumentTypeError: the leaf is neither None, nor a scalar, nor an array of numbers.
     """
-    if leaf is None or isinstance(leaf, (ShardedTensor, bool, int, float, complex)) or owner_of(leaf) is not None:
+    if leaf is None or isinstance(leaf, (ShardedTensor, bool, int, float, complex)) or array_backend(leaf) is not None:
         return
     if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.kind not in "biufcmM":
         kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"

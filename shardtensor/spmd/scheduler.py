@@ -126,16 +126,18 @@ class Scheduler:
         self.started = time.perf_counter()
         thread = WorkerThread(_greenlets().getcurrent)
         with _Interrupts(thread) as self._interrupts:
-            self.prompts = count_prompts()
-            _running.append(self)
+            with _lock:
+                self.prompts = count_prompts()
+                _running.append(self)
             try:
                 if not self._helper_delay:
                     self._call_for_help()
                 self._serve(thread)
             finally:
-                _running.remove(self)
-                if not _running:
-                    restore_hook()
+                with _lock:
+                    _running.remove(self)
+                    if not _running:
+                        restore_hook()
                 if self._helpers:
                     self._helpers.dismiss()
 
@@ -201,7 +203,6 @@ class Scheduler:
                 self._ready -= 1
                 return thread.ready.popleft().suspended
             if not self.root.left:
-                self._notify()
                 return thread.idle.pop() if thread.idle else None
             for run in reversed(self.runs):  # Inner maps go first, since their callers wait for them.
                 if run.unstarted:
@@ -396,12 +397,17 @@ class Scheduler:
 _running: list[Scheduler] = []
 """Of all threads."""
 
+_lock = threading.Lock()
+"""Held while `_running` changes, and with it the debugger's hook."""
+
 
 @in_children
 def _abandon() -> None:
     """In the child of a fork, which has only the forking thread: gives up the maps with helper threads. The child can
     run operators and maps of its own, and gets an error if it continues such a map.
     """
+    global _lock
+    _lock = threading.Lock()
     restore_hook()
     for scheduler in _running:
         scheduler.abandon()

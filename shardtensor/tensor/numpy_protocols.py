@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.registry import owner_of
+from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
 
 
 def _is_operand(x: object) -> bool:
-    return isinstance(x, (Operators, np.ndarray, np.generic, bool, int, float, complex)) or owner_of(x) is not None
+    return isinstance(x, (Operators, np.ndarray, np.generic, bool, int, float, complex)) or array_backend(x) is not None
 
 
 def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, Any]:

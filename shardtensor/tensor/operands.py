@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
-from shardtensor.backend.registry import backend_of, owner_of
+from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
@@ -69,7 +69,7 @@ def as_operand(x: Any, caller: str) -> Any:
     """
     if x is None or type(x) is ShardedTensor or type(x) in SCALARS:
         return x
-    if backend := owner_of(x):
+    if backend := array_backend(x):
         device = backend.device_of(x)
         backend.wait_for_caller(device)
         with backend.on(device):
@@ -100,7 +100,7 @@ def located(x: Any) -> Any:
 
 def is_data(x: Any) -> bool:
     """Whether a leaf is an array that tensors can hold; arrays of text and of objects are leaves like any other."""
-    return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or owner_of(x) is not None
+    return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or array_backend(x) is not None
 
 
 def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:

@@ -15,14 +15,14 @@ from shardtensor.testing.cases import indices
 from shardtensor.testing.layouts import DTYPES, array, shapes
 
 FROM_HOST = "Backend.from_host: a copy of the host array, which may be written afterwards"
-ROUND = "Backend.from_host and to_host: the same values, shape and dtype, there and back"
+ROUND_TRIP = "Backend.from_host and to_host: the same values, shape and dtype after a round trip"
 VIEW = "Backend.view: the elements at a basic index, as in NumPy"
-SHARES = "Backend.view is a view: what is written to it is written to the array"
-NEGATIVE = "Backend.negative_strides: whether a slice with a negative step is a view, too"
-CONTIGUOUS = "Backend.contiguous: the array itself if it is in row-major order, else a copy of it that is"
-IS_CONTIGUOUS = "Backend.is_contiguous: whether an array is in row-major order, so that in another shape it is a view"
-NAMESPACE = "Backend.xp: an array-API namespace; NumPy's in what the standard leaves open"
-INDEXING = "arrays take index arrays, and assignment to what slices, index arrays and masks select"
+SHARES = "Backend.view is a view: writes to it are visible in the array"
+NEGATIVE = "Backend.negative_strides: whether a slice with a negative step is a view"
+CONTIGUOUS = "Backend.contiguous: the array itself if it is in row-major order, else a copy in row-major order"
+IS_CONTIGUOUS = "Backend.is_contiguous: whether an array is in row-major order, so that reshaping it gives a view"
+NAMESPACE = "Backend.xp: an array-API namespace; like NumPy where the standard leaves a choice"
+INDEXING = "arrays support index arrays, and assignment to slices, index arrays and masks"
 
 HOSTS: dict[str, Callable[[HostArray], HostArray]] = {
     "in row-major order": lambda a: a,
@@ -43,7 +43,7 @@ class ArrayTests(Kit):
     # -- transfers from and to the host ------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", [*DTYPES, "int16", "uint16", "uint32", "uint64"])
-    def test_there_and_back(self, dtype: str) -> None:
+    def test_host_round_trip(self, dtype: str) -> None:
         """Arrays survive a round trip to every device, for every dtype of the backend and shapes of all kinds."""
         if not self.it.has_dtype(np.dtype(dtype)):
             pytest.skip(f"backend {self.backend!r} has no {dtype}")
@@ -51,15 +51,15 @@ class ArrayTests(Kit):
             for shape in [(), (1,), (7,), (0,), (3, 0, 2), (2, 3, 4)]:
                 host = array(shape, dtype, 3)
                 x = self.put(host, device)
-                self.same(self.get(x, device), host, ROUND, f"on {device}")
+                self.same(self.get(x, device), host, ROUND_TRIP, f"on {device}")
                 self.must(self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", type(x))
-                said = self.it.dtype_of(x)
-                right = isinstance(said, np.dtype) and said == np.dtype(dtype)
-                self.must(right, "Backend.dtype_of: the NumPy dtype of the elements", f"{said!r} of {dtype}")
+                found = self.it.dtype_of(x)
+                right = isinstance(found, np.dtype) and found == np.dtype(dtype)
+                self.must(right, "Backend.dtype_of: the NumPy dtype of the elements", f"{found!r} of {dtype}")
                 known = tuple(x.shape), x.ndim, int(x.nbytes)
                 self.must(known == (shape, len(shape), host.nbytes), "arrays have shape, ndim and nbytes", known)
 
-    def test_dtypes_that_it_does_not_have(self) -> None:
+    def test_unsupported_dtypes(self) -> None:
         """A host array of an unsupported dtype raises an ArgumentTypeError that names the dtype."""
         for dtype in set(DTYPES) - set(self.dtypes):
             with pytest.raises(st.ArgumentTypeError, match=dtype):
@@ -73,10 +73,10 @@ class ArrayTests(Kit):
             given = np.asarray(host).view()
             given.flags.writeable = given.flags.writeable and writable
             self.same(
-                self.get(self.put(given, self.devices[-1]), self.devices[-1]), host, ROUND, f"of an array {layout}"
+                self.get(self.put(given, self.devices[-1]), self.devices[-1]), host, ROUND_TRIP, f"of an array {layout}"
             )
 
-    def test_the_host_array_is_written_afterwards(self) -> None:
+    def test_from_host_copies(self) -> None:
         """A host array and its copy on a device are independent.
 
         The host array is overwritten immediately after `from_host`, and is large enough for the copy to take a while.
@@ -92,13 +92,13 @@ class ArrayTests(Kit):
                 self.write(x, 5, device)
             self.must(not any(h.any() for h in hosts), FROM_HOST, "writing to the array wrote to the host array")
 
-    def test_what_is_no_array(self) -> None:
+    def test_is_array(self) -> None:
         """`is_array` is false for Python objects, and for host arrays unless the backend shares the host's memory."""
         for x in (None, 1, 2.5, "text", [1, 2], object()):
             self.must(not self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", repr(x))
         if not self.it.shared_memory:
-            said = self.it.is_array(np.ones(3))
-            self.must(not said, "Backend.is_array: NumPy's arrays are the host's, unless shared_memory is set", said)
+            found = self.it.is_array(np.ones(3))
+            self.must(not found, "Backend.is_array: NumPy's arrays are the host's, unless shared_memory is set", found)
 
     def test_scalars_become_arrays(self) -> None:
         """`asarray` converts whatever `is_array` accepts to an array: a full sum may be an array scalar."""
@@ -134,15 +134,15 @@ class ArrayTests(Kit):
             host = self.numbers(int(np.prod(shape := data.draw(shapes(1))))).reshape(shape)
             index = data.draw(indices(host.shape))
             entries = index if isinstance(index, tuple) else (index,)
-            turned = any(isinstance(e, slice) and e.step is not None and e.step < 0 for e in entries)
-            if host[index].ndim == 0 or (turned and not self.it.negative_strides):
+            reversed_ = any(isinstance(e, slice) and e.step is not None and e.step < 0 for e in entries)
+            if host[index].ndim == 0 or (reversed_ and not self.it.negative_strides):
                 return
             x = self.put(host, self.devices[0])
             with self.it.on(self.devices[0]):
                 part = self.it.view(x, index)
             self.write(part, 0, self.devices[0])
             host[index] = 0
-            rule = NEGATIVE if turned else SHARES
+            rule = NEGATIVE if reversed_ else SHARES
             self.same(self.get(x, self.devices[0]), host, rule, f"after writing to [{index!r}] of shape {shape}")
 
         self.sweep(one, 4 * self.examples)
@@ -156,7 +156,7 @@ class ArrayTests(Kit):
                 part, right = cut(self.it, x), cut(np, y)
                 already = self.it.is_contiguous(part)
                 made = self.it.contiguous(part)
-                self.must(self.it.is_contiguous(made), CONTIGUOUS, f"is_contiguous says no of contiguous({name})")
+                self.must(self.it.is_contiguous(made), CONTIGUOUS, f"is_contiguous is false for contiguous({name})")
             self.same(self.get(made, device), right, CONTIGUOUS, name)
             self.write(made, 0, device)
             if already:
@@ -170,10 +170,10 @@ class ArrayTests(Kit):
             x, y = self.put(host, device), host.copy()
             with self.it.on(device):
                 part, right = cut(self.it, x), cut(np, y)
-                said = self.it.is_contiguous(part)
-                self.must(right.flags.c_contiguous or not said, IS_CONTIGUOUS, f"{said} for {name}")
+                found = self.it.is_contiguous(part)
+                self.must(right.flags.c_contiguous or not found, IS_CONTIGUOUS, f"{found} for {name}")
                 flat = self.it.xp.reshape(part, (-1,))
-            if said:
+            if found:
                 self.write(flat, 0, device)
                 right.reshape(-1)[...] = 0
                 self.same(self.get(x, device), y, IS_CONTIGUOUS, f"the array, after writing to {name}, reshaped")
@@ -255,21 +255,21 @@ class ArrayTests(Kit):
         for device in self.devices:
             x, wanted = self.worked(device, self.numbers(10))
             with self.it.on(device):
-                seen = self.it.export(x)
-            self.must(self.it.is_array(seen), "Backend.export: the view of a shard that a user may hold", type(seen))
-            self.same(self.get(seen, device), wanted, "Backend.export: the view of a shard that a user may hold")
+                view = self.it.export(x)
+            self.must(self.it.is_array(view), "Backend.export: the view of a shard that is handed to users", type(view))
+            self.same(self.get(view, device), wanted, "Backend.export: the view of a shard that is handed to users")
 
     def test_dlpack(self) -> None:
         """An array exported by DLPack reports its device correctly and can be imported again with its values."""
         device = self.devices[0]
         x, wanted = self.worked(device, self.numbers(10))
         with self.it.on(device):
-            lent = self.it.to_dlpack(x)
-            if not hasattr(lent, "__dlpack__"):
-                pytest.skip(f"backend {self.backend!r} lends nothing by DLPack")
-            kind, number = lent.__dlpack_device__()
-            said = self.it.dlpack_device(device)
-            self.must((int(kind), number) == said, "Backend.dlpack_device: where the device's memory is", said)
-            back = self.it.from_dlpack(lent, device)
+            exported = self.it.to_dlpack(x)
+            if not hasattr(exported, "__dlpack__"):
+                pytest.skip(f"backend {self.backend!r} does not export by DLPack")
+            kind, number = exported.__dlpack_device__()
+            found = self.it.dlpack_device(device)
+            self.must((int(kind), number) == found, "Backend.dlpack_device: the device's memory", found)
+            back = self.it.from_dlpack(exported, device)
         self.must(self.it.is_array(back), "Backend.from_dlpack: an array of the backend", type(back))
-        self.same(self.get(back, device), wanted, "Backend.from_dlpack shares the memory of what is lent")
+        self.same(self.get(back, device), wanted, "Backend.from_dlpack shares the memory of the exported array")

@@ -19,7 +19,7 @@ PROFILE = hypothesis.settings(
     deadline=None,
     derandomize=True,
     database=None,
-    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],  # the explain phase takes minutes
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],  # The explain phase takes minutes.
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 
@@ -68,7 +68,7 @@ class Kit:
         """
         try:
             return self.it.device_of(self.it.xp.zeros((1,), dtype=np.dtype(self.dtype)))
-        except Exception as error:  # libraries differ in what they raise if no device is current
+        except Exception as error:  # Libraries raise different errors if no device is current.
             return type(error).__name__
 
     # -- arrays in and out -------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Kit:
             return self.it.from_host(np.asarray(value), device)
 
     def get(self, array: Any, device: Device) -> HostArray:
-        """Copies an array to the host, into memory of its own."""
+        """Copies an array to the host, into new memory."""
         with self.it.on(device):
             return np.array(self.it.to_host(array, device))
 
@@ -128,8 +128,8 @@ class Kit:
             and np.array_equal(found, wanted, equal_nan=_nan(wanted))
         ):
             return
-        said = "; wanted ".join(f"{x!r:.200} of shape {x.shape}, {x.dtype}" for x in (found, wanted))
-        self.must(False, rule, f"{where}: {said}" if where != "" else said)
+        values = "; wanted ".join(f"{x!r:.200} of shape {x.shape}, {x.dtype}" for x in (found, wanted))
+        self.must(False, rule, f"{where}: {values}" if where != "" else values)
 
     def sweep(self, body: Callable[[Any], None], examples: int | None = None) -> None:
         """Runs ``body(data)`` for a number of examples (default: `examples`) drawn by hypothesis."""
@@ -142,11 +142,11 @@ class Kit:
         run()
 
     @pytest.fixture(autouse=True)
-    def _nothing_is_left_behind(self) -> Any:
+    def _state_is_restored(self) -> Any:
         before = self._state()
         yield
         after = self._state()
-        self.must(before == after, "what is changed for the length of a call is put back", f"{before}, then {after}")
+        self.must(before == after, "state that is changed during a call is restored", f"{before}, then {after}")
 
     def _state(self) -> Any:
         return self.current(), st.current_device(), np.geterr(), np.geterrcall()

@@ -47,7 +47,7 @@ class Case:
 def wanted(name: str, made: Case) -> Any:
     """Returns the expected result of a case of the operator ``name``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # means of empty slices warn, here as in NumPy
+        warnings.simplefilter("ignore")  # Means of empty slices warn, as in NumPy.
         return made.run(getattr(np, name), made.operands) if made.answer is None else made.answer
 
 
@@ -86,11 +86,6 @@ def case(*names: str) -> Callable[[Maker], Maker]:
     return register
 
 
-def draw(data: Any, strategy: Any) -> Any:
-    """Draws an example of a strategy."""
-    return data.draw(strategy)
-
-
 def seed(data: Any) -> int:
     """Draws a seed for `array`."""
     return int(data.draw(some.integers(0, 2**20)))
@@ -110,10 +105,10 @@ def _elementwise(name: str) -> Maker:
     known = [d for d in DTYPES if _accepts(name, (d,) * count)]
 
     def make(data: Any) -> Case:
-        dtypes = [draw(data, some.sampled_from(known)) for _ in range(count)]
+        dtypes = [data.draw(some.sampled_from(known)) for _ in range(count)]
         if not _accepts(name, tuple(dtypes)):
             dtypes = dtypes[:1] * count
-        return Case([array(s, d, seed(data)) for s, d in zip(draw(data, broadcastable(count)), dtypes, strict=True)])
+        return Case([array(s, d, seed(data)) for s, d in zip(data.draw(broadcastable(count)), dtypes, strict=True)])
 
     return make
 
@@ -125,22 +120,22 @@ for _name, _op in OPS.items():
 
 @case("pow")
 def _pow(data: Any) -> Case:
-    (a, b) = draw(data, broadcastable(2))
-    dtype = draw(data, some.sampled_from(FLOATS))
+    (a, b) = data.draw(broadcastable(2))
+    dtype = data.draw(some.sampled_from(FLOATS))
     return Case([np.abs(array(a, dtype, seed(data))) + 1, array(b, dtype, seed(data))])
 
 
 @case("bitwise_left_shift", "bitwise_right_shift")
 def _shift(data: Any) -> Case:
-    (a, b) = draw(data, broadcastable(2))
+    (a, b) = data.draw(broadcastable(2))
     return Case([array(a, "int32", seed(data)), np.abs(array(b, "int32", seed(data)))])
 
 
 @case("clip")
 def _clip(data: Any) -> Case:
-    a, b, c = draw(data, broadcastable(3))
+    a, b, c = data.draw(broadcastable(3))
     x, low = array(a, "float32", seed(data)), array(b, "float32", seed(data))
-    if draw(data, some.booleans()):
+    if data.draw(some.booleans()):
         return Case([x, low], answer=np.clip(x, low, None))
     high = array(c, "float32", seed(data))
     return Case([x, low, high])
@@ -148,25 +143,25 @@ def _clip(data: Any) -> Case:
 
 @case("where")
 def _where(data: Any) -> Case:
-    a, b, c = draw(data, broadcastable(3))
-    d = draw(data, some.sampled_from(DTYPES))
+    a, b, c = data.draw(broadcastable(3))
+    d = data.draw(some.sampled_from(DTYPES))
     return Case([array(a, "bool", seed(data)), array(b, d, seed(data)), array(c, "float32", seed(data))])
 
 
 @case("astype")
 def _astype(data: Any) -> Case:
-    x = array(draw(data, shapes()), draw(data, some.sampled_from(["bool", "int32", "float32"])), seed(data))
-    dtype = draw(data, some.sampled_from(["int64", "float64", "complex64", "float16"]))
+    x = array(data.draw(shapes()), data.draw(some.sampled_from(["bool", "int32", "float32"])), seed(data))
+    dtype = data.draw(some.sampled_from(["int64", "float64", "complex64", "float16"]))
     return Case([x], (dtype,), answer=x.astype(dtype))
 
 
 def _axes(data: Any, ndim: int, *, one: bool = False) -> Any:
     """Draws an axis argument: None, an axis or (unless ``one``) a tuple of axes, some of them negative."""
-    if not ndim or draw(data, some.integers(0, 2)) == 0:
+    if not ndim or data.draw(some.integers(0, 2)) == 0:
         return None
-    picked = draw(data, some.lists(some.integers(0, ndim - 1), min_size=1, max_size=1 if one else ndim, unique=True))
-    picked = [a - ndim if draw(data, some.booleans()) else a for a in picked]
-    return picked[0] if one or (len(picked) == 1 and draw(data, some.booleans())) else tuple(picked)
+    picked = data.draw(some.lists(some.integers(0, ndim - 1), min_size=1, max_size=1 if one else ndim, unique=True))
+    picked = [a - ndim if data.draw(some.booleans()) else a for a in picked]
+    return picked[0] if one or (len(picked) == 1 and data.draw(some.booleans())) else tuple(picked)
 
 
 @case("prod")
@@ -180,8 +175,8 @@ def _prod(data: Any) -> Case:
 
 @case("sum", "mean", "var", "std", "any", "all")
 def _reduction(data: Any) -> Case:
-    x = array(draw(data, shapes()), draw(data, some.sampled_from(DTYPES)), seed(data))
-    return Case([x], params={"axis": _axes(data, x.ndim), "keepdims": draw(data, some.booleans())})
+    x = array(data.draw(shapes()), data.draw(some.sampled_from(DTYPES)), seed(data))
+    return Case([x], params={"axis": _axes(data, x.ndim), "keepdims": data.draw(some.booleans())})
 
 
 @case("max", "min")
@@ -191,8 +186,8 @@ def _extremum(data: Any) -> Case:
     made.operands = [
         np.ones([n or 1 for n in x.shape], x.dtype) * x if x.size else np.ones([n or 1 for n in x.shape], x.dtype)
     ]
-    if made.operands[0].dtype.kind in "fc" and made.operands[0].size and draw(data, some.booleans()):
-        made.operands[0].flat[draw(data, some.integers(0, made.operands[0].size - 1))] = np.nan
+    if made.operands[0].dtype.kind in "fc" and made.operands[0].size and data.draw(some.booleans()):
+        made.operands[0].flat[data.draw(some.integers(0, made.operands[0].size - 1))] = np.nan
     return made
 
 
@@ -205,44 +200,44 @@ def _arg(data: Any) -> Case:
 
 @case("matmul")
 def _matmul(data: Any) -> Case:
-    n, k, m = (draw(data, some.sampled_from([0, 1, 2, 5, 9])) for _ in range(3))
-    batch = draw(data, broadcastable(2))
-    left = (k,) if draw(data, some.integers(0, 3)) == 0 else (*batch[0], n, k)
-    right = (k,) if draw(data, some.integers(0, 3)) == 0 else (*batch[1], k, m)
-    dtypes = [draw(data, some.sampled_from(["int64", "float32", "float64", "complex64"])) for _ in range(2)]
+    n, k, m = (data.draw(some.sampled_from([0, 1, 2, 5, 9])) for _ in range(3))
+    batch = data.draw(broadcastable(2))
+    left = (k,) if data.draw(some.integers(0, 3)) == 0 else (*batch[0], n, k)
+    right = (k,) if data.draw(some.integers(0, 3)) == 0 else (*batch[1], k, m)
+    dtypes = [data.draw(some.sampled_from(["int64", "float32", "float64", "complex64"])) for _ in range(2)]
     return Case([array(s, d, seed(data)) for s, d in zip((left, right), dtypes, strict=True)])
 
 
 @case("vecdot")
 def _vecdot(data: Any) -> Case:
-    k = draw(data, some.sampled_from([0, 1, 3, 8]))
-    a, b = draw(data, broadcastable(2))
-    axis = draw(data, some.sampled_from([-1, -2])) if a and b else -1
+    k = data.draw(some.sampled_from([0, 1, 3, 8]))
+    a, b = data.draw(broadcastable(2))
+    axis = data.draw(some.sampled_from([-1, -2])) if a and b else -1
     left, right = [(*s[: len(s) + 1 + axis], k, *s[len(s) + 1 + axis :]) for s in (a, b)]
-    d = draw(data, some.sampled_from(["float64", "complex128"]))
+    d = data.draw(some.sampled_from(["float64", "complex128"]))
     return Case([array(left, d, seed(data)), array(right, d, seed(data))], params={"axis": axis})
 
 
 @case("tensordot")
 def _tensordot(data: Any) -> Case:
-    a, b = draw(data, shapes(1, 2)), draw(data, shapes(1, 2))
-    shared = draw(data, shapes(0, 2))
+    a, b = data.draw(shapes(1, 2)), data.draw(shapes(1, 2))
+    shared = data.draw(shapes(0, 2))
     axes: Any = len(shared)
     left, right = (*a, *shared), (*shared, *b)
-    if shared and draw(data, some.booleans()):
+    if shared and data.draw(some.booleans()):
         right = (*b, *shared)
         axes = (list(range(-len(shared), 0)), tuple(range(len(b), len(b) + len(shared))))
     return Case([array(left, "float64", seed(data)), array(right, "float64", seed(data))], params={"axes": axes})
 
 
 def _some_array(data: Any, min_dims: int = 0) -> HostArray:
-    return array(draw(data, shapes(min_dims)), draw(data, some.sampled_from(["int32", "float64"])), seed(data))
+    return array(data.draw(shapes(min_dims)), data.draw(some.sampled_from(["int32", "float64"])), seed(data))
 
 
 @case("permute_dims")
 def _permute(data: Any) -> Case:
     x = _some_array(data)
-    return Case([x], (tuple(draw(data, some.permutations(range(x.ndim)))),))
+    return Case([x], (tuple(data.draw(some.permutations(range(x.ndim)))),))
 
 
 @case("matrix_transpose")
@@ -253,44 +248,44 @@ def _matrix_transpose(data: Any) -> Case:
 @case("moveaxis")
 def _moveaxis(data: Any) -> Case:
     x = _some_array(data, 1)
-    return Case([x], (draw(data, some.integers(0, x.ndim - 1)), draw(data, some.integers(-x.ndim, x.ndim - 1))))
+    return Case([x], (data.draw(some.integers(0, x.ndim - 1)), data.draw(some.integers(-x.ndim, x.ndim - 1))))
 
 
 @case("squeeze")
 def _squeeze(data: Any) -> Case:
     x = _some_array(data)
     ones = [a for a, n in enumerate(x.shape) if n == 1]
-    axis = tuple(draw(data, some.lists(some.sampled_from(ones), unique=True))) if ones else None
+    axis = tuple(data.draw(some.lists(some.sampled_from(ones), unique=True))) if ones else None
     return Case([x], (axis,))
 
 
 @case("expand_dims")
 def _expand(data: Any) -> Case:
     x = _some_array(data)
-    return Case([x], params={"axis": draw(data, some.integers(-x.ndim - 1, x.ndim))})
+    return Case([x], params={"axis": data.draw(some.integers(-x.ndim - 1, x.ndim))})
 
 
 @case("broadcast_to")
 def _broadcast(data: Any) -> Case:
-    narrow, wide = draw(data, broadcastable(2))
+    narrow, wide = data.draw(broadcastable(2))
     return Case([array(narrow, "int32", seed(data))], (np.broadcast_shapes(narrow, wide),))
 
 
 @case("reshape")
 def _reshape(data: Any) -> Case:
     """Draws the old and the new shape by merging adjacent factors of one list in two ways."""
-    factors = draw(data, some.lists(some.sampled_from([1, 2, 2, 3, 3, 5, 0]), max_size=4))
+    factors = data.draw(some.lists(some.sampled_from([1, 2, 2, 3, 3, 5, 0]), max_size=4))
     old, new = _merged(data, factors), _merged(data, factors)
-    if new and 0 not in new and draw(data, some.booleans()):
+    if new and 0 not in new and data.draw(some.booleans()):
         new = list(new)
-        new[draw(data, some.integers(0, len(new) - 1))] = -1
+        new[data.draw(some.integers(0, len(new) - 1))] = -1
     return Case([array(tuple(old), "int32", seed(data))], (tuple(new),))
 
 
 def _merged(data: Any, factors: list[int]) -> list[int]:
     out: list[int] = []
     for f in factors:
-        if out and draw(data, some.booleans()):
+        if out and data.draw(some.booleans()):
             out[-1] *= f
         else:
             out.append(f)
@@ -307,60 +302,60 @@ def _flip(data: Any) -> Case:
 def _roll(data: Any) -> Case:
     x = _some_array(data)
     axis = _axes(data, x.ndim)
-    shift: Any = draw(data, some.integers(-20, 20))
-    if isinstance(axis, tuple) and draw(data, some.booleans()):
-        shift = tuple(draw(data, some.integers(-20, 20)) for _ in axis)
+    shift: Any = data.draw(some.integers(-20, 20))
+    if isinstance(axis, tuple) and data.draw(some.booleans()):
+        shift = tuple(data.draw(some.integers(-20, 20)) for _ in axis)
     return Case([x], (shift,), {"axis": axis})
 
 
 def _joinable(data: Any, along: int, base: tuple[int, ...]) -> list[HostArray]:
     out = []
-    for _ in range(draw(data, some.integers(1, 4))):
+    for _ in range(data.draw(some.integers(1, 4))):
         shape = list(base)
-        shape[along] = draw(data, some.sampled_from([0, 1, 2, 5]))
-        out.append(array(tuple(shape), draw(data, some.sampled_from(["int32", "float64"])), seed(data)))
+        shape[along] = data.draw(some.sampled_from([0, 1, 2, 5]))
+        out.append(array(tuple(shape), data.draw(some.sampled_from(["int32", "float64"])), seed(data)))
     return out
 
 
 @case("concat")
 def _concat(data: Any) -> Case:
-    base = draw(data, shapes(1))
-    along = draw(data, some.integers(0, len(base) - 1))
-    flat = draw(data, some.integers(0, 4)) == 0
+    base = data.draw(shapes(1))
+    along = data.draw(some.integers(0, len(base) - 1))
+    flat = data.draw(some.integers(0, 4)) == 0
     return Case(_joinable(data, along, base), params={"axis": None if flat else along}, listed=True)
 
 
 @case("unshard")
 def _unshard(data: Any) -> Case:
-    base = draw(data, shapes(1))
-    along = draw(data, some.integers(0, len(base) - 1))
+    base = data.draw(shapes(1))
+    along = data.draw(some.integers(0, len(base) - 1))
     arrays = _joinable(data, along, base)
     return Case(arrays, (along,), answer=np.concatenate(arrays, axis=along), listed=True)
 
 
 @case("stack")
 def _stack(data: Any) -> Case:
-    shape = draw(data, shapes())
-    arrays = [array(shape, "int32", seed(data)) for _ in range(draw(data, some.integers(1, 9)))]
-    return Case(arrays, params={"axis": draw(data, some.integers(-len(shape) - 1, len(shape)))}, listed=True)
+    shape = data.draw(shapes())
+    arrays = [array(shape, "int32", seed(data)) for _ in range(data.draw(some.integers(1, 9)))]
+    return Case(arrays, params={"axis": data.draw(some.integers(-len(shape) - 1, len(shape)))}, listed=True)
 
 
 @some.composite
-def indices(draw_: Any, shape: tuple[int, ...]) -> Any:
+def indices(draw: Any, shape: tuple[int, ...]) -> Any:
     """Draws a basic index: integers, slices with any step, at most one ellipsis, None."""
     out: list[Any] = []
-    for n in shape[: draw_(some.integers(0, len(shape)))]:
-        if n and draw_(some.integers(0, 3)) == 0:
-            out.append(draw_(some.integers(-n, n - 1)))
+    for n in shape[: draw(some.integers(0, len(shape)))]:
+        if n and draw(some.integers(0, 3)) == 0:
+            out.append(draw(some.integers(-n, n - 1)))
         else:
             bound = some.one_of(some.none(), some.integers(-n - 2, n + 2))
-            step = draw_(some.sampled_from([None, 1, 2, 3, -1, -2, -5]))
-            out.append(slice(draw_(bound), draw_(bound), step))
-    for extra in draw_(some.lists(some.just(None), max_size=2)):
-        out.insert(draw_(some.integers(0, len(out))), extra)
-    if draw_(some.booleans()):
+            step = draw(some.sampled_from([None, 1, 2, 3, -1, -2, -5]))
+            out.append(slice(draw(bound), draw(bound), step))
+    for extra in draw(some.lists(some.just(None), max_size=2)):
+        out.insert(draw(some.integers(0, len(out))), extra)
+    if draw(some.booleans()):
         taken = sum(1 for e in out if e is not None)
-        at = draw_(some.integers(0, len(out)))
+        at = draw(some.integers(0, len(out)))
         after = sum(1 for e in out[at:] if e is not None)
         tail = shape[len(shape) - after :] if after else ()
         if all(
@@ -369,67 +364,67 @@ def indices(draw_: Any, shape: tuple[int, ...]) -> Any:
         ):
             out.insert(at, Ellipsis)
         assert taken <= len(shape)
-    return out[0] if len(out) == 1 and draw_(some.booleans()) else tuple(out)
+    return out[0] if len(out) == 1 and draw(some.booleans()) else tuple(out)
 
 
 @case("getitem")
 def _getitem(data: Any) -> Case:
     x = _some_array(data)
-    index = draw(data, indices(x.shape))
+    index = data.draw(indices(x.shape))
     return Case([x], (index,), answer=x[index])
 
 
-def _run(draw_: Any, sizes: tuple[int, ...], block: tuple[int, ...]) -> list[Any]:
+def _run(draw: Any, sizes: tuple[int, ...], block: tuple[int, ...]) -> list[Any]:
     """Draws index entries for dimensions of given sizes: arrays broadcastable to ``block``, masks, integers, slices."""
     out: list[Any] = []
     while sizes:
         n = sizes[0]
-        kind = draw_(some.sampled_from(["array", "array", "mask", "mask", "integer", "slice", "slice"]))
+        kind = draw(some.sampled_from(["array", "array", "mask", "mask", "integer", "slice", "slice"]))
         width = 1
         if kind == "mask":
-            width = draw_(some.integers(1, min(2, len(sizes))))
-            count = block[-1] if block else draw_(some.integers(0, 3))
+            width = draw(some.integers(1, min(2, len(sizes))))
+            count = block[-1] if block else draw(some.integers(0, 3))
             mask = np.zeros(sizes[:width], bool)
-            mask.flat[np.random.default_rng(draw_(some.integers(0, 99))).permutation(mask.size)[:count]] = True
+            mask.flat[np.random.default_rng(draw(some.integers(0, 99))).permutation(mask.size)[:count]] = True
             out.append(mask)
         elif kind == "array":
-            shape = tuple(1 if draw_(some.integers(0, 4)) == 0 else m for m in block)
-            shape = shape[draw_(some.integers(0, len(shape))) :]
+            shape = tuple(1 if draw(some.integers(0, 4)) == 0 else m for m in block)
+            shape = shape[draw(some.integers(0, len(shape))) :]
             if n or 0 in shape:
                 bound = max(n, 1)
-                out.append(np.random.default_rng(draw_(some.integers(0, 99))).integers(-bound, bound, shape))
+                out.append(np.random.default_rng(draw(some.integers(0, 99))).integers(-bound, bound, shape))
             else:
                 out.append(slice(None))
         elif kind == "integer" and n:
-            i = draw_(some.integers(-n, n - 1))
-            out.append(draw_(some.sampled_from([i, np.int64(i), np.int16(i)])))
+            i = draw(some.integers(-n, n - 1))
+            out.append(draw(some.sampled_from([i, np.int64(i), np.int16(i)])))
         else:
             bounds = some.one_of(some.none(), some.integers(-n - 2, n + 2))
-            out.append(slice(draw_(bounds), draw_(bounds), draw_(some.sampled_from([None, 1, 2, -1, -3]))))
+            out.append(slice(draw(bounds), draw(bounds), draw(some.sampled_from([None, 1, 2, -1, -3]))))
         sizes = sizes[width:]
     return out
 
 
 @some.composite
-def array_indices(draw_: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+def array_indices(draw: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     """Draws an index that usually contains integer arrays and masks; some of these are invalid in NumPy."""
-    block = draw_(some.lists(some.sampled_from([0, 1, 2, 2, 3, 5]), max_size=2))
-    left = draw_(some.integers(0, len(shape)))
-    right = draw_(some.integers(0, len(shape) - left))
-    out = _run(draw_, shape[:left], tuple(block))
-    if right or draw_(some.booleans()):
+    block = draw(some.lists(some.sampled_from([0, 1, 2, 2, 3, 5]), max_size=2))
+    left = draw(some.integers(0, len(shape)))
+    right = draw(some.integers(0, len(shape) - left))
+    out = _run(draw, shape[:left], tuple(block))
+    if right or draw(some.booleans()):
         out.append(Ellipsis)
-    out += _run(draw_, shape[len(shape) - right :], tuple(block))
-    for extra in draw_(some.lists(some.sampled_from([None, None, None, True, np.array(True), False]), max_size=2)):
-        out.insert(draw_(some.integers(0, len(out))), extra)
+    out += _run(draw, shape[len(shape) - right :], tuple(block))
+    for extra in draw(some.lists(some.sampled_from([None, None, None, True, np.array(True), False]), max_size=2)):
+        out.insert(draw(some.integers(0, len(out))), extra)
     return tuple(out)
 
 
 def _valid_index(data: Any, x: HostArray) -> Any:
-    index = draw(data, array_indices(x.shape))
+    index = data.draw(array_indices(x.shape))
     try:
         x[index]
-    except IndexError:  # masks and arrays that do not broadcast together
+    except IndexError:  # The masks and arrays do not broadcast together.
         return np.array(True)
     return index if any(is_array(e) for e in index) else (*index, True)
 
@@ -444,22 +439,22 @@ def _gather(data: Any) -> Case:
 @case("setitem")
 def _setitem(data: Any) -> Case:
     x = _some_array(data)
-    index = _valid_index(data, x) if draw(data, some.booleans()) else draw(data, indices(x.shape))
+    index = _valid_index(data, x) if data.draw(some.booleans()) else data.draw(indices(x.shape))
     answer = x.copy()
     value = array(np.shape(x[index]), "int32", seed(data))
     if value.size:
-        value = value[(slice(0, 1),) * draw(data, some.integers(0, value.ndim))]
+        value = value[(slice(0, 1),) * data.draw(some.integers(0, value.ndim))]
     return Case([x, value], (index,), answer=assigned(answer, index, value))
 
 
 def assigned(x: HostArray, index: Any, value: Any) -> HostArray:
     """Returns x after ``x[index] = value``, where the last value wins if an element is indexed several times."""
-    places = np.arange(x.size).reshape(x.shape)[index]
+    positions = np.arange(x.size).reshape(x.shape)[index]
     values = np.asarray(value)
-    values = values.reshape(values.shape[max(values.ndim - places.ndim, 0) :]).astype(x.dtype)
+    values = values.reshape(values.shape[max(values.ndim - positions.ndim, 0) :]).astype(x.dtype)
     new = x.flatten()
-    for place, v in zip(places.ravel(), np.broadcast_to(values, places.shape).ravel(), strict=True):
-        new[place] = v
+    for position, v in zip(positions.ravel(), np.broadcast_to(values, positions.shape).ravel(), strict=True):
+        new[position] = v
     return new.reshape(x.shape)
 
 

@@ -100,18 +100,16 @@ class CheckedArray(np.ndarray):
         return str(np.asarray(self))
 
 
-def _here(caller: str) -> Device:
+def _device(caller: str) -> Device:
     device = _current.get()
     if device is None:
         raise BackendError(f"{caller}: no checked device is current; wrap the call in `with backend.on(device)`")
     return device
 
 
-def _home(array: CheckedArray, caller: str) -> _Memory:
+def _memory_of(array: CheckedArray, caller: str) -> _Memory:
     if array._memory is None:
-        raise BackendError(
-            f"{caller}: an array that is in no device's memory; make it with the backend's own functions"
-        )
+        raise BackendError(f"{caller}: the array is in no device's memory; create it with the backend's functions")
     return array._memory
 
 
@@ -124,14 +122,14 @@ def _bare(x: Any, caller: str) -> Any:
     """
     kind = type(x)
     if kind is CheckedArray:
-        device = _home(x, caller).device
-        if device != _here(caller):
+        device = _memory_of(x, caller).device
+        if device != _device(caller):
             raise BackendError(
-                f"{caller}: an array in the memory of {device} is touched while {_here(caller)} is current"
+                f"{caller}: an array in the memory of {device} is accessed while {_device(caller)} is current"
             )
         return x.view(np.ndarray)
     if kind is np.ndarray:
-        raise ArgumentTypeError(f"{caller}: a host array is mixed with arrays of {_here(caller)}; move it there first")
+        raise ArgumentTypeError(f"{caller}: a host array beside arrays of {_device(caller)}; transfer it there first")
     if kind in (list, tuple):
         return kind([_bare(item, caller) for item in x])
     if kind is dict:
@@ -146,8 +144,8 @@ def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
     if not isinstance(result, (np.ndarray, np.generic)):
         return result
     array = np.asarray(result).view(CheckedArray)
-    of = next((p._memory for p in parents if type(p) is CheckedArray and _owner(p) is _owner(array)), None)
-    array._memory = of or _Memory(_here("result"))
+    memory = next((p._memory for p in parents if type(p) is CheckedArray and _owner(p) is _owner(array)), None)
+    array._memory = memory or _Memory(_device("result"))
     return array
 
 
@@ -161,7 +159,7 @@ def _owner(array: HostArray) -> HostArray:
 def _wrote(*arrays: CheckedArray) -> None:
     """Records that the device of each array has written to it now."""
     for array in arrays:
-        memory = _home(array, "write")
+        memory = _memory_of(array, "write")
         memory.written = _clocks.tick(memory.device)
 
 
@@ -176,18 +174,18 @@ def _not_read(out: Any, inputs: Sequence[Any], caller: str) -> None:
     for x in inputs:
         if type(x) is not CheckedArray or type(out) is not CheckedArray or x._memory is not out._memory:
             continue
-        if not _same_place(x, out) and _overlap(x, out):
+        if not _is_same_view(x, out) and _overlap(x, out):
             raise BackendError(f"{caller}: reads elements of an array that it writes at the same time; copy them first")
 
 
-def _same_place(a: HostArray, b: HostArray) -> bool:
+def _is_same_view(a: HostArray, b: HostArray) -> bool:
     return a.shape == b.shape and a.strides == b.strides and a.ctypes.data == b.ctypes.data
 
 
 def _overlap(a: HostArray, b: HostArray) -> bool:
     try:
         return np.shares_memory(a.view(np.ndarray), b.view(np.ndarray), max_work=10_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:  # overlap too expensive to determine: not reported
+    except np.exceptions.TooHardError:  # The overlap is too expensive to determine, so it is not reported.
         return False
 
 
@@ -199,7 +197,7 @@ def _is_basic(index: Any) -> bool:
 def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls a NumPy function with arrays of the current device."""
     caller = function.__name__
-    _here(caller)
+    _device(caller)
     if kwargs.get("out") is not None:
         _not_read(kwargs["out"], args, caller)
     result = function(*_bare(args, caller), **_bare(kwargs, caller))
@@ -272,7 +270,7 @@ class _Clocks:
         """Orders the device after an event: takes the elementwise maximum of its row and the token."""
         with self._lock:
             row = self._own(device.id, len(token))
-            np.maximum(row[: len(token)], token, out=row[: len(token)])  # a token never exceeds the device's own time
+            np.maximum(row[: len(token)], token, out=row[: len(token)])  # A token never exceeds the device's own time.
 
     def _own(self, k: int, length: int) -> npt.NDArray[np.int64]:
         """Returns a writable row of a device, of at least that length."""
@@ -331,7 +329,7 @@ class CheckedBackend(Backend):
         try:
             yield
         finally:
-            _current.set(before)  # reset(token) fails if the block is left in another context, as coroutines may do
+            _current.set(before)  # reset(token) fails in another context, in which coroutines may leave the block.
 
     def is_array(self, x: object) -> bool:
         """Whether ``x`` is a `CheckedArray`."""
@@ -343,7 +341,7 @@ class CheckedBackend(Backend):
 
     def device_of(self, array: Any) -> Device:
         """Returns the device whose memory holds the array."""
-        return _home(array, "device_of").device
+        return _memory_of(array, "device_of").device
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """Copies an array to another device.
@@ -353,18 +351,19 @@ class CheckedBackend(Backend):
                 the last write to the array.
         """
         self._owned(array, source, "to_device")
-        if _here("to_device") != destination:
-            raise BackendError(f"to_device: {_here('to_device')} is current and the copy goes to {destination}")
-        if source != destination and _clocks.known(destination, source) < _home(array, "to_device").written:
+        if _device("to_device") != destination:
+            raise BackendError(f"to_device: {_device('to_device')} is current and the copy goes to {destination}")
+        if source != destination and _clocks.known(destination, source) < _memory_of(array, "to_device").written:
             raise BackendError(
-                f"to_device: {destination} reads what {source} made, and no event ordered it after; record and wait"
+                f"to_device: no event orders {destination} after the last write of {source} to the array; call "
+                "`record` and `wait`"
             )
         return _tagged(np.array(array.view(np.ndarray), order="C"))
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to ``device``, which must be current."""
-        if _here("from_host") != device:
-            raise BackendError(f"from_host: {_here('from_host')} is current and the copy goes to {device}")
+        if _device("from_host") != device:
+            raise BackendError(f"from_host: {_device('from_host')} is current and the copy goes to {device}")
         return _tagged(np.array(array, order="C"))
 
     def to_host(self, array: Any, device: Device) -> HostArray:
@@ -384,9 +383,9 @@ class CheckedBackend(Backend):
 
     def is_exclusive(self, array: Any, holders: int) -> bool:
         """Whether the ``holders`` references are the only ones to the array's memory, and the array is contiguous."""
-        memory, owner = _home(array, "is_exclusive"), _owner(array)
-        alone = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
-        return alone and owner.base is None and bool(array.flags.forc) and array.flags.writeable
+        memory, owner = _memory_of(array, "is_exclusive"), _owner(array)
+        exclusive = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
+        return exclusive and owner.base is None and bool(array.flags.forc) and array.flags.writeable
 
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         """Returns ``array`` itself if it is exclusive, else a row-major copy; and whether it copied."""
@@ -403,6 +402,6 @@ class CheckedBackend(Backend):
         _clocks.learn(device, token)
 
     def _owned(self, array: Any, device: Device, caller: str) -> None:
-        home = _home(array, caller).device
-        if home != device:
-            raise BackendError(f"{caller}: the array is in the memory of {home}, not of {device}")
+        owner = _memory_of(array, caller).device
+        if owner != device:
+            raise BackendError(f"{caller}: the array is in the memory of {owner}, not of {device}")

@@ -12,8 +12,8 @@ from shardtensor.backend import HostArray
 from shardtensor.sharding.layout import offsets
 from shardtensor.testing.base import Kit
 
-TURNS = "Backend.on, capture_modes: programs take turns in a thread, and each finds again what it had made current"
-MEET = "Backend.to_device, record, wait: what one program offers in a collective, the others get"
+MODES = "Backend.on, capture_modes: programs take turns in a thread, and each resumes with its own device and modes"
+OPERANDS = "Backend.to_device, record, wait: in a collective, every program receives the operands of the others"
 
 
 class CollectiveTests(Kit):
@@ -28,12 +28,12 @@ class CollectiveTests(Kit):
             device = st.current_device()
             assert device is not None
             for _ in range(3):
-                self.must(self.current() == seen[device], TURNS, f"{self.current()} on {device}")
+                self.must(self.current() == seen[device], MODES, f"{self.current()} on {device}")
                 st.psum(x, "i")
             return x
 
         st.pmap(program, self._blocks(8), axis_name="i", devices=self.devices)
-        self.must(self.current() == before, TURNS, f"{self.current()} after a map, where it was {before}")
+        self.must(self.current() == before, MODES, f"{self.current()} after a map, where it was {before}")
 
     def test_collective_reductions(self) -> None:
         """Sums and extrema of small and large arrays are correct on every device."""
@@ -45,7 +45,7 @@ class CollectiveTests(Kit):
             wanted = [sum(blocks[1:], blocks[0]), np.max(blocks, axis=0), np.min(blocks, axis=0)]
             for results in made:
                 for found, right in zip(results, wanted, strict=True):
-                    self.same(np.asarray(found), right, MEET, f"psum, pmax, pmin of {size} elements")
+                    self.same(np.asarray(found), right, OPERANDS, f"psum, pmax, pmin of {size} elements")
 
     def test_collective_moves(self) -> None:
         """all_gather, psum_scatter, all_to_all and ppermute are correct for blocks of unequal sizes."""
@@ -64,12 +64,12 @@ class CollectiveTests(Kit):
         for k, (whole, part, exchanged, turned) in enumerate(made):
             cuts = [offsets(len(b), (n,)).tolist() for b in blocks]
             pieces = [b[c[k] : c[k + 1]] for b, c in zip(blocks, cuts, strict=True)]
-            self.same(np.asarray(whole), value, MEET, "all_gather")
-            self.same(np.asarray(part), blocks[k] * n, MEET, "psum_scatter")
-            self.same(np.asarray(exchanged), np.concatenate(pieces), MEET, "all_to_all")
-            self.same(np.asarray(turned), blocks[k - 1], MEET, "ppermute")
+            self.same(np.asarray(whole), value, OPERANDS, "all_gather")
+            self.same(np.asarray(part), blocks[k] * n, OPERANDS, "psum_scatter")
+            self.same(np.asarray(exchanged), np.concatenate(pieces), OPERANDS, "all_to_all")
+            self.same(np.asarray(turned), blocks[k - 1], OPERANDS, "ppermute")
 
-    def test_what_was_offered_may_be_written_next(self) -> None:
+    def test_operands_of_collectives_may_be_written_afterwards(self) -> None:
         """Writing to the operand of a collective after it does not change the results of other programs."""
         n = len(self.devices)
 
@@ -83,10 +83,10 @@ class CollectiveTests(Kit):
         blocks = [self.numbers(self.size, first=k + 1) for k in range(n)]
         made = st.pmap(program, self._on_each(blocks), axis_name="i")
         for k, (turned, gathered) in enumerate(made):
-            self.same(np.asarray(turned), blocks[k - 1], MEET, "ppermute, its source written to afterwards")
-            self.same(np.asarray(gathered), np.stack(blocks), MEET, "all_gather, its sources written to afterwards")
+            self.same(np.asarray(turned), blocks[k - 1], OPERANDS, "ppermute, after its operand was written")
+            self.same(np.asarray(gathered), np.stack(blocks), OPERANDS, "all_gather, after its operands were written")
 
-    def test_collectives_in_a_row(self) -> None:
+    def test_successive_collectives(self) -> None:
         """Many successive collectives are correct, with computations queued between them."""
         n = len(self.devices)
         turn = [(k, (k + 1) % n) for k in range(n)]
@@ -102,7 +102,7 @@ class CollectiveTests(Kit):
             least = np.min(blocks, axis=0)
             blocks = [blocks[k - 1] + blocks[k - 1] - least for k in range(n)]
         for found, wanted in zip(made, blocks, strict=True):
-            self.same(np.asarray(found), wanted, MEET, f"{self.chain} collectives in a row")
+            self.same(np.asarray(found), wanted, OPERANDS, f"{self.chain} collectives in a row")
 
     def _blocks(self, size: int) -> list[HostArray]:
         return [self.numbers(size, first=k + 1) for k in range(len(self.devices))]

@@ -14,7 +14,7 @@ from shardtensor.backend.registry import load
 from shardtensor.testing.base import Kit
 
 DEVICES = "Backend.devices: all devices, in order of their ids; never empty; the same each time"
-ON = "Backend.on: makes the device current in this thread, and at the end what was so before, also on an error"
+ON = "Backend.on: makes the device current in this thread, and restores the previous one, also after an error"
 
 
 class DeviceTests(Kit):
@@ -23,7 +23,7 @@ class DeviceTests(Kit):
     def test_it_is_loaded_once_under_its_name(self) -> None:
         """The backend is one instance per process, and `name` is the name of its entry point."""
         self.must(isinstance(self.it, Backend), "a backend is a subclass of Backend", type(self.it))
-        self.must(load(self.backend) is self.it, "a backend is made once in a process", "two of them")
+        self.must(load(self.backend) is self.it, "a backend is instantiated once per process", "two instances")
         self.must(self.it.name == self.backend, "Backend.name: the name under which it is registered", self.it.name)
 
     def test_devices_are_values(self) -> None:
@@ -33,22 +33,22 @@ class DeviceTests(Kit):
         self.must(all(type(d) is Device and d.backend == self.backend for d in found), DEVICES, found)
         self.must(found == sorted(set(found), key=lambda d: d.id), DEVICES, found)
         self.must(len({d.id for d in found}) == len(found), DEVICES, found)
-        self.must(found == list(self.it.devices()) == st.devices(self.backend), DEVICES, "others at the second call")
-        self.must(all(isinstance(d.kind, str) and d.kind for d in found), "Device.kind: what it is, for people", found)
+        self.must(found == list(self.it.devices()) == st.devices(self.backend), DEVICES, "others at a second call")
+        self.must(all(isinstance(d.kind, str) and d.kind for d in found), "Device.kind: a description", found)
 
-    def test_row(self) -> None:
+    def test_adjacent_devices(self) -> None:
         """`adjacent_devices` returns the requested number of distinct devices."""
         for count in range(1, len(self.it.devices()) + 1):
-            row = list(self.it.adjacent_devices(count))
-            fits = len(row) == len(set(row)) == count and set(row) <= set(self.it.devices())
-            self.must(fits, f"Backend.adjacent_devices: {count} of the devices", row)
+            found = list(self.it.adjacent_devices(count))
+            fits = len(found) == len(set(found)) == count and set(found) <= set(self.it.devices())
+            self.must(fits, f"Backend.adjacent_devices: {count} distinct devices", found)
 
     def test_memory_info(self) -> None:
         """`memory_info` returns free and total bytes, or None."""
         for device in self.devices:
-            said = self.it.memory_info(device)
-            fits = said is None or (len(said) == 2 and 0 <= said[0] <= said[1])
-            self.must(fits, "Backend.memory_info: bytes (free, total), or None where nobody knows", said)
+            found = self.it.memory_info(device)
+            fits = found is None or (len(found) == 2 and 0 <= found[0] <= found[1])
+            self.must(fits, "Backend.memory_info: bytes (free, total), or None if they are unknown", found)
 
     def test_current_inside_on(self) -> None:
         """New arrays are created on the current device."""
@@ -58,13 +58,13 @@ class DeviceTests(Kit):
                     self.it.xp.ones((3,), dtype=np.dtype(self.dtype)),
                     self.it.from_host(np.ones(3, self.dtype), device),
                 )
-                homes = self.it.device_of(made), self.it.device_of(given)
-            self.must(homes[0] == homes[1], "Backend.xp works on the device that is current", f"{homes} on {device}")
-            self.same(self.get(made, device), np.ones(3, self.dtype), "Backend.xp works on the device that is current")
+                found = self.it.device_of(made), self.it.device_of(given)
+            self.must(found[0] == found[1], "Backend.xp runs on the current device", f"{found} on {device}")
+            self.same(self.get(made, device), np.ones(3, self.dtype), "Backend.xp runs on the current device")
 
     def test_on_nests(self) -> None:
         """Nested `on` blocks restore the previous device, also for the same device twice."""
-        seen = self._seen()
+        seen = self._current_on()
         before = self.current()
         for a in self.devices:
             for b in self.devices:
@@ -77,9 +77,9 @@ class DeviceTests(Kit):
                 self.must(self.current() == before, ON, f"{self.current()} after on({a}), where it was {before}")
 
     @pytest.mark.parametrize("kind", [ZeroDivisionError, RuntimeError, KeyboardInterrupt])
-    def test_on_is_undone_by_an_error(self, kind: type[BaseException]) -> None:
+    def test_on_is_left_after_an_error(self, kind: type[BaseException]) -> None:
         """An error propagates unchanged out of `on`, which restores the previous device."""
-        seen, before = self._seen(), self.current()
+        seen, before = self._current_on(), self.current()
         for a in self.devices:
             for b in self.devices:
                 with self.it.on(a):
@@ -89,20 +89,20 @@ class DeviceTests(Kit):
                             raise error
                     except kind as found:
                         caught = found
-                    self.must(caught is error, "Backend.on lets errors through, as they are", repr(caught))
+                    self.must(caught is error, "Backend.on propagates errors unchanged", repr(caught))
                     self.must(self.current() == seen[a], ON, f"{self.current()} after an error in on({b}) in on({a})")
                 self.must(self.current() == before, ON, f"{self.current()} after on({a}), where it was {before}")
 
-    def test_on_takes_equal_devices(self) -> None:
+    def test_on_accepts_equal_devices(self) -> None:
         """Devices are compared by value and not by identity: an unpickled device is accepted."""
         for device in self.devices:
             again = pickle.loads(pickle.dumps(device))
             x = self.put(self.numbers(5), again)
             self.same(self.get(x, again), self.numbers(5), "Device: a value, not a handle; it can be pickled")
 
-    def test_threads_have_devices_of_their_own(self) -> None:
+    def test_current_device_of_each_thread(self) -> None:
         """`on` in one thread does not affect the current device of another."""
-        seen, errors, before = self._seen(), list[BaseException](), self.current()
+        seen, errors, before = self._current_on(), list[BaseException](), self.current()
         gate = threading.Barrier(len(self.devices))
 
         def work(device: Device) -> None:
@@ -112,7 +112,7 @@ class DeviceTests(Kit):
                         gate.wait(10)
                         found = self.current()
                         self.must(found == seen[device], ON, f"{found} in on({device}), beside another thread's on")
-            except BaseException as error:  # carried out of the thread
+            except BaseException as error:  # The calling thread raises it.
                 gate.abort()
                 errors.append(error)
 
@@ -135,7 +135,7 @@ class DeviceTests(Kit):
                 self.it.synchronize(device)
             self.same(self.get(x, device), wanted, "Backend.synchronize changes nothing")
 
-    def test_enter_and_leave(self) -> None:
+    def test_wait_for_caller(self) -> None:
         """`wait_for_caller` and `make_caller_wait` change neither the current device nor any array."""
         before = self.current()
         for device in self.devices:
@@ -149,13 +149,13 @@ class DeviceTests(Kit):
             )
             self.same(self.get(x, device), wanted, "Backend.wait_for_caller and make_caller_wait change no array")
 
-    def test_a_device_that_is_not_there(self) -> None:
+    def test_device_that_does_not_exist(self) -> None:
         """A device that does not exist raises a BackendError and leaves the current device unchanged."""
         absent = Device(self.backend, max(d.id for d in self.it.devices()) + 1000)
         with pytest.raises(st.BackendError, match="there is no device"):
             st.device_put(np.ones(3, self.dtype), absent)
 
-    def _seen(self) -> dict[Device, object]:
+    def _current_on(self) -> dict[Device, object]:
         """Returns the result of `current` inside an `on` block of each device."""
         seen = {}
         for device in self.devices:

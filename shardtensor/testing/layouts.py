@@ -32,9 +32,9 @@ def all_specs(mesh: st.Mesh, ndim: int) -> list[st.P]:
     """Returns all specs of an ``ndim``-dimensional array on a mesh, with axes on one dimension in every order."""
     specs = set()
     axes = list(mesh.axis_names)
-    for homes in itertools.product(range(-1, ndim), repeat=len(axes)):
+    for dims in itertools.product(range(-1, ndim), repeat=len(axes)):
         for order in itertools.permutations(range(len(axes))):
-            parts = [tuple(axes[i] for i in order if homes[i] == d) for d in range(ndim)]
+            parts = [tuple(axes[i] for i in order if dims[i] == d) for d in range(ndim)]
             specs.add(st.P(*parts))
     return sorted(specs, key=repr)
 
@@ -56,9 +56,9 @@ def specs(draw: Any, mesh: st.Mesh, ndim: int) -> st.P:
     """Draws a spec: each mesh axis is assigned to a dimension or to none."""
     parts: list[list[str]] = [[] for _ in range(ndim)]
     for axis in draw(some.permutations(mesh.axis_names)):
-        home = draw(some.integers(-1, ndim - 1))
-        if home >= 0:
-            parts[home].append(axis)
+        dim = draw(some.integers(-1, ndim - 1))
+        if dim >= 0:
+            parts[dim].append(axis)
     return st.P(*[tuple(p) for p in parts])
 
 
@@ -103,15 +103,16 @@ def placed(data: Any, value: HostArray, backend: str, mesh: st.Mesh | None) -> A
         return value
     if how == "unplaced":
         return st.asarray(value)
-    home = mesh if how == "mesh" and mesh is not None else data.draw(meshes(backend))
-    sharding = st.NamedSharding(home, data.draw(specs(home, value.ndim)))
+    if how != "mesh" or mesh is None:
+        mesh = data.draw(meshes(backend))
+    sharding = st.NamedSharding(mesh, data.draw(specs(mesh, value.ndim)))
     strides = data.draw(some.sampled_from(["C", "C", "F", "reversed", "pieces"])) if value.ndim else "C"
     if strides == "F":
         return st.device_put(value.T, sharding.with_spec(st.P(*sharding.spec.chains_of(value.ndim)[::-1]))).T
     if strides == "reversed":
         return st.device_put(value[::-1], sharding)[::-1]
-    if strides == "pieces":  # results of `pmap` are separate buffers
-        return st.unshard(st.pmap(lambda x: st.asarray(x, copy=True), st.shard(value, devices=home)))
+    if strides == "pieces":  # Results of `pmap` are separate buffers.
+        return st.unshard(st.pmap(lambda x: st.asarray(x, copy=True), st.shard(value, devices=mesh)))
     return st.device_put(value, sharding)
 
 

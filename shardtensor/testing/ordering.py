@@ -15,25 +15,25 @@ from shardtensor.backend import Device, HostArray
 from shardtensor.testing.base import Kit
 from shardtensor.testing.layouts import array
 
-COMPUTED = "Backend.to_host: the values once they are computed"
-COPY = "Backend.to_device: a copy on the destination, nobody else's"
-WAITS = "Backend.record and wait: what is queued on a device after wait(device, token) runs after the token"
-KEPT = "Backend.to_device: the memory of the source is not given to others before it is read"
-NOT_SOLE = "Backend.to_device: the source is not `is_exclusive` before it is read"
-OFFLOAD = "Backend.offload and onload: a copy in host memory, and the way back"
+COMPUTED = "Backend.to_host: the values after they have been computed"
+COPY = "Backend.to_device: an exclusive copy on the destination"
+ORDERED = "Backend.record and wait: work queued on a device after wait(device, token) runs after the token"
+NOT_REUSED = "Backend.to_device: the memory of the source is not reused before it has been read"
+NOT_EXCLUSIVE = "Backend.to_device: the source is not `is_exclusive` before it has been read"
+OFFLOAD = "Backend.offload and onload: a copy in host memory, and a copy of it on the device"
 
 
 class OrderTests(Kit):
     """Each device executes calls in order; `record` and `wait` order calls on different devices."""
 
-    def test_reading_waits_for_what_is_queued(self) -> None:
+    def test_reading_waits_for_queued_operations(self) -> None:
         """A host read after a chain of queued operations returns their final result."""
         for device in self.devices:
             for times in (1, self.chain, 4 * self.chain):
                 x, wanted = self.worked(device, self.numbers(), times)
                 self.same(self.get(x, device), wanted, COMPUTED, f"after {times} additions on {device}")
 
-    def test_host_copies_stay(self) -> None:
+    def test_host_arrays_do_not_change(self) -> None:
         """A host array does not change when further work is queued or another array is read."""
         device = self.devices[0]
         x, wanted = self.worked(device, self.numbers())
@@ -41,7 +41,7 @@ class OrderTests(Kit):
             host = self.it.to_host(x, device)
             x = self.it.xp.multiply(x, 0)
             later = self.it.to_host(x, device)
-        self.same(np.asarray(host), wanted, COMPUTED, "and what is read later shows in them")
+        self.same(np.asarray(host), wanted, COMPUTED, "a host array, after another array was read")
         self.same(np.asarray(later), wanted * 0, COMPUTED)
 
     def test_copies_between_all_devices(self) -> None:
@@ -54,7 +54,7 @@ class OrderTests(Kit):
                     self.must(self.it.is_array(made), COPY, type(made))
                     self.same(self.get(made, destination), host, COPY, f"from {source} to {destination}")
 
-    def test_copies_are_nobody_elses(self) -> None:
+    def test_copies_are_independent(self) -> None:
         """The source and the copy are independent: writes to one are not visible in the other."""
         for source in self.devices:
             for destination in self.devices:
@@ -75,9 +75,9 @@ class OrderTests(Kit):
             y = self.send(x, source, destination)
             with self.it.on(destination):
                 y = self.it.xp.multiply(y, 2)
-            self.same(self.get(y, destination), wanted * 2, WAITS, f"a copy from {source} to {destination}")
+            self.same(self.get(y, destination), wanted * 2, ORDERED, f"a copy from {source} to {destination}")
 
-    def test_copies_that_go_round(self) -> None:
+    def test_copies_in_a_ring(self) -> None:
         """A chain of copies and operations around all devices, several times, is executed in order."""
         x, wanted = self.worked(self.devices[0], self.numbers())
         ring = [*self.devices, self.devices[0]] * 3
@@ -86,7 +86,7 @@ class OrderTests(Kit):
             with self.it.on(destination):
                 x = self.it.xp.add(x, 1)
             wanted = wanted + np.asarray(1, wanted.dtype)
-        self.same(self.get(x, ring[-1]), wanted, WAITS, f"after {len(ring) - 1} copies in a ring")
+        self.same(self.get(x, ring[-1]), wanted, ORDERED, f"after {len(ring) - 1} copies in a ring")
 
     def test_devices_that_wait_for_each_other(self) -> None:
         """Two devices that wait for each other's tokens do not deadlock: a token covers only work queued before it."""
@@ -96,10 +96,10 @@ class OrderTests(Kit):
             self.it.wait(b, first)
             self.it.wait(a, second)
             x, y = self.send(x, a, b), self.send(y, b, a)
-            self.same(self.get(x, b), of_x, WAITS)
-            self.same(self.get(y, a), of_y, WAITS)
+            self.same(self.get(x, b), of_x, ORDERED)
+            self.same(self.get(y, a), of_y, ORDERED)
 
-    def test_sources_may_go_at_once(self) -> None:
+    def test_sources_may_be_deleted_at_once(self) -> None:
         """A source whose last reference is dropped right after `to_device` is not reused before it has been read."""
         for source, destination in self.pairs:
             copies = []
@@ -111,19 +111,19 @@ class OrderTests(Kit):
                     again = [self.it.xp.zeros((self.size,), dtype=np.dtype(self.dtype)) for _ in range(4)]
                 del again
             for y, wanted in copies:
-                self.same(self.get(y, destination), wanted, KEPT, f"from {source} to {destination}")
+                self.same(self.get(y, destination), wanted, NOT_REUSED, f"from {source} to {destination}")
 
-    def test_sources_are_not_sole_before_they_are_read(self) -> None:
+    def test_sources_are_not_exclusive_before_they_are_read(self) -> None:
         """Overwriting a source for which `is_exclusive` is true right after `to_device` does not affect the copy."""
         for source, destination in self.pairs:
             x, wanted = self.worked(source, self.numbers())
             y = self.send(x, source, destination)
             with self.it.on(source):
-                alone = self.it.is_exclusive(x, 1)
-            if alone:
+                exclusive = self.it.is_exclusive(x, 1)
+            if exclusive:
                 self.write(x, 0, source)
                 self.get(x, source)
-            self.same(self.get(y, destination), wanted, NOT_SOLE, f"from {source} to {destination}")
+            self.same(self.get(y, destination), wanted, NOT_EXCLUSIVE, f"from {source} to {destination}")
 
     def test_random_traffic(self) -> None:
         """Operations, copies, writes to exclusive arrays and deletions in random order on all devices are correct."""
@@ -134,7 +134,7 @@ class OrderTests(Kit):
         """Random traffic from several threads at once is correct."""
         with ThreadPoolExecutor(4) as pool:
             for _ in pool.map(lambda seed: _Traffic(self, seed).run(4 * self.examples), range(100, 104)):
-                pass  # iterating re-raises the errors of the threads
+                pass  # Iterating re-raises the errors of the threads.
 
     # -- pinned host memory ------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class OrderTests(Kit):
         self.same(np.asarray(back + 1), host + 1, OFFLOAD, "back on the devices")
         away = st.device_put(back, there.sharding)
         back[:] = 0
-        self.same(np.asarray(away), host, OFFLOAD, "after the tensor that it was made of was written")
+        self.same(np.asarray(away), host, OFFLOAD, "after the source tensor was written")
 
     def _back(self, x: Any, device: Device, settled: bool) -> HostArray:
         with self.it.on(device):
@@ -236,8 +236,8 @@ class _Traffic:
         at = self.random.integers(len(self.held))
         x, device, value = self.held.pop(at)
         with self.kit.it.on(device):
-            alone = self.kit.it.is_exclusive(x, 1)
-        if alone:
+            exclusive = self.kit.it.is_exclusive(x, 1)
+        if exclusive:
             self.kit.write(x, 7, device)
             value = np.full_like(value, 7)
         self.held.append((x, device, value))
@@ -249,4 +249,4 @@ class _Traffic:
 
     def _read(self, one: tuple[Any, Device, HostArray]) -> None:
         x, device, value = one
-        self.kit.same(self.kit.get(x, device), value, f"{WAITS}; {NOT_SOLE}", "random traffic between devices")
+        self.kit.same(self.kit.get(x, device), value, f"{ORDERED}; {NOT_EXCLUSIVE}", "random traffic between devices")

@@ -18,12 +18,12 @@ from shardtensor.testing.base import Kit
 from shardtensor.testing.cases import CASES, array_indices, check, indices, sharded_somehow, wanted
 from shardtensor.testing.layouts import all_specs, assert_same, mesh_of, meshes, shapes, specs
 
-OPERATORS = "every operator gives NumPy's answer under every sharding"
-HOLDS = "a tensor has NumPy's elements, and each device the part of them that the sharding says"
-UNCLAIMED = "an operator in `unclaimed` raises a ShardTensorError, and never gives a wrong answer"
-WRITES = "writes to a tensor are seen in its views and in nothing else, as in NumPy"
-HOME = "Backend.device_of: an array in a mapped function is on the function's device, and stays there"
-MAPPED = "mapped functions get the backend's arrays with their device current, and results stay on it"
+OPERATORS = "every operator gives NumPy's result under every sharding"
+ELEMENTS = "a tensor has NumPy's elements, and each device the part that the sharding assigns to it"
+UNCLAIMED = "an operator in `unclaimed` raises a ShardTensorError, and never returns a wrong result"
+WRITES = "writes to a tensor are visible in its views only, as in NumPy"
+STAYS = "Backend.device_of: an array in a mapped function is on the function's device"
+MAPPED = "mapped functions receive the backend's arrays with their device current, and their results stay on it"
 
 
 class TensorTests(Kit):
@@ -50,7 +50,7 @@ class TensorTests(Kit):
 
         self.sweep(one)
         if name in self.unclaimed:
-            self.must(bool(refused), UNCLAIMED, f"{name} never raised; take it off the list if it works")
+            self.must(bool(refused), UNCLAIMED, f"{name} never raised; remove it from the list if it works")
 
     def test_unclaimed_operators_exist(self) -> None:
         """Every name in `unclaimed` is an operator, so that a misspelled name is detected."""
@@ -68,7 +68,7 @@ class TensorTests(Kit):
             made = getattr(st, name)(*given, dtype=self.dtype, device=st.NamedSharding(mesh, spec))
             self._is(made, right, f"{name} under {spec}")
 
-    def test_moves(self) -> None:
+    def test_reshard(self) -> None:
         """`reshard` preserves elements between shardings, between devices, and from and to another backend."""
 
         def one(data: Any) -> None:
@@ -77,13 +77,13 @@ class TensorTests(Kit):
             x = self._placed(data, host)
             self._is(x, host)
             for _ in range(3):
-                home = data.draw(meshes(data.draw(some.sampled_from([self.backend, self.backend, "numpy"]))))
-                x = st.reshard(x, st.NamedSharding(home, data.draw(specs(home, host.ndim))))
+                mesh = data.draw(meshes(data.draw(some.sampled_from([self.backend, self.backend, "numpy"]))))
+                x = st.reshard(x, st.NamedSharding(mesh, data.draw(specs(mesh, host.ndim))))
                 self._is(x, host)
 
         self.sweep(one, 2 * self.examples)
 
-    def test_arrays_that_a_user_made(self) -> None:
+    def test_arrays_made_by_the_user(self) -> None:
         """The backend's own arrays are accepted as operands, and later writes to them do not affect tensors."""
         device, host = self.devices[0], self.numbers(6)
         raw = self.put(host, device)
@@ -93,7 +93,7 @@ class TensorTests(Kit):
         self._is(x, host)
         self._is(y, host + host)
 
-    def test_errors_leave_things_as_they_were(self) -> None:
+    def test_errors_change_nothing(self) -> None:
         """Invalid calls raise a ShardTensorError and leave operands and later calls unaffected."""
         mesh = mesh_of((len(self.devices),), self.backend)
         x = st.device_put(self.numbers(10), mesh)
@@ -115,7 +115,7 @@ class TensorTests(Kit):
         """Assignments, in-place operators and ``out=`` on tensors, views and copies agree with NumPy."""
         self.sweep(lambda data: _Writes(self, data).run(5), 4 * self.examples)
 
-    def test_values_of_before(self) -> None:
+    def test_earlier_values_do_not_change(self) -> None:
         """Tensors derived from a tensor before a write keep their values, even if they share memory internally."""
         mesh = mesh_of((len(self.devices),), self.backend)
         host = self.numbers(12)
@@ -163,17 +163,17 @@ class TensorTests(Kit):
 
         parts = st.shard(self.numbers(9), devices=list(self.devices))
         found = st.pmap(lambda a: work(a, a, 2), parts)
-        self.must(all(seen) and len(seen) == len(parts), MAPPED, f"is_array of what was given and made: {seen}")
+        self.must(all(seen) and len(seen) == len(parts), MAPPED, f"is_array of arguments and results: {seen}")
         for device, part, one in zip(self.devices, parts, found, strict=True):
             self.must(one["device"] == str(device), MAPPED, f"current_device() is {one['device']} on {device}")
             self.same(np.asarray(one["twice"]), np.asarray(part) * 2, MAPPED)
-            self.same(np.asarray(one["host"]), np.arange(3), MAPPED, "a host array that was returned")
+            self.same(np.asarray(one["host"]), np.arange(3), MAPPED, "a returned host array")
             self.must(float(one["sum"]) == float(np.asarray(part).sum()), MAPPED, one["sum"])
         self.must(st.current_device() is None, MAPPED, f"current_device() is {st.current_device()} afterwards")
 
-    def test_pmap_results_that_are_kept(self) -> None:
+    def test_pmap_results_kept_by_the_function(self) -> None:
         """A mapped function that keeps its results and writes to them later does not change the tensors."""
-        kept: dict[Any, Any] = {}  # by device: calls in several threads come in any order
+        kept: dict[Any, Any] = {}  # By device, because calls in several threads run in any order.
 
         def keep(a: Any) -> Any:
             made = self.it.xp.add(a, 1)
@@ -182,15 +182,18 @@ class TensorTests(Kit):
 
         parts = st.shard(self.numbers(9), devices=list(self.devices))
         found = st.pmap(keep, parts)
-        self.must(kept.keys() == set(self.devices), HOME, f"calls on {list(kept)}")
+        self.must(kept.keys() == set(self.devices), STAYS, f"calls on {list(kept)}")
         for device, made in kept.items():
             if made.shape[0]:
                 self.write(made, 0, device)
         self.same(
-            np.asarray(st.unshard(found)), self.numbers(9) + 1, MAPPED, "results, after the function's own were written"
+            np.asarray(st.unshard(found)),
+            self.numbers(9) + 1,
+            MAPPED,
+            "results, after the function wrote to its arrays",
         )
 
-    def test_maps_in_maps_stay(self) -> None:
+    def test_nested_maps_stay_on_their_device(self) -> None:
         """Inside a mapped function, `pmap`, `shard`, `device_put` and `smap` stay on its device."""
 
         def body(a: Any) -> Any:
@@ -198,8 +201,8 @@ class TensorTests(Kit):
             return [*parts, st.pmap(lambda v: v, st.reshape(a, (1, -1))), st.smap(lambda v: v, a, axes=[0])]
 
         found = st.pmap(body, st.shard(self.numbers(9), devices=list(self.devices)))
-        there = [[x.device for x in one] for one in found]
-        self.must(there == [[device] * 6 for device in self.devices], HOME, f"tensors on {there}")
+        devices = [[x.device for x in one] for one in found]
+        self.must(devices == [[device] * 6 for device in self.devices], STAYS, f"tensors on {devices}")
 
     def test_pmap_donates(self) -> None:
         """A mapped function can write to donated arrays, without effect on other tensors."""
@@ -213,10 +216,10 @@ class TensorTests(Kit):
         for parts in (st.shard(whole, devices=list(self.devices)), fresh):
             found = st.pmap(zero, parts, donate=True)
             self.must(
-                not np.asarray(st.unshard(found)).any(), MAPPED, "what a function wrote to donated arrays is lost"
+                not np.asarray(st.unshard(found)).any(), MAPPED, "writes of a function to donated arrays are lost"
             )
             self.must(all(p.is_donated for p in parts), MAPPED, "donated tensors can still be used")
-        self.same(np.asarray(whole), self.numbers(9), MAPPED, "a tensor of which shards were donated")
+        self.same(np.asarray(whole), self.numbers(9), MAPPED, "a tensor whose shards were donated")
 
     def test_pmap_errors(self) -> None:
         """An error in a mapped function propagates with a note that names the device, and the state is restored."""
@@ -238,15 +241,15 @@ class TensorTests(Kit):
     # -- helpers ---------------------------------------------------------------------------------------
 
     def _placed(self, data: Any, host: HostArray) -> Any:
-        home = data.draw(meshes(self.backend))
-        return st.device_put(host, st.NamedSharding(home, data.draw(specs(home, host.ndim))))
+        mesh = data.draw(meshes(self.backend))
+        return st.device_put(host, st.NamedSharding(mesh, data.draw(specs(mesh, host.ndim))))
 
     def _is(self, x: Any, wanted: HostArray, where: str = "") -> None:
         """Asserts that a tensor has these elements, and each device the part that its sharding assigns to it."""
         try:
             assert_same(x, wanted, exact=True)
         except AssertionError as error:
-            self.must(False, HOLDS, f"{where} {error}")
+            self.must(False, ELEMENTS, f"{where} {error}")
 
     def _lacks(self, arrays: list[Any]) -> bool:
         """Whether the dtype of any of the arrays is missing from the backend."""
@@ -291,10 +294,10 @@ class _Writes:
             index = right > self.data.draw(some.integers(0, 97))
         try:
             count = right[index].size
-        except IndexError:  # index arrays that do not broadcast together
+        except IndexError:  # The index arrays do not broadcast together.
             return
         if kind == "arrays" and np.unique(np.arange(right.size).reshape(right.shape)[index]).size < count:
-            return  # repeated indices are tested with the operator
+            return  # Repeated indices are tested with the operator.
         value: Any = self.data.draw(some.integers(0, 90))
         if kind == "basic" and self.data.draw(some.booleans()):
             value = self.kit.numbers(count, first=value).reshape(right[index].shape)

@@ -68,19 +68,19 @@ def test_device_can_be_pickled(backend: str) -> None:
 # -- finding and loading ---------------------------------------------------------------------------
 
 
-def run(code: str, **told: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, which knows no variables of ours but those told."""
+def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A new process, with only these of the SHARDTENSOR variables."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        env={**env, **told},
+        env={**env, **variables},
     )
 
 
-def printed(code: str, **told: str) -> Any:
-    done = run(code, **told)
+def printed(code: str, **variables: str) -> Any:
+    done = run(code, **variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -105,7 +105,7 @@ def test_unknown_name_lists_the_installed(name: str) -> None:
         load(name)
 
 
-def test_no_tensor_lives_on_the_host() -> None:
+def test_the_host_device_holds_no_tensors() -> None:
     with pytest.raises(st.ShardTensorError, match="host"):
         st.device_put(np.arange(3), HOST)
 
@@ -126,16 +126,14 @@ WRONG_NUMBERS = ["0", "abc", "", " ", "-1", "2.5", "²", " 8", "1e3", "65537", "
 
 
 @pytest.mark.parametrize("given", WRONG_NUMBERS, ids=lambda given: repr(given)[:14])
-def test_numbers_that_cannot_be(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_numbers(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", given)
-    with pytest.raises(
-        st.BackendError, match=r"^SHARDTENSOR_NUM_DEVICES is .*; wanted a whole number from 1 to 65,536"
-    ):
+    with pytest.raises(st.BackendError, match=r"^SHARDTENSOR_NUM_DEVICES is .*; wanted an integer from 1 to 65,536"):
         requested_devices()
 
 
 @pytest.mark.parametrize("given", ["0", "abc", "²", "99999999999", "9" * 5000], ids=lambda given: repr(given)[:14])
-def test_numbers_of_devices_that_cannot_be(given: str) -> None:
+def test_invalid_numbers_of_devices(given: str) -> None:
     """One error, whether a backend is named or not, and before a plugin is imported."""
     code = """
         import json, sys, shardtensor as st
@@ -151,16 +149,16 @@ def test_numbers_of_devices_that_cannot_be(given: str) -> None:
     shown = repr(given) if len(given) < 60 else "'999"
     for message in messages:
         assert message.removeprefix("zeros: ").startswith(f"SHARDTENSOR_NUM_DEVICES is {shown}")
-        assert "; wanted a whole number from 1 to 65,536" in message
+        assert "; wanted an integer from 1 to 65,536" in message
         assert len(message) < 200
     assert plugins == []
 
 
-def test_the_most_devices_that_can_be() -> None:
+def test_the_maximum_number_of_devices() -> None:
     assert printed(COUNTS, SHARDTENSOR_NUM_DEVICES="0065536") == [1 << 16] * 3
 
 
-def test_a_wrong_number_is_not_put_down_to_the_backend() -> None:
+def test_an_invalid_number_is_not_an_error_of_the_backend() -> None:
     code = """
         import json, shardtensor as st
         try:
@@ -173,6 +171,7 @@ def test_a_wrong_number_is_not_put_down_to_the_backend() -> None:
     assert "SHARDTENSOR_BACKEND" not in message
 
 
+@pytest.mark.slow
 def test_variable_chooses_the_default_backend() -> None:
     code = """
         import json, numpy as np, shardtensor as st
@@ -277,7 +276,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_plugin_says_why(name: str, install: Callable[..., None]) -> None:
+def test_the_error_of_a_broken_plugin(name: str, install: Callable[..., None]) -> None:
     text, reason = BROKEN[name]
     install(name, text)
     for _ in range(2):  # nothing half-made is kept
@@ -287,7 +286,7 @@ def test_broken_plugin_says_why(name: str, install: Callable[..., None]) -> None
     assert name not in registry._loaded
 
 
-def test_plugin_whose_module_is_not_there(install: Callable[..., None]) -> None:
+def test_plugin_whose_module_is_missing(install: Callable[..., None]) -> None:
     install("gone", "", value="module_that_is_not_there:It")
     with pytest.raises(st.BackendError, match=r"'gone'.*module_that_is_not_there"):
         load("gone")
@@ -300,7 +299,7 @@ def test_plugin_with_another_name(install: Callable[..., None]) -> None:
     assert "yours" not in registry._loaded
 
 
-def test_plugin_that_cannot_be_used_here_says_it_itself(install: Callable[..., None]) -> None:
+def test_the_error_of_an_unusable_plugin(install: Callable[..., None]) -> None:
     install(
         "absent",
         """
@@ -325,7 +324,7 @@ def test_default_is_the_usable_one_of_highest_priority(install: Callable[..., No
     assert default().name == "better"
 
 
-def test_backends_of_negative_priority_are_no_default(install: Callable[..., None]) -> None:
+def test_backends_of_negative_priority_are_never_the_default(install: Callable[..., None]) -> None:
     """They are for tests, or have no sound reason to be chosen: a broken numpy plugin does not bring them in."""
     for name in list(registry._entry_points()):
         if name != "checked":
@@ -338,7 +337,7 @@ def test_backends_of_negative_priority_are_no_default(install: Callable[..., Non
             registry.default_backend.__wrapped__()
     finally:
         registry._loaded.update(loaded)
-    assert "checked: used only where SHARDTENSOR_BACKEND names it" in str(caught.value)
+    assert "checked: used only if SHARDTENSOR_BACKEND names it" in str(caught.value)
     assert "numpy: backend 'numpy' is installed but does not start: OSError('a broken plugin')" in str(caught.value)
 
 
@@ -348,11 +347,11 @@ def test_default_by_variable(install: Callable[..., None], monkeypatch: pytest.M
     assert registry.default_backend.__wrapped__().name == "chosen"
 
 
-def test_nothing_usable_says_why(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_if_no_backend_is_usable(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("broken", "raise OSError('driver 12 is too old')")
     points = {"broken": registry._entry_points()["broken"]}
     monkeypatch.setattr(registry, "_entry_points", lambda: points)
-    with pytest.raises(st.BackendError, match=r"no backend can be used here.*'broken'"):
+    with pytest.raises(st.BackendError, match=r"no backend can be used.*'broken'"):
         registry.default_backend.__wrapped__()
 
 
@@ -400,7 +399,7 @@ def test_two_plugins_with_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
         registry._rivals.clear()
 
 
-def test_devices_that_are_not_there_or_not_of_one_kind() -> None:
+def test_devices_that_do_not_exist_or_are_of_several_backends() -> None:
     with pytest.raises(st.BackendError, match=r"device_put: there is no device numpy:99; .* from 0 to 7"):
         st.device_put(np.arange(3), Device("numpy", 99))
     mixed = st.Mesh([st.devices("numpy")[0], st.devices("checked")[0]], ("x",))
@@ -427,7 +426,7 @@ PROJECT = """
 """
 
 PLUGIN = '''
-    """Three devices with memories of their own, for all that the library knows; with the required methods alone."""
+    """Three devices with separate memories, as far as the library can tell, with only the required methods."""
 
     import numpy as np
     from shardtensor.backend import Backend, Device
@@ -502,7 +501,7 @@ def with_stranger(path: str, code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_stranger_is_found(stranger: str) -> None:
+def test_third_party_backend_is_found(stranger: str) -> None:
     with_stranger(
         stranger,
         """
@@ -516,7 +515,7 @@ def test_stranger_is_found(stranger: str) -> None:
     )
 
 
-def test_stranger_computes(stranger: str) -> None:
+def test_third_party_backend_computes(stranger: str) -> None:
     with_stranger(
         stranger,
         """
@@ -538,7 +537,7 @@ def test_stranger_computes(stranger: str) -> None:
     )
 
 
-def test_stranger_moves(stranger: str) -> None:
+def test_third_party_backend_transfers(stranger: str) -> None:
     with_stranger(
         stranger,
         """
@@ -558,7 +557,7 @@ def test_stranger_moves(stranger: str) -> None:
     )
 
 
-def test_stranger_maps(stranger: str) -> None:
+def test_third_party_backend_maps(stranger: str) -> None:
     with_stranger(
         stranger,
         """
@@ -578,7 +577,7 @@ def test_stranger_maps(stranger: str) -> None:
     )
 
 
-def test_stranger_mixes_with_others(stranger: str) -> None:
+def test_third_party_backend_mixes_with_others(stranger: str) -> None:
     with_stranger(
         stranger,
         """
@@ -656,7 +655,7 @@ TOUCHES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("touch", TOUCHES)
-def test_checked_touched_outside_of_on(touch: str, checked: Backend) -> None:
+def test_checked_access_outside_of_on(touch: str, checked: Backend) -> None:
     a = made(checked, 0)
     with checked.on(checked.devices()[0]):
         TOUCHES[touch](made(checked, 0))  # fine here
@@ -666,7 +665,7 @@ def test_checked_touched_outside_of_on(touch: str, checked: Backend) -> None:
 
 
 @pytest.mark.parametrize("touch", [t for t in TOUCHES if not t.startswith("xp.ones") and "host" not in t])
-def test_checked_touched_on_another_device(touch: str, checked: Backend) -> None:
+def test_checked_access_on_another_device(touch: str, checked: Backend) -> None:
     a = made(checked, 0)
     with checked.on(checked.devices()[1]), pytest.raises(st.BackendError, match=r"checked:0.*checked:1 is current"):
         TOUCHES[touch](a)
@@ -740,7 +739,7 @@ def test_checked_on_its_own_device(checked: Backend) -> None:
     np.testing.assert_array_equal(checked.to_host(a, device), [8, 2, 3])
 
 
-def test_checked_on_nests_and_is_undone(checked: Backend) -> None:
+def test_checked_on_nests_and_restores(checked: Backend) -> None:
     first, second = checked.devices()[:2]
     a, b = made(checked, 0), made(checked, 1)
 
@@ -771,9 +770,11 @@ def cross(checked: Backend, a: Any, source: int, destination: int) -> Any:
         return checked.to_device(a, devices[source], devices[destination])
 
 
-def test_checked_crossing_needs_an_event(checked: Backend) -> None:
+def test_checked_copies_need_an_event(checked: Backend) -> None:
     a = made(checked, 0)
-    with pytest.raises(st.BackendError, match=r"checked:1 reads what checked:0 made.*record and wait"):
+    with pytest.raises(
+        st.BackendError, match=r"no event orders checked:1 after the last write of checked:0.*`record` and `wait`"
+    ):
         cross(checked, a, 0, 1)
     order(checked, 0, 1)
     b = cross(checked, a, 0, 1)
@@ -781,29 +782,29 @@ def test_checked_crossing_needs_an_event(checked: Backend) -> None:
     np.testing.assert_array_equal(checked.to_host(b, checked.devices()[1]), [3, 1, 2])
     assert not np.shares_memory(np.asarray(a), np.asarray(b))
     cross(checked, a, 0, 0)  # its own device knows
-    with pytest.raises(st.BackendError, match="record and wait"):
+    with pytest.raises(st.BackendError, match="`record` and `wait`"):
         cross(checked, a, 0, 2)  # the other one does not
 
 
-def test_checked_event_of_before(checked: Backend) -> None:
+def test_checked_event_covers_earlier_work_only(checked: Backend) -> None:
     """An event orders what was queued when it was recorded, and nothing after."""
     early = made(checked, 0)
     order(checked, 0, 1)
     late = made(checked, 0)
     cross(checked, early, 0, 1)
-    with pytest.raises(st.BackendError, match="record and wait"):
+    with pytest.raises(st.BackendError, match="`record` and `wait`"):
         cross(checked, late, 0, 1)
 
 
-def test_checked_event_of_the_other_direction(checked: Backend) -> None:
+def test_checked_event_in_the_other_direction(checked: Backend) -> None:
     a = made(checked, 0)
     made(checked, 1)
     order(checked, 1, 0)
-    with pytest.raises(st.BackendError, match="record and wait"):
+    with pytest.raises(st.BackendError, match="`record` and `wait`"):
         cross(checked, a, 0, 1)
 
 
-def test_checked_events_reach_further(checked: Backend) -> None:
+def test_checked_events_are_transitive(checked: Backend) -> None:
     """What 1 knows of 0, 2 knows once it has waited for 1."""
     a = made(checked, 0)
     order(checked, 0, 1)
@@ -825,18 +826,18 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_checked_writes_need_an_event_of_their_own(write: str, checked: Backend) -> None:
+def test_checked_later_writes_need_another_event(write: str, checked: Backend) -> None:
     a = made(checked, 0)
     order(checked, 0, 1)
     with checked.on(checked.devices()[0]):
         WRITES[write](a)
-    with pytest.raises(st.BackendError, match="record and wait"):
+    with pytest.raises(st.BackendError, match="`record` and `wait`"):
         cross(checked, a, 0, 1)
     order(checked, 0, 1)
     cross(checked, a, 0, 1)
 
 
-def test_checked_copies_say_where_from_and_to(checked: Backend) -> None:
+def test_checked_copies_name_source_and_destination(checked: Backend) -> None:
     a, devices = made(checked, 0), checked.devices()
     with checked.on(devices[1]), pytest.raises(st.BackendError, match=r"in the memory of checked:0, not of checked:2"):
         checked.to_device(a, devices[2], devices[1])
@@ -851,7 +852,7 @@ def test_checked_copies_say_where_from_and_to(checked: Backend) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_checked_shards_are_not_to_be_written(write: str, checked: Backend) -> None:
+def test_checked_shards_are_read_only(write: str, checked: Backend) -> None:
     x = st.device_put(np.array([3.0, 1, 2, 4, 5]), st.make_mesh((2,), ("x",), devices=checked.devices()))
     for shard in x.addressable_shards:
         with checked.on(shard.device), pytest.raises(ValueError, match="read-only"):
@@ -873,7 +874,7 @@ def test_checked_export_leaves_the_array_writable(checked: Backend) -> None:
             seen[0] = 5
 
 
-def test_checked_library_orders_what_it_moves() -> None:
+def test_checked_library_orders_its_copies() -> None:
     """Parts that were just made on other devices: every crossing has its event."""
     devices = st.devices("checked")
     left = st.pmap(lambda a: a + 1, st.shard(np.arange(10.0), devices=devices[:4]))
@@ -932,7 +933,7 @@ HOLDERS: dict[str, Callable[[np.ndarray], tuple[np.ndarray, Any]]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_numpy_copies_what_somebody_else_holds(holder: str, host: Backend) -> None:
+def test_numpy_copies_arrays_with_other_holders(holder: str, host: Backend) -> None:
     array, held = HOLDERS[holder](np.arange(4.0))
     before = array.copy()
     result, copied = host.adopt(array, ())
@@ -952,12 +953,12 @@ def test_numpy_adopts_views_of_shards(host: Backend) -> None:
         assert not copied
         assert result is array
     writable = np.arange(6.0)
-    result, copied = host.adopt(writable[1:], [writable[:3]])  # somebody can write to that
+    result, copied = host.adopt(writable[1:], [writable[:3]])  # the base can be written
     assert copied
     assert not np.shares_memory(result, writable)
     other = np.arange(6.0)
     view = other[2:]
-    view.flags.writeable = False  # read-only, but of nobody's shard
+    view.flags.writeable = False  # read-only, but no view of a shard
     result, copied = host.adopt(view, [part])
     assert copied
     assert not np.shares_memory(result, other)
@@ -1005,7 +1006,7 @@ def test_numpy_copies_subclasses(host: Backend) -> None:
     np.testing.assert_array_equal(result, [0, 1, 2])
 
 
-def test_numpy_releases_what_is_alone(host: Backend) -> None:
+def test_numpy_releases_exclusive_arrays(host: Backend) -> None:
     array = np.arange(3.0)
     array.flags.writeable = False
     result, copied = host.release(array)
@@ -1015,7 +1016,7 @@ def test_numpy_releases_what_is_alone(host: Backend) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_numpy_releases_a_view_that_is_alone_in_its_memory(view: str, host: Backend) -> None:
+def test_numpy_releases_the_only_view_of_its_memory(view: str, host: Backend) -> None:
     array = np.ascontiguousarray(VIEWS[view](np.arange(12.0)))[:]
     array.flags.writeable = False
     address = array.ctypes.data
@@ -1026,7 +1027,7 @@ def test_numpy_releases_a_view_that_is_alone_in_its_memory(view: str, host: Back
     assert (result == 7).all()
 
 
-def test_numpy_releases_a_copy_of_what_overlaps_itself(host: Backend) -> None:
+def test_numpy_releases_a_copy_of_aliased_elements(host: Backend) -> None:
     array = np.broadcast_to(np.arange(3.0), (4, 3))
     result, copied = host.release(array)
     assert copied
@@ -1035,7 +1036,7 @@ def test_numpy_releases_a_copy_of_what_overlaps_itself(host: Backend) -> None:
 
 
 @pytest.mark.parametrize("holder", [h for h in HOLDERS if "reshaped" not in h])
-def test_numpy_releases_a_copy_of_what_somebody_else_holds(holder: str, host: Backend) -> None:
+def test_numpy_releases_a_copy_of_arrays_with_other_holders(holder: str, host: Backend) -> None:
     array, held = HOLDERS[holder](np.arange(4.0))
     before = array.copy()
     array.flags.writeable = False
@@ -1048,7 +1049,7 @@ def test_numpy_releases_a_copy_of_what_somebody_else_holds(holder: str, host: Ba
     del held
 
 
-def test_numpy_moves_are_copies(host: Backend) -> None:
+def test_numpy_transfers_are_copies(host: Backend) -> None:
     first, second = host.devices()[:2]
     array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     for made_of_it in (host.to_device(array, first, second), host.from_host(array, first)):
@@ -1093,7 +1094,7 @@ MAPPED: dict[str, tuple[Callable[[Any], Any], bool]] = {
 
 @pytest.mark.parametrize("what", MAPPED)
 def test_numpy_results_of_maps(what: str) -> None:
-    """The same, through the library: what is adopted costs nothing, and what somebody keeps does not show."""
+    """The same through the library: adopted arrays are not copied, and writes of other holders are not visible."""
     function, copies = MAPPED[what]
     KEPT.clear()
     parts = st.shard(np.arange(12.0), devices=st.devices("numpy")[:3])
@@ -1108,7 +1109,7 @@ def test_numpy_results_of_maps(what: str) -> None:
     KEPT.clear()
 
 
-ALONE: dict[str, Callable[[list[Device]], list[st.ShardedTensor]]] = {
+EXCLUSIVE: dict[str, Callable[[list[Device]], list[st.ShardedTensor]]] = {
     "results of a map": lambda devices: st.pmap(lambda x: x + 1, st.shard(np.arange(12.0), devices=devices)),
     "one result of a map": lambda devices: st.pmap(lambda x: x + 1, [st.device_put(np.arange(4.0), devices[0])]),
     "put there": lambda devices: [st.device_put(np.arange(4.0) + i, d) for i, d in enumerate(devices)],
@@ -1117,10 +1118,10 @@ ALONE: dict[str, Callable[[list[Device]], list[st.ShardedTensor]]] = {
 }
 
 
-@pytest.mark.parametrize("how", ALONE)
-def test_numpy_donates_what_is_alone(how: str) -> None:
-    """In place, and without a copy: counted, since addresses alone may come back by chance."""
-    parts = ALONE[how](st.devices("numpy")[:3])
+@pytest.mark.parametrize("how", EXCLUSIVE)
+def test_numpy_donates_exclusive_arrays(how: str) -> None:
+    """In place, and without a copy: copies are counted, since addresses may be reused by chance."""
+    parts = EXCLUSIVE[how](st.devices("numpy")[:3])
     values = [np.array(p) for p in parts]
     addresses = [p.addressable_shards[0].data.ctypes.data for p in parts]
     seen = []
@@ -1139,7 +1140,7 @@ def test_numpy_donates_what_is_alone(how: str) -> None:
     assert all(p.is_donated for p in parts)
 
 
-def test_numpy_donates_copies_of_what_others_see() -> None:
+def test_numpy_donates_copies_of_shared_arrays() -> None:
     whole = st.device_put(np.arange(12.0), st.make_mesh((3,), ("x",)))
     parts = st.shard(whole, devices=st.devices("numpy")[:3])  # views of one buffer
 
@@ -1203,7 +1204,7 @@ def test_defaults_of_a_backend() -> None:
         Backend()  # type: ignore[abstract]
 
 
-def test_threads_have_current_devices_of_their_own(checked: Backend) -> None:
+def test_each_thread_has_its_own_current_device(checked: Backend) -> None:
     a, b = made(checked, 0), made(checked, 1)
     errors: list[BaseException] = []
 
@@ -1224,7 +1225,7 @@ def test_threads_have_current_devices_of_their_own(checked: Backend) -> None:
     assert not errors
 
 
-def test_checked_refuses_to_read_what_it_writes(checked: Backend) -> None:
+def test_checked_rejects_reading_elements_that_are_written(checked: Backend) -> None:
     """NumPy would copy first; devices read and write at once."""
     a = made(checked, 0)
     with checked.on(checked.devices()[0]):

@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 class Machine:
-    """Some GPUs that do not exist, and a backend of its own on them, two logical devices on each of two."""
+    """Simulated GPUs, and a new backend on them: two logical devices on each of two GPUs."""
 
     def __init__(self, backend: CuPyBackend) -> None:
         self.cupy: Any = backend._cupy
@@ -97,7 +97,7 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 @pytest.fixture
 def lazy() -> Iterator[Machine]:
-    """The same where nothing runs before somebody waits for it."""
+    """The same, where work runs only when a caller waits for it."""
     with machine(scheduler="lazy") as made:
         yield made
 
@@ -216,7 +216,7 @@ def comes_back(m: Machine) -> None:
 
 
 def comes_and_goes(m: Machine) -> None:
-    """What is in page-locked memory is dropped as soon as it is told to come."""
+    """Offloaded tensors are deleted immediately after their copy to the device is queued."""
     here = st.NamedSharding(m.mesh(0), st.P())
     made = []
     for n in range(4):
@@ -258,7 +258,7 @@ def written_at_once(m: Machine) -> None:
 
 
 def old_memory(m: Machine) -> None:
-    """What comes from page-locked memory gets a block that somebody on the device has just used."""
+    """What comes from page-locked memory gets a block that the device has just used."""
     here = st.NamedSharding(m.mesh(0), st.P())
     away = st.device_put(numbers(), here.with_memory_kind("pinned_host"))
     for _ in range(3):
@@ -334,7 +334,7 @@ def maps(m: Machine) -> None:
 
 
 def with_blocks(m: Machine) -> None:
-    """The mapped function has a ``with`` block of its own, and the caller, too: after it the device's stream is back."""
+    """The mapped function and its caller each have a ``with`` block: after it the device's stream is current again."""
     cupy = m.cupy
     home = {m.devices[k]: m.backend._logical_devices[m.devices[k]].stream for k in range(4)}
 
@@ -525,7 +525,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "sources are kept": (
         Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
     "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),
-    "host buffers are kept when the writer is alone": (
+    "host buffers are kept when the array is exclusive": (
         InFlight.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
         "written_at_once"),
     "temporaries are kept": (
@@ -558,11 +558,11 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
         Copier.d2d, "destination.stream.wait_event(source.record())", "pass", "staged"),
     "staging: the buffer is kept": (
         Copier.d2d, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
-    "offload waits for what is computed": (Copier.off, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
-    "offload keeps the array": (Copier.off, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
-    "onload waits for who had the block": (Copier.on, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
-    "onload waits for the offload": (Copier.on, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
-    "onload keeps the buffer": (Copier.on, "self.flights.add(event, out, logical.stream, host)", "pass", "comes_and_goes"),
+    "offload waits for what is computed": (Copier.d2h, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
+    "offload keeps the array": (Copier.d2h, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
+    "onload waits for who had the block": (Copier.h2d, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
+    "onload waits for the offload": (Copier.h2d, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
+    "onload keeps the buffer": (Copier.h2d, "self.flights.add(event, out, logical.stream, host)", "pass", "comes_and_goes"),
     "the device waits for the onload": (
         CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),
     "what is offered is not written before it is read": (
@@ -602,7 +602,7 @@ def test_safeguard_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert caught, f"nothing fails without it: {name}"
 
 
-def test_collectives_in_with_blocks_are_refused() -> None:
+def test_collectives_in_with_blocks_raise() -> None:
     """CuPy keeps a stack of streams for each thread, and programs take turns in it."""
     with machine() as m:
         before = m.state()
@@ -612,7 +612,7 @@ def test_collectives_in_with_blocks_are_refused() -> None:
                 return st.psum(x, "i")
 
         parts = [st.device_put(numbers(), d) for d in m.devices]
-        with pytest.raises(BackendError, match=r"a stream of the program's own.*leave its `with` block"):
+        with pytest.raises(BackendError, match=r"made another stream current.*leave its `with` block"):
             st.pmap(work, parts, axis_name="i")
         assert m.state() == before
         made = st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")
@@ -651,7 +651,7 @@ def test_neighbours_in_a_mesh_are_peers(
         same(x[1:] + x[:-1], np.arange(10)[1:] + np.arange(10)[:-1])
 
 
-def test_devices_are_dealt_over_gpus_in_blocks() -> None:
+def test_devices_are_assigned_to_gpus_in_blocks() -> None:
     for count, gpu_count, homes in ((5, 2, [0, 0, 0, 1, 1]), (2, 4, [0, 1]), (8, 1, [0] * 8), (3, 3, [0, 1, 2])):
         with machine(count, devices=gpu_count) as m:
             assert [m.backend.dlpack_device(d) for d in m.devices] == [(2, gpu) for gpu in homes]
@@ -661,7 +661,7 @@ def test_devices_are_dealt_over_gpus_in_blocks() -> None:
             if count < gpu_count:
                 with m.cupy.cuda.Device(3):
                     stranger = m.cupy.arange(3)
-                with pytest.raises(BackendError, match="lies on GPU 3, which is none of the 2 devices"):
+                with pytest.raises(BackendError, match="is on GPU 3, which none of the 2 devices uses"):
                     st.asarray(stranger)
 
 
@@ -684,7 +684,7 @@ def test_devices_on_one_gpu_share_nothing(gpus: Machine) -> None:
     same(x, numbers())
 
 
-def test_results_of_another_gpu_are_refused(gpus: Machine) -> None:
+def test_results_of_another_gpu_raise(gpus: Machine) -> None:
     def astray(x: Any) -> Any:
         with gpus.cupy.cuda.Device(1):
             return gpus.cupy.ones(3)
@@ -711,13 +711,13 @@ def straight(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-def test_damaged_peers_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_peers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with machine(corrupt={(0, 1)}) as m, caplog.at_level(logging.WARNING, "shardtensor"):
         for _ in range(3):
             x = st.device_put(numbers(2000), m.devices[0])
             same(st.device_put(st.device_put(x, m.devices[2]), m.devices[0]), numbers(2000))
     assert [r.getMessage() for r in caplog.records] == [
-        "GPU 1 says that it reads GPU 0, and copies arrive damaged: they go through host memory instead"
+        "GPU 1 has peer access to GPU 0, but a test copy arrived damaged; copies go through host memory"
     ]
 
 
@@ -773,7 +773,7 @@ def test_peers_off(monkeypatch: pytest.MonkeyPatch, straight: list[tuple[int, in
 
 
 @pytest.mark.parametrize("value", ["on", "", "OFF"])
-def test_bad_words_for_peers(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_of_peers(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDTENSOR_CUPY_P2P", value)
     fakecupy.install()
     try:
@@ -798,7 +798,7 @@ def test_pmap_launches_all_before_it_waits(lazy: Machine) -> None:
     assert [y.item() for y in total] == [(np.asarray(p) * 2 + 1).sum() - 1 for p in parts]
 
 
-def test_functions_that_block_run_in_threads(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocking_functions_run_in_threads(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 4)
     callers, devices = set(), list[Any]()
 
@@ -860,7 +860,7 @@ def test_writes_are_in_place(gpus: Machine) -> None:
         host[-1] = 0
         assert [address(x, k) for k in range(4)] == places
         same(x, host)
-    shard = x.addressable_shards[2].data  # whoever holds a part of it
+    shard = x.addressable_shards[2].data  # the holder of a shard
     x += 1
     assert [address(x, k) == places[k] for k in range(4)] == [True, True, False, True]
     with cupy.cuda.Device(1):
@@ -868,7 +868,7 @@ def test_writes_are_in_place(gpus: Machine) -> None:
     same(x, host + 1)
 
 
-def test_what_is_held_is_copied_before_it_is_written(gpus: Machine) -> None:
+def test_shared_memory_is_copied_before_a_write(gpus: Machine) -> None:
     cupy = gpus.cupy
     for hold in (
         lambda x: x.addressable_shards[0].data[2:4],
@@ -890,7 +890,7 @@ def test_what_is_held_is_copied_before_it_is_written(gpus: Machine) -> None:
             same(x, np.arange(8) + 2)
 
 
-def test_donated_memory_is_handed_over(gpus: Machine) -> None:
+def test_donated_memory_is_passed_to_the_function(gpus: Machine) -> None:
     x = st.device_put(numbers(), gpus.devices[3]) * 1
     place = address(x)
 
@@ -970,10 +970,11 @@ def random_steps(m: Machine, steps: int, seed: int) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", [{"scheduler": "random"}, pytest.param({"scheduler": "lazy"}, marks=pytest.mark.full)]
 )
-def test_nothing_grows(order: dict[str, Any]) -> None:
+def test_memory_does_not_grow(order: dict[str, Any]) -> None:
     with machine(**order) as m:
         seen = random_steps(m, 2000, 1)
         assert seen == [[0, 0]] * len(seen)
@@ -1005,18 +1006,18 @@ def test_errors_of_the_gpu_name_the_device(lazy: Machine, read: Callable[[Any], 
         with lazy.backend.on(d):
             fakecupy.fail()
         y = x + 1
-        with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it: .*launch"):
+        with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or an earlier one: .*launch"):
             read(y)
 
 
 @pytest.mark.parametrize("read", [lambda x: x.block_until_ready(), np.asarray], ids=["wait", "np"])
-def test_errors_on_the_way_to_host_memory_name_the_device(lazy: Machine, read: Callable[[Any], Any]) -> None:
+def test_errors_of_copies_to_host_memory_name_the_device(lazy: Machine, read: Callable[[Any], Any]) -> None:
     d = lazy.devices[2]
     x = st.ones(4, device=d)
     with lazy.backend.on(d):
         fakecupy.fail()
     y = st.device_put(x + 1, st.SingleDeviceSharding(d, memory_kind="pinned_host"))
-    with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or in one before it"):
+    with pytest.raises(BackendError, match=rf"{d} \(Fake GPU\) failed, in this call or an earlier one"):
         read(y)
 
 
@@ -1032,7 +1033,7 @@ FEW = [ORDERS[0], *[pytest.param(order, marks=pytest.mark.full) for order in ORD
 
 
 @pytest.mark.parametrize("order", FEW)
-def test_a_full_memory(order: dict[str, Any]) -> None:
+def test_out_of_memory(order: dict[str, Any]) -> None:
     with machine(memory=1 << 20, **order) as m:
         there = st.NamedSharding(m.mesh(0), st.P())
         x = st.device_put(np.arange(50000.0), there)
@@ -1047,11 +1048,11 @@ def test_a_full_memory(order: dict[str, Any]) -> None:
             with pytest.raises(st.DeviceMemoryError) as caught:
                 attempt()
             assert isinstance(caught.value, MemoryError)
-            said = str(caught.value)
-            assert f"{m.devices[0]} (" in said or f"{m.devices[1]} (" in said
-            assert "Out of memory allocating " in said
-            assert "0.2 of 1.0 MiB" in said.replace("MiB of", "of")
-            assert "delete some" in said
+            message = str(caught.value)
+            assert f"{m.devices[0]} (" in message or f"{m.devices[1]} (" in message
+            assert "Out of memory allocating " in message
+            assert "0.2 of 1.0 MiB" in message.replace("MiB of", "of")
+            assert "delete tensors" in message
             del caught
         del attempt
         before = np.asarray(x)
@@ -1074,7 +1075,7 @@ def at_most_twice(make: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("order", FEW)
-def test_what_was_moved_away_makes_room(order: dict[str, Any]) -> None:
+def test_offloading_frees_memory(order: dict[str, Any]) -> None:
     """At once, or, where the copy is still under way, when it is asked for again."""
     with machine(memory=10 << 20, **order) as m:
         x = st.device_put(np.arange(700000.0), m.devices[0])
@@ -1164,7 +1165,7 @@ STRIDED: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("layout", STRIDED)
 @pytest.mark.parametrize("name", ["psum", "pprod", "pmax", "pmin"])
-def test_nccl_gets_contiguous_arrays(name: str, layout: str, reductions: list[bool]) -> None:
+def test_nccl_receives_contiguous_arrays(name: str, layout: str, reductions: list[bool]) -> None:
     """NCCL takes an address and a count: a strided view must be copied, in any order of its elements in memory."""
     blocks = [np.arange(24).reshape(6, 4) * (3 * k + 1) - 7 for k in range(3)]
     wanted = REDUCERS[name].reduce([STRIDED[layout](np, block) for block in blocks])
@@ -1223,7 +1224,7 @@ def test_reductions_in_threads(reductions: list[bool]) -> None:
 
 
 def python(code: str, *path: Path, **env: str) -> str:
-    """What a program prints, in a process of its own with those directories first."""
+    """Returns the output of a program in a new process, with these directories first on the path."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     found = os.pathsep.join(filter(None, [*map(str, path), str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -1246,17 +1247,17 @@ __version__ = "14.9"
 """
 FAILS = "raise CUDARuntimeError('cudaErrorWhatever: so it is')"
 UNUSABLE = {
-    "broken": ("raise ImportError('libnvrtc.so.12: cannot open')", r"installed and does not import: .*libnvrtc.*uninstall every cupy package"),
-    "old driver": (STUB.format(status=35, body=FAILS), r"CuPy 14\.9 is installed, and there is no NVIDIA driver, or it is older.*so it is"),
+    "broken": ("raise ImportError('libnvrtc.so.12: cannot open')", r"installed but cannot be imported: .*libnvrtc.*uninstall every cupy package"),
+    "old driver": (STUB.format(status=35, body=FAILS), r"CuPy 14\.9 is installed, but there is no NVIDIA driver, or it is older.*so it is"),
     "no GPU": (STUB.format(status=100, body=FAILS), r"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
     "else": (STUB.format(status=999, body=FAILS), r"the CUDA runtime does not start; look at nvidia-smi \(cudaErrorWhatever"),
-    "none": (STUB.format(status=0, body="return 0"), r"CuPy 14\.9 is installed, and there is no GPU; look at nvidia-smi"),
+    "none": (STUB.format(status=0, body="return 0"), r"CuPy 14\.9 is installed, but there is no GPU; look at nvidia-smi"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("why", UNUSABLE)
-def test_what_is_said_where_it_cannot_be_used(why: str, tmp_path: Path) -> None:
-    code, said = UNUSABLE[why]
+def test_the_reason_why_it_cannot_be_used(why: str, tmp_path: Path) -> None:
+    code, pattern = UNUSABLE[why]
     (tmp_path / "cupy").mkdir()
     (tmp_path / "cupy" / "__init__.py").write_text(code)
     program = f"""
@@ -1265,14 +1266,14 @@ def test_what_is_said_where_it_cannot_be_used(why: str, tmp_path: Path) -> None:
         try:
             st.devices("cupy")
         except st.BackendError as error:
-            assert re.search({said!r}, str(error), re.S), error
+            assert re.search({pattern!r}, str(error), re.S), error
         else:
             raise SystemExit("usable")
     """
     python(program, tmp_path)
 
 
-def test_what_is_said_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "cupy" else find(name, *a))
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
@@ -1280,7 +1281,7 @@ def test_what_is_said_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
         CuPyBackend()
 
 
-def test_it_is_not_imported_unasked(tmp_path: Path) -> None:
+def test_cupy_is_not_imported_unless_it_is_used(tmp_path: Path) -> None:
     (tmp_path / "cupy").mkdir()
     (tmp_path / "cupy" / "__init__.py").write_text("raise SystemExit('cupy was imported')")
     program = """
@@ -1308,7 +1309,7 @@ def test_it_is_the_default_where_there_is_a_gpu(gpu_count: int, name: str) -> No
     python(program)
 
 
-def test_the_real_one_without_a_gpu() -> None:
+def test_the_real_cupy_without_a_gpu() -> None:
     """CuPy's own wheel on a machine without a GPU: it says what is missing, and everything else works."""
     program = """
         import importlib.util, sys
@@ -1331,10 +1332,10 @@ def test_the_real_one_without_a_gpu() -> None:
         assert (st.arange(5) + 1).tolist() == [1, 2, 3, 4, 5]
         assert st.unshard(st.pmap(lambda a: a + 1, st.shard(st.arange(3)))).tolist() == [1, 2, 3]
     """
-    said = python(program).strip()
-    if said.startswith("skip: "):
-        pytest.skip(said.removeprefix("skip: "))
-    assert "is installed, and there is no NVIDIA driver" in said or "the driver sees no GPU" in said
+    output = python(program).strip()
+    if output.startswith("skip: "):
+        pytest.skip(output.removeprefix("skip: "))
+    assert "is installed, but there is no NVIDIA driver" in output or "the driver sees no GPU" in output
 
 
 # -- beside other backends -------------------------------------------------------------------------

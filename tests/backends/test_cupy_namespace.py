@@ -75,7 +75,7 @@ def test_integers_of_more_than_64_bits(number: int, xp: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "multiply", "maximum", "bitwise_or"])
-def test_integers_that_do_not_fit_are_refused(name: str, xp: Any) -> None:
+def test_integers_out_of_range_raise(name: str, xp: Any) -> None:
     for number, dtype in ((300, "int8"), (-1, "uint8"), (2**63, "int64"), (2**70, "uint64")):
         with pytest.raises(OverflowError):
             getattr(xp, name)(xp.asarray(values(dtype)), number)
@@ -138,7 +138,7 @@ def test_vecdot_of_bools_does_not_wrap(size: int, xp: Any) -> None:
     check(xp, "vecdot", np.ones(size, bool), np.ones(size, "int8"))
 
 
-def test_vecdot_of_shapes_that_do_not_fit(xp: Any) -> None:
+def test_vecdot_of_incompatible_shapes(xp: Any) -> None:
     for dtype in ("bool", "float32"):
         with pytest.raises(ValueError, match="x1"):
             xp.vecdot(xp.ones(3, dtype=dtype), xp.ones(1, dtype=dtype))

@@ -29,7 +29,7 @@ def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def lazy() -> Iterator[Any]:
-    """The double where nothing runs before somebody waits."""
+    """The simulated CuPy, where work runs only when a caller waits."""
     yield fakecupy.install(devices=2, scheduler="lazy")
     fakecupy.uninstall()
 
@@ -603,14 +603,14 @@ def test_blocks_are_reused_at_once_and_poisoned(cupy: Any) -> None:
 
 def test_references_are_only_those_that_show(cupy: Any) -> None:
     a = cupy.ones((2, 3))
-    alone = sys.getrefcount(a), sys.getrefcount(a.data), sys.getrefcount(a.data.mem)
+    counts = sys.getrefcount(a), sys.getrefcount(a.data), sys.getrefcount(a.data.mem)
     for _ in range(20):
         b = a + 1
         a += b
         a[0] = 5
         c = a[[1]], a.sum(), a[a > 1], cupy.sum(a, axis=0), a.copy()
     del b, c
-    assert (sys.getrefcount(a), sys.getrefcount(a.data), sys.getrefcount(a.data.mem)) == alone
+    assert (sys.getrefcount(a), sys.getrefcount(a.data), sys.getrefcount(a.data.mem)) == counts
     assert a.data is a.data
     assert a.data.mem is a.data.mem
     v = a[0]
@@ -650,7 +650,7 @@ def test_the_pool_counts_and_has_limits(cupy: Any) -> None:
 
 
 def test_pinned_memory_is_reused(lazy: Any) -> None:
-    """A host buffer that dies while a copy still writes it is somebody else's by then."""
+    """A host buffer that is deleted while a copy still writes to it may have been reused by then."""
     import cupyx
 
     a = lazy.ones(3)
@@ -798,7 +798,7 @@ def test_nccl(cupy: Any) -> None:
 
 
 def test_nccl_reads_addresses(cupy: Any) -> None:
-    """It knows nothing of strides: of a view it takes as many elements as it is told, from its first one on."""
+    """It ignores strides: from the first element of a view on, it reads as many elements as requested."""
     from cupy.cuda import nccl
 
     (comm,) = nccl.NcclCommunicator.initAll([0])

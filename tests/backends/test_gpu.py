@@ -35,9 +35,9 @@ from tests.layouts import all_specs, assert_same, mesh_of, placed
 
 ROOT = Path(__file__).parents[2]
 MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}
-TORCH_CUDA = not NO_TORCH and st.devices("torch")[0].kind != "cpu"
+TORCH_CUDA = not (NO_GPU or NO_TORCH) and st.devices("torch")[0].kind != "cpu"
 
-# Other libraries' warnings are no failures where nobody has seen them yet.
+# Warnings of other libraries that have not been seen yet are not failures.
 gpu = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 REHEARSED: list[tuple[str, Callable[[], None]]] = []
 
@@ -100,7 +100,7 @@ class TestOnTheGPU(BackendTests):
 
 
 @marked
-@pytest.mark.skipif(not TORCH_CUDA, reason=f"PyTorch sees no GPU{': ' * bool(NO_TORCH)}{NO_TORCH}")
+@pytest.mark.skipif(not TORCH_CUDA, reason="PyTorch sees no GPU")
 class TestTorchOnTheGPU(BackendTests):
     backend = "torch"
     examples = 5
@@ -180,7 +180,7 @@ def poison() -> Any:
 
         def free_preprocess(self, *, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int) -> None:
             stream = streams.pop((mem_ptr, pmem_id), None)
-            if stream is not None:  # else another thread has allocated it, and nobody knows for which stream
+            if stream is not None:  # Otherwise another thread has allocated it, for an unknown stream.
                 with cupy.cuda.Device(device_id):
                     cupy.cuda.runtime.memsetAsync(mem_ptr, 0xFF, mem_size, stream)
 
@@ -329,7 +329,7 @@ def test_the_hook_that_overwrites(monkeypatch: pytest.MonkeyPatch, stubs: None) 
 
 
 @on_gpu
-def test_streams_of_the_callers_own() -> None:
+def test_streams_of_the_caller() -> None:
     cupy, n = cupy_module(), small(1 << 22, 64)
     for device in (devices()[0], devices()[-1]):
         with cupy.cuda.Device(gpu_of(device)):
@@ -347,7 +347,7 @@ def test_streams_of_the_callers_own() -> None:
 
 
 @on_gpu
-def test_mapped_functions_that_use_a_stream_of_their_own() -> None:
+def test_mapped_functions_that_use_another_stream() -> None:
     cupy, n = cupy_module(), small(1 << 20, 64)
 
     def work(a: Any) -> Any:
@@ -472,7 +472,7 @@ def test_pinned_host_and_back() -> None:
 
 
 @on_gpu
-def test_gpus_read_one_another_or_through_the_host() -> None:
+def test_copies_between_gpus() -> None:
     right = np.arange(small(1 << 22, 100))
     row = one_on_each_gpu()
     peers = load("cupy")._copier.peers

@@ -120,14 +120,14 @@ def test_python_scalars_are_weak(name: str, scalar: Any, xp: Any) -> None:
         check(xp, name, scalar, x)
 
 
-def test_python_scalars_alone_are_arrays(xp: Any) -> None:
+def test_python_scalars_without_arrays(xp: Any) -> None:
     for name, x, y in [("greater", 10**12, 10**12), ("add", 1, 2.5), ("divide", 1, 2), ("logical_and", True, 0.5)]:
         check(xp, name, x, y)
     check(xp, "sqrt", 2)
 
 
 @pytest.mark.parametrize("scalar", [-1, 256, 300, -129, 2**40, -(2**70)])
-def test_integers_that_do_not_fit(scalar: int, xp: Any) -> None:
+def test_integers_out_of_range(scalar: int, xp: Any) -> None:
     for dtype, name in itertools.product(["uint8", "int8", "int64"], ["less", "equal", "greater_equal", "not_equal"]):
         x = values(dtype)
         check(xp, name, x, scalar)
@@ -272,7 +272,7 @@ def test_clip_and_where(xp: Any) -> None:
     compare(xp.clip(xp.asarray(x), -1000, 5), np.clip(x, -1000, 5))
 
 
-def test_what_is_no_ufunc(xp: Any) -> None:
+def test_functions_that_are_not_ufuncs(xp: Any) -> None:
     for dtype in DTYPES:
         x = values(dtype, 12).reshape(3, 4)
         t = xp.asarray(x)
@@ -300,7 +300,7 @@ def test_what_is_no_ufunc(xp: Any) -> None:
     compare(xp.cumulative_sum(xp.asarray([1, 2, 3]), dtype=np.float32), np.asarray([1, 3, 6], np.float32))
 
 
-def test_arrays_of_the_host_as_they_come(xp: Any) -> None:
+def test_host_arrays_of_any_layout(xp: Any) -> None:
     x = np.arange(12.0).reshape(3, 4)
     fixed = x.copy()
     fixed.flags.writeable = False
@@ -320,7 +320,7 @@ def test_arrays_of_the_host_as_they_come(xp: Any) -> None:
         xp.asarray(np.zeros(2, np.uint16))
 
 
-def test_full_of_what_does_not_fit(xp: Any) -> None:
+def test_full_with_values_out_of_range(xp: Any) -> None:
     """A Python integer is refused, and a scalar of NumPy's wraps around, as in NumPy."""
     for value, dtype in ((300, "int8"), (-1, "uint8"), (2**63, "int64")):
         with pytest.raises(OverflowError):
@@ -329,7 +329,7 @@ def test_full_of_what_does_not_fit(xp: Any) -> None:
     compare(xp.full((2,), 2.5, dtype="int8"), np.full((2,), 2.5, "int8"))
 
 
-def test_of_dtypes(xp: Any) -> None:
+def test_functions_of_dtypes(xp: Any) -> None:
     for name in DTYPES:
         dtype = np.dtype(name)
         t = xp.zeros(2, dtype=dtype)
@@ -375,18 +375,22 @@ def test_torch_is_imported_only_by_the_backend() -> None:
         ("array_api_compat", "array-api-compat is not"),
     ],
 )
-def test_what_is_not_installed_is_named(missing: str, message: str) -> None:
+def test_the_error_names_the_missing_package(missing: str, message: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None\nimport shardtensor as st; st.devices('torch')"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False).stderr
-    assert "BackendError" in said
-    assert message.replace("\\", "") in said
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    ).stderr
+    assert "BackendError" in output
+    assert message.replace("\\", "") in output
 
 
-def test_a_library_that_is_broken_says_why(tmp_path: Any) -> None:
+def test_the_error_of_a_broken_library(tmp_path: Any) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: no such file')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport shardtensor as st; st.devices('torch')"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False).stderr
-    assert "BackendError: torch does not start: OSError('libtorch_cpu.so: no such file')" in said
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    ).stderr
+    assert "BackendError: torch does not start: OSError('libtorch_cpu.so: no such file')" in output
 
 
 def test_devices() -> None:
@@ -397,7 +401,7 @@ def test_devices() -> None:
 @pytest.mark.parametrize(
     "write", [lambda x, y: x.__iadd__(y), lambda x, y: x.__setitem__(slice(1, -1), 3), lambda x, y: x[::2].__imul__(2)]
 )
-def test_what_nobody_else_holds_is_written_in_place(write: Any) -> None:
+def test_exclusive_tensors_are_written_in_place(write: Any) -> None:
     for x in (
         st.ones((8, 3), device=row()),
         put(np.ones((8, 3))),
@@ -425,7 +429,7 @@ HOLDERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_no_write_shows_in_what_somebody_else_holds(holder: str) -> None:
+def test_writes_are_not_visible_to_other_holders(holder: str) -> None:
     x = put(np.arange(8.0))
     wanted = np.asarray(x).copy()
     held = [HOLDERS[holder](s.data) for s in x.addressable_shards]
@@ -437,7 +441,7 @@ def test_no_write_shows_in_what_somebody_else_holds(holder: str) -> None:
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_what_a_mapped_function_returns_is_copied_if_somebody_else_holds_it(holder: str) -> None:
+def test_results_with_other_holders_are_copied(holder: str) -> None:
     held: list[Any] = []
 
     def keep(p: Any) -> Any:
@@ -451,7 +455,7 @@ def test_what_a_mapped_function_returns_is_copied_if_somebody_else_holds_it(hold
     np.testing.assert_array_equal(np.asarray(x), np.arange(4.0) + 2)
 
 
-def test_what_a_mapped_function_makes_is_adopted() -> None:
+def test_results_of_mapped_functions_are_adopted() -> None:
     seen: list[int] = []
 
     def fresh(p: Any) -> Any:
@@ -498,7 +502,7 @@ def test_results_of_all_kinds(result: Any) -> None:
 GIVEN = np.arange(3.0)
 
 
-def test_donated_memory_is_the_functions_own() -> None:
+def test_donated_memory_is_writable() -> None:
     x = put(np.arange(4.0), 1)
     (before,) = places(x)
     with st.transfers() as log:
@@ -606,7 +610,7 @@ def test_a_host_array_is_a_read_only_view_that_keeps_its_values() -> None:
     np.testing.assert_array_equal(host, np.arange(4.0))
 
 
-def test_what_torch_does_not_compute_with_is_refused_by_name() -> None:
+def test_errors_name_unsupported_dtypes() -> None:
     with pytest.raises(TypeError, match="uint16"):
         st.device_put(np.zeros(3, "uint16"), st.devices("torch")[0])
     with pytest.raises(TypeError, match="uint64"):
@@ -621,7 +625,7 @@ def test_memory_errors_name_the_device() -> None:
     assert st.ones(3, device=st.devices("torch")[0]).tolist() == [1, 1, 1]
 
 
-def test_memory_goes_to_and_fro_without_a_copy() -> None:
+def test_memory_is_shared_in_both_directions() -> None:
     backend = load("torch")
     device = backend.devices()[0]
     x = np.arange(4.0)
@@ -656,7 +660,7 @@ def test_programs_take_turns_with_their_own_modes() -> None:
 
 
 @pytest.mark.parametrize("inside", ["inference_mode", "func"])
-def test_collectives_are_refused_where_programs_cannot_take_turns(inside: str) -> None:
+def test_collectives_raise_where_programs_cannot_be_suspended(inside: str) -> None:
     def work(x: Any) -> Any:
         if inside == "func":
             return torch.func.grad(lambda y: st.psum(y, "i").sum())(x)
@@ -664,7 +668,7 @@ def test_collectives_are_refused_where_programs_cannot_take_turns(inside: str) -
             return st.psum(x, "i")
 
     parts = [st.device_put(np.ones(3), d) for d in st.devices("torch")[:2]]
-    with pytest.raises(st.BackendError, match=r"a collective inside of torch\."):
+    with pytest.raises(st.BackendError, match=r"a collective inside torch\."):
         st.pmap(work, parts, axis_name="i")
     assert st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")[0].tolist() == [2.0] * 3
 

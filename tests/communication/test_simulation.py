@@ -610,10 +610,11 @@ def test_groups_run_at_the_same_time_and_calls_one_after_the_other() -> None:
 # -- thousands of devices --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_4096_devices_take_seconds() -> None:
     mesh = st.AbstractMesh((64, 64), ("data", "model"))
     n = mesh.size
-    begin = time.perf_counter()
+    begin = time.process_time()  # the machine may be busy with other tests
     links = {"latency": {"data": 1e-5, "model": 1e-6}, "bandwidth": {"data": 1e10, "model": 1e11}}
     x = st.zeros((2**14, 2**14), dtype="float32", device=N(mesh, P(("data", "model"))))
     report = st.simulate(lambda x: st.reshard(x, N(mesh, P(None, ("data", "model")))), x, **links)
@@ -640,7 +641,7 @@ def test_4096_devices_take_seconds() -> None:
     ]  # fmt: skip
     gradient = w.nbytes // 64
     assert [r.sent for r in report.operators[-2:]] == [gradient * 63 // 64] * 2
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from concurrent import futures
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.communication import transfer_log
 from shardtensor.communication.traffic_picture import Moved, TextPicture, picture
 from shardtensor.communication.transfer_log import TransferBatch, record_transfer
 from shardtensor.host.units import readable
@@ -226,6 +228,28 @@ def test_a_log_is_read_while_it_is_written() -> None:
         for writer in writers:
             writer.result()
     assert len(log) == log.bytes == 200_000
+
+
+def test_a_log_that_is_opened_while_another_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, opened = threading.Event(), threading.Event()
+
+    class Slow(list[Any]):
+        def __setitem__(self, at: Any, items: Any) -> None:
+            closing.set()
+            opened.wait(0.1)  # It ends only without a lock.
+            super().__setitem__(at, items)
+
+    monkeypatch.setattr(transfer_log, "_open", Slow())
+    other = st.transfers()
+    other.__enter__()
+    with futures.ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(other.__exit__, None, None, None)
+        assert closing.wait(10)
+        with st.transfers() as log:
+            opened.set()
+            closed.result(10)
+            record_transfer("a", 0, True, lambda: TransferBatch([0], [1], [1], devices(2).__getitem__, operator="a"))
+    assert len(log) == 1
 
 
 # -- by device -------------------------------------------------------------------------------------

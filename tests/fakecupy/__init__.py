@@ -31,6 +31,7 @@ __all__ = [
     "WrongDeviceError",
     "config",
     "fail",
+    "free",
     "install",
     "races",
     "reset",
@@ -66,6 +67,7 @@ def install(**config: Any) -> Any:
 
 def uninstall() -> None:
     """Puts back what was there before the last `install`."""
+    free()
     _world.world = _machines.pop()
     if _machines:
         return
@@ -89,6 +91,11 @@ def _wrap() -> None:
 def reset(**config: Any) -> None:
     """A new machine, with nothing queued or allocated. Arrays and streams of the old one must not be used with it."""
     _world.start(Config(**config))
+
+
+def free() -> None:
+    """Gives back the memory that waits to be used again."""
+    _world.world.close()
 
 
 def config() -> Config:

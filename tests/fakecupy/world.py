@@ -115,6 +115,12 @@ class World:
         self.tls = threading.local()
         self.blocks: dict[int, Any] = {}
 
+    def close(self) -> None:
+        """Gives back the memory that waits to be used again: cached plans may hold a machine for ever after."""
+        for gpu in self.gpus:
+            if gpu.pool is not None:
+                gpu.pool.free_all_blocks()
+
     # -- who is current ------------------------------------------------------------------------------
 
     def current(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.registry import load
+from shardtensor.communication import exported_storage
+from shardtensor.communication.exported_storage import only_array
 from shardtensor.interpreters.mutation import writes
 from tests.layouts import everywhere, place_of, values_of
 
@@ -46,7 +50,9 @@ CONSUMERS: dict[str, Callable[[Any], Any]] = {
     "jax": lambda x: pytest.importorskip("jax").dlpack.from_dlpack(x),
 }
 
-each_consumer = pytest.mark.parametrize("consumer", CONSUMERS)
+each_consumer = pytest.mark.parametrize(
+    "consumer", [pytest.param(name, marks=[pytest.mark.full] * (name == "jax")) for name in CONSUMERS]
+)  # JAX and what it compiles are a quarter of a GB
 WRITERS = [name for name in CONSUMERS if name not in ("jax", "numpy, old protocol")]  # whose arrays can be written
 each_writer = pytest.mark.parametrize("consumer", WRITERS)
 
@@ -491,9 +497,33 @@ def test_host_reads_cannot_be_written(backend: str) -> None:
         assert not hasattr(x, name)  # they could not say who holds the memory
 
 
-def test_many_threads() -> None:
-    from concurrent.futures import ThreadPoolExecutor
+@pytest.mark.parametrize("read", ["stored", "read"])
+def test_an_export_while_the_last_consumer_releases_the_memory(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader in another thread must not share the memory that the new consumer gets."""
+    x = source("numpy")
+    theirs = np.from_dlpack(x)
+    storage: Any = x._storage
+    exporting, done, caller = threading.Event(), threading.Event(), threading.current_thread()
 
+    def slow(storage: Any) -> Any:
+        if threading.current_thread() is not caller:
+            exporting.set()
+            done.wait(0.1)  # It ends only without a lock.
+        return only_array(storage)
+
+    monkeypatch.setattr(exported_storage, "only_array", slow)
+    with ThreadPoolExecutor(1) as pool:
+        export = pool.submit(storage.export, np.ndarray.view)
+        assert exporting.wait(10)
+        del theirs
+        array = storage.stored().array if read == "stored" else storage.read(lambda array: array)
+        done.set()
+        held, consumers = export.result(10)
+    assert held
+    assert not np.shares_memory(array, consumers)
+
+
+def test_many_threads() -> None:
     x = source("numpy")
 
     def task(k: int) -> bool:

@@ -36,7 +36,7 @@ LAYOUTS = ["C", "F", "turned", "reversed", "steps"]
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that was used before holds what nobody wants: not, by chance, the result of the call before."""
+    """Overwrites cached memory, so that it does not contain the result of an earlier call by chance."""
     monkeypatch.setattr(memory_pool, "empty", poisoned)
 
 
@@ -284,7 +284,7 @@ def test_operands_of_one_element_and_of_none() -> None:
 
 
 @in_blocks
-def test_the_result_lies_as_numpys_does() -> None:
+def test_results_have_numpys_dimension_order() -> None:
     """Where operands agree; and of two dimensions always."""
     for shape in (5, 13), (13, 5), (2, 40), (9, 9), (1, 40):
         for a, b in itertools.product(LAYOUTS, repeat=2):
@@ -302,7 +302,7 @@ def test_the_result_lies_as_numpys_does() -> None:
 
 @in_blocks
 @pytest.mark.parametrize("narrow", [False, True])
-def test_orders_that_agree_in_part(narrow: bool) -> None:
+def test_operands_with_partly_equal_dimension_orders(narrow: bool) -> None:
     x, y = laid(numbers((7, 5, 3), "float64", 1), "F"), laid(numbers((7, 5, 3), "float64", 2), "turned")
     y = st.asarray(np.ascontiguousarray(np.asarray(y)[:1])) if narrow else y
     assert np.asarray(x + y).strides == (np.asarray(x) + np.asarray(y)).strides
@@ -327,7 +327,7 @@ def counted(module: Any = blockwise) -> Iterator[list[int]]:
 
 
 @in_blocks
-def test_everything_is_cut() -> None:
+def test_these_calls_are_divided_into_blocks() -> None:
     """Else the tests above compare NumPy with itself."""
     x, y = (laid(numbers((40, 30), "float64", k), "C") for k in (1, 2))
     calls: dict[str, Callable[[], Any]] = {
@@ -361,7 +361,7 @@ def windows(draw: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
-def test_every_element_is_done_once(data: Any) -> None:
+def test_every_element_is_computed_once(data: Any) -> None:
     """And none beside the window."""
     sizes = {name: data.draw(some.integers(1, 20), label=name) for name in ("_BLOCK", "_LEAST", "_TILE", "_STEP")}
     whole, out = data.draw(windows())
@@ -380,7 +380,7 @@ def test_every_element_is_done_once(data: Any) -> None:
     "shape", [(10**7,), (1000, 1001), (10**6, 2), (2, 10**6), (3, 1000, 700), (1, 10**6), (10**6, 1)]
 )
 @pytest.mark.parametrize("layout", ["C", "gaps", "mixed"])
-def test_blocks_are_neither_long_nor_short(shape: tuple[int, ...], layout: str) -> None:
+def test_sizes_of_blocks(shape: tuple[int, ...], layout: str) -> None:
     """Too short, and the calls show; too long, and threads have nothing to divide."""
     out = np.empty([*shape[:-1], shape[-1] + (layout == "gaps")])[..., : shape[-1]]
     other = np.empty(shape[::-1]).T if layout == "mixed" else np.empty(shape)
@@ -397,7 +397,7 @@ def test_blocks_are_neither_long_nor_short(shape: tuple[int, ...], layout: str) 
     assert sorted(blocks)[len(blocks) // 2] >= (blockwise._TILE if layout == "mixed" else blockwise._LEAST // 2)
 
 
-def test_arrays_without_gaps_are_cut_at_lines_of_the_cache() -> None:
+def test_blocks_of_contiguous_arrays_begin_at_cache_lines() -> None:
     begins: list[int] = []
 
     def look(x: Any, *, out: Any) -> None:
@@ -494,7 +494,7 @@ def heard(call: Callable[[], Any], mode: str, handler: bool = True) -> tuple[Any
 @in_blocks
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", COMPLAINTS)
-def test_errors_are_said_as_numpy_says_them(name: str, mode: str) -> None:
+def test_errors_are_reported_as_by_numpy(name: str, mode: str) -> None:
     """Once for each call, and by its name; with any number of threads."""
     function, *arrays = COMPLAINTS[name]
     wanted = heard(lambda: function(np, *arrays), mode)
@@ -528,13 +528,13 @@ def test_each_kind_has_its_own_mode() -> None:
 
 @in_blocks
 @pytest.mark.parametrize("mode", ["call", "log"])
-def test_a_handler_that_is_missing(mode: str) -> None:
+def test_a_missing_error_callback(mode: str) -> None:
     x = st.asarray(BIG)
     assert heard(lambda: x + x, mode, handler=False) == heard(lambda: BIG + BIG, mode, handler=False)
 
 
 @in_blocks
-def test_warnings_are_errors_where_they_are() -> None:
+def test_warnings_as_errors() -> None:
     """As under ``-W error``; and what comes next is as ever."""
     x = st.asarray(BIG)
     for number in 1, 3:
@@ -548,7 +548,7 @@ def test_warnings_are_errors_where_they_are() -> None:
 
 
 @in_blocks
-def test_an_error_of_the_handler_comes_through() -> None:
+def test_an_error_of_the_callback_propagates() -> None:
     def refuse(kind: str, flag: int) -> None:
         raise KeyError(kind)
 
@@ -558,7 +558,7 @@ def test_an_error_of_the_handler_comes_through() -> None:
 
 
 @in_blocks
-def test_states_belong_to_their_threads() -> None:
+def test_each_thread_has_its_own_error_state() -> None:
     """A call that raises elsewhere does not see what is ignored here."""
     x, errors, start = st.asarray(BIG), [], threading.Barrier(4)
 
@@ -581,7 +581,7 @@ def test_states_belong_to_their_threads() -> None:
     assert len(errors) == 120
 
 
-def told(cast: Callable[[], Any]) -> int:
+def warnings_of(cast: Callable[[], Any]) -> int:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         cast()
@@ -589,15 +589,15 @@ def told(cast: Callable[[], Any]) -> int:
 
 
 @in_blocks
-def test_parts_are_discarded_with_one_warning() -> None:
+def test_imaginary_parts_are_discarded_with_one_warning() -> None:
     x = st.asarray(np.ones(50) + 1j)
-    assert told(lambda: x.astype("float64")) == 1
+    assert warnings_of(lambda: x.astype("float64")) == 1
 
 
 @in_blocks
-def test_parts_are_discarded_with_one_warning_where_they_are_written() -> None:
+def test_writes_discard_imaginary_parts_with_one_warning() -> None:
     x, y = st.asarray(np.ones(50) + 1j), st.zeros(50)
-    assert told(lambda: y.__setitem__(..., x)) == 1
+    assert warnings_of(lambda: y.__setitem__(..., x)) == 1
     np.testing.assert_array_equal(np.asarray(y), np.ones(50))
 
 
@@ -648,9 +648,9 @@ WRITES: dict[str, Callable[[Any, Any], None]] = {
 @in_blocks
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
-@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 def test_writes(write: str, dtype: str, shared: bool) -> None:
-    """To the bit; and to nobody else."""
+    """The results are bitwise equal, and no other tensor changes."""
     for number, (m, mesh) in enumerate(itertools.product((8, 18), ((1,), (4,), (2, 2)))):
         a, b = numbers((m, m), dtype, 1), numbers((m, m), dtype, 2)
         spec = st.P("x") if number % 2 else st.P(None, "x")
@@ -700,7 +700,7 @@ def test_parts_of_complex_numbers_are_written() -> None:
 
 
 @in_blocks
-def test_a_sole_array_keeps_its_memory_and_a_shared_one_its_elements() -> None:
+def test_writes_to_exclusive_and_shared_arrays() -> None:
     x = st.asarray(numbers((40, 30), "float64", 1))
     place = np.asarray(x).__array_interface__["data"]
     x += 1
@@ -716,8 +716,8 @@ def test_a_sole_array_keeps_its_memory_and_a_shared_one_its_elements() -> None:
 
 @in_blocks
 @pytest.mark.parametrize("mode", ["raise", "call", "warn"])
-@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
-def test_what_is_complained_of_is_written(mode: str, shared: bool) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+def test_results_with_floating_point_errors_are_written(mode: str, shared: bool) -> None:
     """As NumPy does: an error about elements comes when all are there."""
 
     def refuse(kind: str, flag: int) -> None:
@@ -743,11 +743,11 @@ def test_what_is_complained_of_is_written(mode: str, shared: bool) -> None:
 @pytest.mark.parametrize(
     "shared",
     [False, True],
-    ids=["alone", "shared"],
+    ids=["exclusive", "shared"],
 )
-def test_no_memory_in_the_middle_of_a_write(write: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_error_during_a_write(write: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that gets none is tried once more: half of a value is worse."""
-    WRITES[write](st.asarray(np.arange(60.0)), st.ones(60))  # what such a write comes to is known from here on
+    WRITES[write](st.asarray(np.arange(60.0)), st.ones(60))  # the plan of such a write is cached from here on
     x, y = st.asarray(np.arange(60.0)), st.ones(60)
     reader, calls = np.asarray(x) if shared else None, itertools.count()
 
@@ -807,7 +807,7 @@ def test_copies_of_tensors() -> None:
 
 
 @in_blocks
-def test_what_is_written_is_converted() -> None:
+def test_written_values_are_converted() -> None:
     for before, after in itertools.product(["bool", "int8", "int64", "float32", "float64"], repeat=2):
         x = np.abs(numbers((5, 12), before, 1))
         for value in x, x.T.copy().T, x[0], x[:, :1], x[0, 0]:

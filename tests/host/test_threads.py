@@ -55,18 +55,18 @@ def four() -> Iterator[None]:
 
 
 @pytest.fixture
-def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody has said how many threads; there are five cores."""
+def unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The number of threads is not set; there are five cores."""
     monkeypatch.delenv("SHARDTENSOR_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "usable_cores", lambda: 5)
     monkeypatch.setattr(threads, "_settings", [])
-    threads._threads_said.cache_clear()
+    threads._requested_threads.cache_clear()
     yield
-    threads._threads_said.cache_clear()
+    threads._requested_threads.cache_clear()
 
 
 def beside(*calls: Callable[[], Any], seconds: float = 10) -> list[Any]:
-    """What calls give that are made at once, each in a thread of its own."""
+    """Returns the results of calls that run at once, each in a new thread."""
     results: list[Any] = [None] * len(calls)
     errors: list[BaseException] = []
 
@@ -88,15 +88,15 @@ def beside(*calls: Callable[[], Any], seconds: float = 10) -> list[Any]:
 # -- how many --------------------------------------------------------------------------------------
 
 
-def test_as_many_as_cores(unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_the_number_of_cores(unset: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert st.num_threads() == 5
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)  # the mask has changed
     assert st.num_threads() == 2
 
 
-@pytest.mark.parametrize(("said", "wanted"), [("1", 1), ("3", 3), ("007", 7), ("128", 128)])
-def test_the_environment_says(said: str, wanted: int, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", said)
+@pytest.mark.parametrize(("value", "wanted"), [("1", 1), ("3", 3), ("007", 7), ("128", 128)])
+def test_the_environment_sets_the_number(value: str, wanted: int, unset: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", value)
     assert st.num_threads() == wanted
     with st.set_num_threads(2):
         assert st.num_threads() == 2
@@ -109,32 +109,32 @@ def test_the_environment_says(said: str, wanted: int, unsaid: None, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "said", ["0", "-1", "1.5", "", " ", " 2", "two", "+2", "1e3", "\u0663", "\u00b2", "0x2", "4097", "99999999999"]
+    "value", ["0", "-1", "1.5", "", " ", " 2", "two", "+2", "1e3", "\u0663", "\u00b2", "0x2", "4097", "99999999999"]
 )
-def test_the_environment_says_nonsense(said: str, unsaid: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", said)
+def test_invalid_values_in_the_environment(value: str, unset: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDTENSOR_NUM_THREADS", value)
     for _ in range(2):
         with pytest.raises(
-            BackendError, match=r"^SHARDTENSOR_NUM_THREADS is .*; wanted a whole number from 1 to 4,096: set it before"
+            BackendError, match=r"^SHARDTENSOR_NUM_THREADS is .*; wanted an integer from 1 to 4,096: set it before"
         ) as caught:
             st.num_threads()
-        assert repr(said) in str(caught.value)
+        assert repr(value) in str(caught.value)
     with pytest.raises(BackendError, match="SHARDTENSOR_NUM_THREADS"):
         st.ones(LARGE) + 1
     with st.set_num_threads(3):
         assert st.num_threads() == 3
 
 
-def environment(**said: str) -> dict[str, str]:
-    return {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error", **said}
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error", **variables}
 
 
 def test_the_environment_of_a_process() -> None:
     script = "import shardtensor as st, threading\nprint(st.num_threads())\nprint(float(st.sum(st.ones(1 << 21) + 1)))\nprint(threading.active_count())"
-    for said, output in [("3", "3\n4194304.0\n3\n"), ("1", "1\n4194304.0\n1\n")]:
+    for value, output in [("3", "3\n4194304.0\n3\n"), ("1", "1\n4194304.0\n1\n")]:
         done = subprocess.run(
             [sys.executable, "-c", script],
-            env=environment(SHARDTENSOR_NUM_THREADS=said),
+            env=environment(SHARDTENSOR_NUM_THREADS=value),
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -144,7 +144,7 @@ def test_the_environment_of_a_process() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
 
 
-def test_numbers_that_are_set(unsaid: None) -> None:
+def test_numbers_that_are_set(unset: None) -> None:
     st.set_num_threads(3)
     assert st.num_threads() == 3
     assert beside(st.num_threads) == [3]
@@ -153,7 +153,7 @@ def test_numbers_that_are_set(unsaid: None) -> None:
         assert beside(st.num_threads) == [3]  # for other threads nothing has changed
         with st.set_num_threads(2):
             assert st.num_threads() == 2
-            st.set_num_threads(9)  # for the process; here somebody said 2
+            st.set_num_threads(9)  # for the process; this context sets 2
             assert st.num_threads() == 2
             assert beside(st.num_threads) == [9]
         assert st.num_threads() == 7
@@ -169,30 +169,30 @@ def test_numbers_that_are_set(unsaid: None) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.0, "2", True, False, np.int64(3), [1], float("nan")], ids=repr)
-def test_bad_numbers(number: Any, unsaid: None) -> None:
+def test_bad_numbers(number: Any, unset: None) -> None:
     with pytest.raises(
-        ArgumentError, match=r"^set_num_threads: number is .*; wanted a whole number from 1 to 4,096, or None$"
+        ArgumentError, match=r"^set_num_threads: number is .*; wanted an integer from 1 to 4,096, or None$"
     ):
         st.set_num_threads(number)
     assert st.num_threads() == 5
 
 
-def test_programs_of_a_map_have_the_callers_number(unsaid: None) -> None:
+def test_programs_of_a_map_have_the_callers_number(unset: None) -> None:
     with st.set_num_threads(3):
         made = in_time(lambda: st.pmap(lambda x: np.full(1, st.num_threads()), [np.ones(1)] * 4))
         assert [int(np.asarray(m)[0]) for m in made] == [3] * 4
 
-    def alone(x: Any) -> Any:
+    def program(x: Any) -> Any:
         with st.set_num_threads(2):
             x = st.psum(x, "i")
             return x * st.num_threads()
 
-    made = in_time(lambda: st.pmap(alone, [np.ones(1)] * 4, axis_name="i"))
+    made = in_time(lambda: st.pmap(program, [np.ones(1)] * 4, axis_name="i"))
     assert [float(np.asarray(m)[0]) for m in made] == [8.0] * 4
     assert st.num_threads() == 5
 
 
-def test_managers_in_threads_leave_the_process_alone(unsaid: None) -> None:
+def test_managers_in_threads_do_not_change_the_process(unset: None) -> None:
     one, two = st.set_num_threads(1), st.set_num_threads(2)  # as two threads may come to it
     with one, two:
         pass
@@ -210,7 +210,7 @@ STYLE: contextvars.ContextVar[Any] = contextvars.ContextVar("style", default="no
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, None])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 50])
-def test_every_one_once(count: int, threads: int | None, four: None) -> None:
+def test_each_calls_every_number_once(count: int, threads: int | None, four: None) -> None:
     with st.set_num_threads(7):
         for _ in range(20):
             done: list[int] = []
@@ -225,7 +225,7 @@ def test_every_one_once(count: int, threads: int | None, four: None) -> None:
 
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(count=some.integers(0, 40), threads=some.integers(1, 6), seed=some.integers(0, 99))
-def test_every_one_once_at_any_pace(count: int, threads: int, seed: int) -> None:
+def test_each_calls_every_number_once_at_any_speed(count: int, threads: int, seed: int) -> None:
     paces = random.Random(seed).choices([0, 0, 0, 1e-4, 1e-3], k=count)
     done: list[int] = []
     with st.set_num_threads(threads):
@@ -234,10 +234,10 @@ def test_every_one_once_at_any_pace(count: int, threads: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_so_many_work_at_once(count: int, four: None) -> None:
-    meeting = threading.Barrier(count)
-    in_time(lambda: beside(lambda: st.set_num_threads(4) and each(lambda k: meeting.wait(5), count)))
-    meeting = threading.Barrier(2)
+def test_that_many_threads_work_at_once(count: int, four: None) -> None:
+    barrier = threading.Barrier(count)
+    in_time(lambda: beside(lambda: st.set_num_threads(4) and each(lambda k: barrier.wait(5), count)))
+    barrier = threading.Barrier(2)
     most, at_once = [0], [0]
     lock = threading.Lock()
 
@@ -253,7 +253,7 @@ def test_so_many_work_at_once(count: int, four: None) -> None:
     assert most == [2]
 
 
-def test_threads_stay(four: None) -> None:
+def test_threads_are_kept(four: None) -> None:
     each(lambda k: time.sleep(0.001), 8)
     before = {t.ident: t for t in threading.enumerate()}
     for _ in range(30):
@@ -264,7 +264,7 @@ def test_threads_stay(four: None) -> None:
     assert all(t.daemon for t in helpers)
 
 
-def test_short_work_wakes_nobody(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_wakes_no_helper(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> None:
         raise AssertionError
 
@@ -280,7 +280,7 @@ def test_short_work_wakes_nobody(four: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("where", ["caller", "helper", "anywhere"])
-def test_the_error_of_one(where: str, four: None) -> None:
+def test_the_error_of_one_call(where: str, four: None) -> None:
     caller = threading.get_ident()
     state = {"working": 0, "done": 0}
     lock, met = threading.Lock(), threading.Barrier(4)
@@ -302,7 +302,7 @@ def test_the_error_of_one(where: str, four: None) -> None:
     for _ in range(3):
         with pytest.raises(LookupError, match="of one"):
             each(strategies, 1000)
-        assert state["working"] == 0  # nobody works on
+        assert state["working"] == 0  # no helper is working
         assert state["done"] < 40
         state["done"] = 0
         time.sleep(0.03)
@@ -361,7 +361,7 @@ class Truthless(Exception):
         return False
 
 
-def test_errors_that_count_for_nothing_are_raised(four: None) -> None:
+def test_falsy_errors_are_raised(four: None) -> None:
     caller, met = threading.get_ident(), threading.Barrier(4)
 
     def strategies(k: int) -> None:
@@ -373,7 +373,7 @@ def test_errors_that_count_for_nothing_are_raised(four: None) -> None:
         each(strategies, 4)
 
 
-def test_nothing_is_kept(four: None) -> None:
+def test_arrays_are_not_kept_alive(four: None) -> None:
     """Neither by threads that wait for other work, nor by errors."""
     gc.collect()
     gc.disable()
@@ -472,7 +472,7 @@ def test_each_in_programs(four: None) -> None:
     assert [float(m) for m in made] == [(15 + 120 + 1.0) * LARGE] * 6
 
 
-def test_helpers_see_what_the_caller_sees(four: None) -> None:
+def test_helpers_run_in_a_copy_of_the_callers_context(four: None) -> None:
     STYLE.set("caller's")
     met = threading.Barrier(4)
     seen: list[Any] = []
@@ -494,11 +494,11 @@ def test_helpers_see_what_the_caller_sees(four: None) -> None:
 
 
 @pytest.mark.parametrize("mode", ["raise", "warn", "ignore", "call"])
-def test_errors_of_floating_point_in_threads(mode: str, four: None) -> None:
-    said: list[Any] = []
+def test_floating_point_errors_in_threads(mode: str, four: None) -> None:
+    errors: list[Any] = []
     x, y = st.ones(LARGE), st.asarray(np.r_[np.ones(LARGE - 1), 0.0])
     with (
-        np.errstate(divide=mode, call=lambda *error: said.append(error)),
+        np.errstate(divide=mode, call=lambda *error: errors.append(error)),
         warnings.catch_warnings(record=True) as heard,
     ):
         warnings.simplefilter("always")
@@ -509,10 +509,10 @@ def test_errors_of_floating_point_in_threads(mode: str, four: None) -> None:
             assert np.isinf(np.asarray(x / y)[-1])
         assert np.geterr()["divide"] == mode
     assert [str(w.message) for w in heard] == ["divide by zero encountered in divide"] * (mode == "warn")
-    assert said == [("divide by zero", 1)] * (mode == "call")
+    assert errors == [("divide by zero", 1)] * (mode == "call")
 
 
-def test_nobody_waits_for_busy_helpers(four: None) -> None:
+def test_callers_do_not_wait_for_busy_helpers(four: None) -> None:
     gate, busy = threading.Event(), threading.Semaphore(0)
 
     def blocks(k: int) -> None:
@@ -542,7 +542,7 @@ def test_nobody_waits_for_busy_helpers(four: None) -> None:
         blocked.join(5)
 
 
-def test_an_idle_team_costs_nothing(four: None) -> None:
+def test_idle_helpers_use_no_processor_time(four: None) -> None:
     each(lambda k: time.sleep(0.001), 12)
     time.sleep(0.05)
     before = time.process_time()
@@ -550,8 +550,8 @@ def test_an_idle_team_costs_nothing(four: None) -> None:
     assert time.process_time() - before < 0.02
 
 
-def test_fork_of_a_team() -> None:
-    said = scripted(
+def test_fork_with_helper_threads() -> None:
+    output = scripted(
         """
         import threading
         from shardtensor.host import threads
@@ -588,12 +588,12 @@ def test_fork_of_a_team() -> None:
         print(codes, works(1))
         """
     )  # fmt: skip
-    assert said == f"{[0] * 6} True\n"
+    assert output == f"{[0] * 6} True\n"
 
 
 def test_fork_inside_of_each() -> None:
     """A helper forks: its child has but this thread, and works all the same."""
-    said = scripted(
+    output = scripted(
         """
         from shardtensor.host import threads
         st.set_num_threads(4)
@@ -609,7 +609,7 @@ def test_fork_inside_of_each() -> None:
         print(codes)
         """
     )
-    assert said == f"{[0] * 6}\n"
+    assert output == f"{[0] * 6}\n"
 
 
 ENDS = {
@@ -734,7 +734,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> tuple[Library, Library]:
 
 
 @hypothesis.given(data=some.data())
-def test_the_least_that_is_wanted(data: Any) -> None:
+def test_the_lowest_limit_applies(data: Any) -> None:
     both = Library(6), Library(2)
     before, blas_threads._shares = blas_threads._shares, blas_threads._Shares()
     blas_threads._shares._libraries = controls(*both)
@@ -798,7 +798,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
 
     @functools.wraps(matmul)
     def watched(*args: Any, **options: Any) -> Any:
-        if args[0].size > 1:  # else somebody asks for the dtype
+        if args[0].size > 1:  # otherwise the dtype is inferred
             found.append((threading.get_ident(), blas_thread_counts()))
         return matmul(*args, **options)
 
@@ -815,13 +815,15 @@ def test_products_have_one_thread_of_blas_in_each(threads: int, products: list[A
     with st.set_num_threads(threads):
         made = np.asarray(st.asarray(x) @ st.asarray(x))
     assert len(products) >= 25
-    assert {tuple(said) for _, said in products} == {(1,)}
+    assert {tuple(numbers) for _, numbers in products} == {(1,)}
     assert len({thread for thread, _ in products}) <= threads
     np.testing.assert_allclose(made, x @ x, rtol=1e-12)
     assert blas_thread_counts() == {3}
 
 
-def test_blas_has_its_number_back_after_errors(three_in_blas: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_blas_threads_is_restored_after_errors(
+    three_in_blas: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = st.ones((300, 300))
     x @ x
 
@@ -838,7 +840,7 @@ def test_blas_has_its_number_back_after_errors(three_in_blas: None, monkeypatch:
     assert float((x @ x)[0, 0]) == 300
 
 
-def test_maps_and_products_leave_blas_as_it_was(three_in_blas: None, four: None) -> None:
+def test_maps_and_products_restore_the_number_of_blas_threads(three_in_blas: None, four: None) -> None:
     def program(x: Any) -> Any:
         return st.psum(st.ones((300, 300)) @ np.full((300, 300), x), "i")
 
@@ -850,7 +852,7 @@ def test_maps_and_products_leave_blas_as_it_was(three_in_blas: None, four: None)
     assert blas_thread_counts() == {3}
 
 
-def test_limits_of_users_hold(products: list[Any]) -> None:
+def test_limits_of_users_are_respected(products: list[Any]) -> None:
     x = st.ones((300, 300))
     before = blas_thread_counts()
     with threadpool_limits(2, "blas"):
@@ -862,7 +864,7 @@ def test_limits_of_users_hold(products: list[Any]) -> None:
         x @ x
         assert blas_thread_counts() == {2}
     assert blas_thread_counts() == before
-    assert {tuple(said) for _, said in products} == {(1,)}
+    assert {tuple(numbers) for _, numbers in products} == {(1,)}
 
 
 def test_limits_overlap_in_threads(three_in_blas: None, four: None) -> None:
@@ -873,7 +875,7 @@ def test_limits_overlap_in_threads(three_in_blas: None, four: None) -> None:
 
 
 def test_fork_inside_of_a_limit() -> None:
-    said = scripted(
+    output = scripted(
         """
         from shardtensor.host.blas_threads import Limit
         from threadpoolctl import threadpool_info, threadpool_limits
@@ -889,7 +891,7 @@ def test_fork_inside_of_a_limit() -> None:
             print(threads())
         """
     )
-    assert said == "[3]\n[3]\n"
+    assert output == "[3]\n[3]\n"
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------
@@ -961,7 +963,7 @@ def interrupted(call: Callable[[], Any], after: float = 0.1, calls: Sequence[int
 
 
 def all_is_well() -> None:
-    """The team is free, nobody limits BLAS, errors of floating point are what they were, and operators work."""
+    """No helper is working, BLAS is not limited, the floating-point error state is restored, and operators work."""
     met = threading.Barrier(3)
     with st.set_num_threads(3):
         in_time(lambda: each(lambda k: met.wait(5), 3))
@@ -1047,14 +1049,16 @@ UPDATES: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 ADD = np.add
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "shared"])
+@pytest.mark.parametrize("exclusive", [True, False], ids=["exclusive", "shared"])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", UPDATES)
-def test_ctrl_c_in_writes(name: str, threads: int, alone: bool, blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_writes(
+    name: str, threads: int, exclusive: bool, blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow, write = UPDATES[name]
     old = np.arange(float(SIZE))
     x, y = st.asarray(old) * 1, st.asarray(old[::-1].copy())
-    export = None if alone else np.asarray(x)
+    export = None if exclusive else np.asarray(x)
     new = old.copy()
     write(new, old[::-1].copy())
     with monkeypatch.context() as patch, st.set_num_threads(threads):
@@ -1065,7 +1069,7 @@ def test_ctrl_c_in_writes(name: str, threads: int, alone: bool, blocks: None, mo
     assert took is not None
     found = np.asarray(x)
     assert np.array_equal(found, old) or np.array_equal(found, new)
-    if alone:
+    if exclusive:
         np.testing.assert_array_equal(found, new)
     else:
         np.testing.assert_array_equal(export, old)
@@ -1089,9 +1093,7 @@ def handled(handler: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", LONG)
-def test_handlers_that_raise_nothing_lose_nothing(
-    name: str, threads: int, blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handlers_that_do_not_raise(name: str, threads: int, blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = st.asarray(np.arange(float(SIZE))), st.asarray(np.arange(float(SIZE)))
     wanted, heard = np.array(LONG[name](x, y)), list[tuple[int, bool]]()
     with (
@@ -1108,7 +1110,7 @@ def test_handlers_that_raise_nothing_lose_nothing(
     all_is_well()
 
 
-def test_signals_that_nobody_handles(four: None) -> None:
+def test_signals_without_handlers(four: None) -> None:
     done: list[int] = []
 
     def strategies(k: int) -> None:
@@ -1124,7 +1126,7 @@ def test_signals_that_nobody_handles(four: None) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Late)])
-def test_signals_that_wait_for_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
+def test_signals_are_deferred_to_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
     done: list[int] = []
 
     def strategies(k: int) -> None:
@@ -1146,7 +1148,7 @@ def test_signals_that_wait_for_the_end(threads: int, number: int, error: type[Ba
     all_is_well()
 
 
-def test_signals_come_in_order_and_once_each(four: None, late: None) -> None:
+def test_deferred_signals_run_in_order_and_once(four: None, late: None) -> None:
     """What several signals do that came meanwhile; those of one number count once, as in the kernel."""
     heard: list[Any] = []
 
@@ -1173,7 +1175,7 @@ def test_signals_come_in_order_and_once_each(four: None, late: None) -> None:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_handlers_that_handlers_set_are_held_and_stay() -> None:
+def test_handlers_set_by_handlers_are_deferred_and_kept() -> None:
     """As where the first Ctrl-C asks for a second one."""
 
     def first(number: int, frame: Any) -> None:
@@ -1193,7 +1195,7 @@ def test_handlers_that_handlers_set_are_held_and_stay() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_held_handler_that_is_saved_works_later(late: None) -> None:
+def test_a_saved_wrapper_of_a_handler_works_later(late: None) -> None:
     with signals.Interrupts():
         saved = signal.signal(signal.SIGALRM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
@@ -1206,7 +1208,7 @@ def test_a_held_handler_that_is_saved_works_later(late: None) -> None:
             held.deliver()
 
 
-def test_pieces_of_work_end_in_any_order(late: None) -> None:
+def test_contexts_end_in_any_order(late: None) -> None:
     """Those of greenlets do."""
     first, second = signals.Interrupts(), signals.Interrupts()
     first.__enter__()
@@ -1242,7 +1244,39 @@ def test_ctrl_c_in_each_in_each(threads: int) -> None:
     all_is_well()
 
 
-def test_ctrl_c_reaches_callers_in_other_threads_not(four: None) -> None:
+AROUND: dict[str, Callable[[Callable[[], None]], Any]] = {
+    "each": lambda call: call(),
+    "each in each": lambda call: each(lambda k: call(), 1),
+    "each in a map": lambda call: st.pmap(lambda x: call(), [1]),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_signals_between_the_calls_of_the_caller(name: str, four: None, late: None) -> None:
+    """The handler runs although the call in the helper thread does not end before it has run."""
+    started, handled, ended = threading.Barrier(2), threading.Event(), list[bool]()
+
+    def handler(number: int, frame: Any) -> None:
+        handled.set()
+        raise Late
+
+    def work(k: int) -> None:
+        if k < 2:
+            started.wait(5)
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(1e-3)  # ten seconds in all
+        elif k < 2:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            ended.append(handled.wait(5))
+
+    signal.signal(signal.SIGALRM, handler)
+    with pytest.raises(Late):
+        AROUND[name](lambda: each(work, 10_000, threads=2))
+    assert ended == [True]
+    all_is_well()
+
+
+def test_ctrl_c_does_not_reach_callers_in_other_threads(four: None) -> None:
     done: list[int] = []
     both = threading.Barrier(2)
 
@@ -1257,7 +1291,7 @@ def test_ctrl_c_reaches_callers_in_other_threads_not(four: None) -> None:
     assert sorted(done) == list(range(60))
 
 
-def test_handlers_that_are_set_meanwhile_stay(four: None) -> None:
+def test_handlers_set_meanwhile_are_kept(four: None) -> None:
     heard: list[int] = []
 
     def mine(number: int, frame: Any) -> None:
@@ -1291,7 +1325,7 @@ def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.Monkey
     all_is_well()
 
 
-def test_interrupts_that_are_not_ours() -> None:
+def test_interrupts_between_two_contexts() -> None:
     """One `Interrupts` after another: what comes between them is raised at once."""
     with signals.Interrupts() as held:
         signal.raise_signal(signal.SIGINT)
@@ -1339,7 +1373,7 @@ def test_signals_at_every_line(name: str, number: int, threads: int, blocks: Non
             np.seterr(**MODES)
             signal.signal(number, handler)
             if found["limits"] or found["lock"]:
-                blas_threads._shares._set(None)
+                blas_threads._shares._set(sys.maxsize)
                 blas_threads._shares = blas_threads._Shares()
     finally:
         gc.enable()

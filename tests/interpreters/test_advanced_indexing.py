@@ -174,6 +174,7 @@ def read(examples: int, backends: tuple[str, ...]) -> None:
     run()
 
 
+@pytest.mark.slow
 @lockstep
 def test_reading_matches_numpy(backends: tuple[str, ...]) -> None:
     read(600, backends)
@@ -302,6 +303,7 @@ def write(examples: int, backends: tuple[str, ...]) -> None:
     run()
 
 
+@pytest.mark.slow
 @lockstep
 def test_writing_matches_numpy(backends: tuple[str, ...]) -> None:
     write(1500, backends)
@@ -356,6 +358,7 @@ def write_from_itself(examples: int, backends: tuple[str, ...]) -> None:
     run()
 
 
+@pytest.mark.slow
 @lockstep
 def test_writing_from_itself_matches_numpy(backends: tuple[str, ...]) -> None:
     write_from_itself(400, backends)

@@ -431,7 +431,7 @@ def test_what_is_nearly_a_matrix_by_its_own_transpose() -> None:
 
 
 @in_blocks
-def test_everything_is_cut() -> None:
+def test_all_operands_are_split_into_blocks() -> None:
     """Else the tests above compare NumPy with itself."""
     x = on(mesh_of((2,), "numpy"), st.P("x"), array((20, 30), "float64", 1))
     for name in MONOIDS:
@@ -575,6 +575,7 @@ def large() -> dict[str, list[Any]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -611,7 +612,7 @@ COMPLAINTS: dict[str, Callable[[Any, Any], Any]] = {
 @in_blocks
 @pytest.mark.parametrize("mode", ["warn", "raise", "call", "log", "ignore"])
 @pytest.mark.parametrize("name", COMPLAINTS)
-def test_errors_are_said_as_numpy_says_them(name: str, mode: str) -> None:
+def test_floating_point_errors_are_reported_as_by_numpy(name: str, mode: str) -> None:
     """Once for each call, whatever the number of blocks."""
     x, function = st.asarray(BIG), COMPLAINTS[name]
     wanted = heard(lambda: function(np, BIG), mode)

@@ -133,6 +133,7 @@ def run_programs(examples: int, length: int, backends: tuple[str, ...]) -> None:
     run()
 
 
+@pytest.mark.slow
 @sets
 def test_programs(backends: tuple[str, ...]) -> None:
     run_programs(120 if backends == ("numpy", "checked") else 15, 6, backends)

@@ -764,12 +764,14 @@ def test_what_failed_before(program: str) -> None:
     replay(FOUND[program], backends=USABLE)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=80)
 @hypothesis.given(data=some.data())
 def test_drawn_programs(data: Any) -> None:
     run_program(Draws(data), 15)
 
 
+@pytest.mark.slow
 @sets
 def test_programs(backends: tuple[str, ...]) -> None:
     run_seeds(range(140) if backends == BACKENDS else range(5000, 5020), 40, backends)

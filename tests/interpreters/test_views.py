@@ -334,6 +334,7 @@ def chains(examples: int, length: int) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_chains() -> None:
     chains(250, 4)
 

@@ -26,6 +26,7 @@ import shardtensor as st
 from shardtensor.backend import FRAME, HOST, current_device, references
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS, bind_into
+from shardtensor.interpreters.mutation import views as view_storages
 from shardtensor.testing import CheckedArray, CheckedBackend
 from shardtensor.testing.checked import _Namespace
 from tests.layouts import (
@@ -1772,6 +1773,28 @@ def test_many_threads_look_at_one_new_tensor(backend: str) -> None:
         x = put(np.zeros(8), backend)
         together(*[functools.partial(add_to_rows, x, k) for k in range(0, 8, 2)] * 2)
         assert_same(x, np.full(8, 2.0), exact=True)
+
+
+def test_a_write_while_the_buffer_is_brought_to_row_major_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = st.asarray(np.zeros((3, 4))).T + 0
+    view = st.reshape(x, (12,))
+    assert not x._storage.array.flags.c_contiguous
+    copying, written, copied = threading.Event(), threading.Event(), view_storages.copied
+
+    def slow(array: Any) -> Any:
+        made = copied(array)
+        copying.set()
+        written.wait(0.1)  # It ends only without a lock.
+        return made
+
+    monkeypatch.setattr(view_storages, "copied", slow)
+    reader = threading.Thread(target=st.sum, args=(view,))
+    reader.start()
+    assert copying.wait(10)
+    x[0, 0] = 7
+    written.set()
+    reader.join(10)
+    assert float(x[0, 0]) == float(view[0]) == 7
 
 
 @pytest.mark.full

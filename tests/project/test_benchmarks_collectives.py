@@ -37,10 +37,10 @@ def test_every_case_runs(benchmark: Any) -> None:
         assert set(made) - {"answers", "blas"} <= names, column
     assert table.cell(benchmark.IN_A_ROW, benchmark.PROJECT).median > 0
     # What is compared is not nothing, and a library that computes something else does not get through.
-    told = cases[benchmark.PROJECT]["answers"]()
-    assert set(told) == set(cases[benchmark.NUMPY]["answers"]())
+    results = cases[benchmark.PROJECT]["answers"]()
+    assert set(results) == set(cases[benchmark.NUMPY]["answers"]())
     with pytest.raises(ValueError, match=r"psum: shardtensor has"):
-        benchmark.agree({benchmark.NUMPY: told, benchmark.PROJECT: told | {"psum": told["psum"] + 1}})
+        benchmark.agree({benchmark.NUMPY: results, benchmark.PROJECT: results | {"psum": results["psum"] + 1}})
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from tests.rehearsal import Here, modules_of
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
-    """The benchmark and its cases, told to be tiny."""
+    """The benchmark and its cases, with tiny sizes."""
     with modules_of(monkeypatch, "cpu", "cpu_cases") as (cpu, cases):
         for name, value in cases.TINY.as_environment().items():
             monkeypatch.setenv(name, value)
@@ -43,7 +43,7 @@ def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, monkeypatch: 
     names = {row.name for row in table.rows}
     for column, found in made.items():  # a case that no row asks for would never be seen
         assert set(found) - {"answers", "blas"} <= names, column
-    # Those that speak of JAX alone are open.
+    # Cases with figures of JAX only are open.
     assert sum(verdict is None for verdict in table.verdicts()) == 8
     cpu.harness.report(table, tmp_path, "cpu", cpu.WIDTH)
     text = (tmp_path / "cpu.txt").read_text()
@@ -51,10 +51,10 @@ def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, monkeypatch: 
     assert "BLAS: " in text
     assert "…" not in text  # which stands where a line is too long
     # What is compared is everything that is measured.
-    told = {column: made[column]["answers"]() for column in (cpu.PROJECT, cpu.NUMPY)}
-    assert set(told[cpu.PROJECT]) == set(told[cpu.NUMPY]) == set(cases.GROUP)
+    results = {column: made[column]["answers"]() for column in (cpu.PROJECT, cpu.NUMPY)}
+    assert set(results[cpu.PROJECT]) == set(results[cpu.NUMPY]) == set(cases.GROUP)
     with pytest.raises(ValueError, match=r"sum: shardtensor has"):
-        cpu.agree(told | {cpu.PROJECT: told[cpu.PROJECT] | {"sum": 0.0}})
+        cpu.agree(results | {cpu.PROJECT: results[cpu.PROJECT] | {"sum": 0.0}})
 
 
 def test_operands_of_one_group_are_held(modules: tuple[Any, Any]) -> None:
@@ -70,6 +70,7 @@ def test_operands_of_one_group_are_held(modules: tuple[Any, Any]) -> None:
     assert made == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_curves(modules: tuple[Any, Any], tmp_path: Path) -> None:
     cpu, cases = modules
     made = {cpu.PROJECT: cpu.cpu_curves.shardtensor_curves(), cpu.NUMPY: cpu.cpu_curves.numpy_curves()}

@@ -28,26 +28,34 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
         yield gpu, cases
 
 
-def workers_here(gpu: Any, cases: Any, sizes: Any) -> dict[str, Here]:
+def workers_here(gpu: Any, cases: Any, sizes: Any, peers: bool) -> dict[str, Here]:
     """As `gpu.gpu_workers`; what is not installed has no cases."""
     found = {gpu.PROJECT: cases.shardtensor_cases(sizes), gpu.CUPY: cases.cupy_cases(sizes)}
-    for column, make in (
-        (gpu.TORCH, lambda: cases.torch_cases(sizes, "cpu")),
-        (gpu.JAX, lambda: cases.jax_cases(sizes, "cpu")),
-    ):
+    makers = {
+        gpu.TORCH: lambda: cases.torch_cases(sizes, "cpu"),
+        gpu.JAX: lambda: cases.jax_cases(sizes, "cpu"),
+    }
+    for column, make in makers.items() if peers else ():
         with contextlib.suppress(ImportError):
             found[column] = make()
     return {column: Here(gpu.harness, made) for column, made in found.items()}
 
 
-def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "peers",
+    [False, pytest.param(True, marks=pytest.mark.full)],  # JAX and what it compiles are hundreds of MB
+    ids=["alone", "with PyTorch and JAX"],
+)
+def test_every_case_runs(
+    peers: bool, modules: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gpu, cases = modules
     sizes = cases.Sizes(arrays=(4096, 8192), moved=1 << 16, side=24, queued=3, spin=1, steps=10)
-    workers = workers_here(gpu, cases, sizes)
+    workers = workers_here(gpu, cases, sizes, peers)
     table = gpu.measure(gpu.Effort(1), (1, 3, 8), workers, sizes)
     gpu.harness.report(table, tmp_path, "gpu")
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err, said.err
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err, output.err
     assert table.environment["GPU"].startswith("Fake GPU")
     for row in table.rows:
         assert row.name == "jitted@1" or table.cell(row, gpu.PROJECT).median is not None, row.name
@@ -61,7 +69,7 @@ def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, capsys: pytes
     assert "…" not in text  # which stands where a line is too long
 
 
-def test_a_case_that_fails_leaves_the_others(modules: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_cases_run_after_a_failure(modules: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
     gpu, cases = modules
 
     def fail() -> float:
@@ -81,7 +89,7 @@ def test_logical_devices_are_numbers(modules: tuple[Any, Any]) -> None:
         gpu.numbers("0,1")
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_the_message_without_a_gpu() -> None:
     done = subprocess.run(
         [sys.executable, "benchmarks/gpu.py", "--quick"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )

@@ -15,12 +15,12 @@ from shardtensor import cli
 from shardtensor.backend import Backend, Device, registry
 
 
-def command(*arguments: str, **told: str) -> subprocess.CompletedProcess[str]:
-    """``python -m shardtensor`` in a process of its own, which knows no variables of ours but those told."""
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """``python -m shardtensor`` in a new process, with only these of the SHARDTENSOR variables."""
     given = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     return subprocess.run(
         [sys.executable, "-m", "shardtensor", *arguments],
-        env=given | {"COLUMNS": "200", "PYTHONIOENCODING": "utf-8"} | told,
+        env=given | {"COLUMNS": "200", "PYTHONIOENCODING": "utf-8"} | variables,
         capture_output=True,
         encoding="utf-8",
         timeout=120,
@@ -61,9 +61,9 @@ def test_info_lists_every_backend_and_the_default_one(capsys):
     assert sorted(name for name in table if name) == st.backend_names()  # what is long goes on below
     default = st.devices()[0].backend
     assert [name for name, cells in table.items() if cells[0] == "yes"] == [default]
-    *said, memory = table["numpy"][1:]
-    assert said == [str(len(st.devices("numpy"))), "cpu"]
-    assert re.fullmatch(r"([\d.]+ GiB / [\d.]+ GiB)?", memory)  # nothing where the system does not say
+    *listed, memory = table["numpy"][1:]
+    assert listed == [str(len(st.devices("numpy"))), "cpu"]
+    assert re.fullmatch(r"([\d.]+ [MG]iB / [\d.]+ GiB)?", memory)  # Empty where the system does not report it.
 
 
 def test_info_shows_the_memory_of_devices_that_know_it(monkeypatch, capsys):
@@ -71,11 +71,11 @@ def test_info_shows_the_memory_of_devices_that_know_it(monkeypatch, capsys):
     monkeypatch.setattr(cli, "backend_names", lambda: ["plugin"])
     assert cli.main(["info"]) == 0
     out = capsys.readouterr().out
-    assert rows(out)["plugin"] == ["", "2", "A100", "10.0 GiB / 40.0 GiB"]
-    assert "9.0 GiB / 40.0 GiB" in out
+    assert rows(out)["plugin"] == ["", "2", "A100", "10 GiB / 40 GiB"]
+    assert "9 GiB / 40 GiB" in out
 
 
-def test_info_says_why_a_backend_is_absent(monkeypatch, capsys):
+def test_info_shows_why_a_backend_is_unavailable(monkeypatch, capsys):
     def absent(name):
         raise st.BackendError("no [driver] found")
 
@@ -99,29 +99,31 @@ def test_without_a_command_it_prints_help(capsys):
 
 
 @pytest.mark.parametrize("line", ["dance", "info --fast", "demo --steps many", "demo --devices"])
-def test_what_argparse_does_not_know_ends_with_2(line, capsys):
+def test_unknown_arguments_exit_with_2(line, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(line.split())
     assert ended.value.code == 2
     assert "usage: shardtensor" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["info", "demo"])
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
     [
         ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
-        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted a whole number from 1 to 65,536"),
+        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted an integer from 1 to 65,536"),
         ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
     ],
 )
-def test_an_environment_that_cannot_be_is_one_line_and_1(name, variable, value, reason):
+def test_an_invalid_environment_prints_one_line_and_exits_with_1(name, variable, value, reason):
     finished = command(name, **{variable: value})
     assert finished.returncode == 1
     assert finished.stderr.startswith(f"shardtensor: {reason}")
     assert len(finished.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
     """The backend for tests is not taken for it."""
     (tmp_path / "shardtensor_numpy.py").write_text("raise OSError('a broken plugin')")
@@ -132,19 +134,19 @@ def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
     assert [name for name, cells in table.items() if cells[0] == "yes"] == []
     assert "a broken plugin" in table["numpy"][-1]
     assert table["checked"][1].isdigit()
-    assert finished.stderr.startswith("shardtensor: no backend can be used here: ")
+    assert finished.stderr.startswith("shardtensor: no backend can be used: ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--backend", "nonsense"], "there is no backend named 'nonsense'"),
-        (["--devices", "10000"], "10000 devices are asked for"),
+        (["--devices", "10000"], "10000 devices were requested"),
         (["--devices", "0"], "devices is 0; wanted at least 1"),
         (["--steps", "-1"], "steps is -1; wanted at least 1"),
     ],
 )
-def test_options_that_cannot_be_are_one_line_and_1(arguments, reason, capsys):
+def test_invalid_options_print_one_line_and_exit_with_1(arguments, reason, capsys):
     assert cli.main(["demo", *arguments]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("shardtensor: ")
@@ -160,7 +162,7 @@ def test_demo_takes_its_options(capsys):
 
 @pytest.mark.parametrize("value", [None, "8"])
 @pytest.mark.parametrize("backend", ["numpy", "nonsense"])
-def test_demo_leaves_the_environment_as_it_was(monkeypatch, value, backend):
+def test_demo_restores_the_environment(monkeypatch, value, backend):
     if value is None:
         monkeypatch.delenv("SHARDTENSOR_NUM_DEVICES", raising=False)
     else:
@@ -170,6 +172,6 @@ def test_demo_leaves_the_environment_as_it_was(monkeypatch, value, backend):
     assert dict(os.environ) == before
 
 
-def test_rich_and_the_demo_are_loaded_by_those_who_ask_for_them():
+def test_rich_and_the_demo_are_loaded_on_use():
     code = "import shardtensor.cli, sys; print([m for m in ('rich', 'shardtensor.demo') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -28,8 +28,8 @@ def run(steps: int, **options) -> tuple[DemoResult, list[str]]:
     return result, out.getvalue().splitlines()
 
 
-def command(told: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    """``python -m shardtensor demo`` in a process of its own, whose output is neither a terminal nor UTF-8.
+def command(variables: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """``python -m shardtensor demo`` in a new process, whose output is neither a terminal nor UTF-8.
 
     On a machine that is busy with other tests, BLAS's threads cost a hundred times what they save.
     """
@@ -37,7 +37,7 @@ def command(told: dict[str, str], *options: str) -> subprocess.CompletedProcess[
     calm = {"PYTHONIOENCODING": "ascii", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "shardtensor", "demo", *options],
-        env=given | calm | told,
+        env=given | calm | variables,
         capture_output=True,
         text=True,
         timeout=120,
@@ -46,7 +46,7 @@ def command(told: dict[str, str], *options: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize(
-    ("told", "devices"),
+    ("variables", "devices"),
     [
         ({}, "numpy:0..7" if NO_GPU else "cupy:0..7"),
         ({"SHARDTENSOR_NUM_DEVICES": "3"}, "numpy:0..2"),
@@ -54,8 +54,8 @@ def command(told: dict[str, str], *options: str) -> subprocess.CompletedProcess[
         pytest.param({"SHARDTENSOR_BACKEND": "torch"}, "torch:0..7", marks=[pytest.mark.full, needs_torch]),
     ],
 )
-def test_it_learns_to_read_and_agrees_with_numpy(told, devices):
-    finished = command(told)
+def test_the_demo_passes_its_checks(variables, devices):
+    finished = command(variables)
     assert finished.returncode == 0, finished.stderr
     assert devices in finished.stdout
     last = finished.stdout.splitlines()[-1]
@@ -65,7 +65,7 @@ def test_it_learns_to_read_and_agrees_with_numpy(told, devices):
 
 @everywhere
 @pytest.mark.parametrize("devices", [1, 3])
-def test_any_number_of_devices_does(backend, devices):
+def test_any_number_of_devices_works(backend, devices):
     result, lines = run(2, backend=backend, devices=devices)
     assert result.failed == []
     assert result.passed
@@ -111,7 +111,7 @@ def test_gradients_are_the_derivatives_of_the_loss():
     assert (loss(1e-5) - loss(-1e-5)) / 2e-5 == pytest.approx(slope, rel=1e-6)
 
 
-def test_the_digits_are_whole():
+def test_the_digits_are_complete():
     digits = demo.load_digits()
     assert digits.rows.shape == (1797, 64)
     assert digits.images.shape == (1797, 8, 8)
@@ -120,7 +120,7 @@ def test_the_digits_are_whole():
     assert np.array_equal(digits.targets.argmax(1), digits.labels)
 
 
-def test_learning_and_examination_share_no_digit():
+def test_training_and_held_out_digits_are_disjoint():
     train, test = demo.split_digits()
     assert len(train.rows) + len(test.rows) == 1797
     assert not {row.tobytes() for row in train.rows} & {row.tobytes() for row in test.rows}
@@ -129,6 +129,6 @@ def test_learning_and_examination_share_no_digit():
 @pytest.mark.parametrize(
     ("option", "value"), [("devices", 0), ("steps", 0), ("devices", 10_000), ("backend", "nonsense")]
 )
-def test_what_cannot_be_is_an_error(option, value):
+def test_invalid_arguments_raise(option, value):
     with pytest.raises(st.ArgumentError):
         demo.main(**{option: value})

@@ -1,4 +1,4 @@
-"""The pages on the CPU and on programs: their blocks run, one after the other, and print what they say."""
+"""The pages on the CPU and on programs: their blocks run, one after the other, and print the output that they show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_page_runs(name: str) -> None:
     page = (DOCS / f"{name}.md").read_text()
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
-    said = re.findall(r"print\(.*# -> (.*)", code)
-    assert len(said) >= 5
+    wanted = re.findall(r"print\(.*# -> (.*)", code)
+    assert len(wanted) >= 5
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
-    assert out.splitlines() == said
+    assert out.splitlines() == wanted

@@ -50,9 +50,9 @@ def run(title: str, backend: str = "numpy") -> dict[str, Any]:
     code, names, out = ours(title), {"__name__": "page"}, io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(code, title, "exec"), names)
-    said = re.findall(r"print\(.*# -> (.*)", code)
-    wanted = "".join(f"{line}\n" for line in said).replace("numpy:", f"{backend}:")
-    if said:
+    lines = re.findall(r"print\(.*# -> (.*)", code)
+    wanted = "".join(f"{line}\n" for line in lines).replace("numpy:", f"{backend}:")
+    if lines:
         assert doctest.OutputChecker().check_output(wanted, out.getvalue(), doctest.ELLIPSIS), out.getvalue()
     return names
 
@@ -65,17 +65,18 @@ def test_section(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stops == (["f"] if "breakpoint" in title else [])
 
 
-def test_every_section_has_code_of_ours_and_most_have_jaxs() -> None:
+def test_every_section_has_code_and_most_have_jaxs() -> None:
     assert [title for title, section in zip(TITLES, SECTIONS, strict=True) if not blocks(section, "python")] == []
     assert len(WITH_JAX) >= 10
     assert len(re.findall("^```", PAGE, re.MULTILINE)) == 2 * len(blocks(PAGE, "python", "python torch", "py", "text"))
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_exist() -> None:
     places = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in TITLES}
     assert set(re.findall(r"\]\(#(.*?)\)", PAGE)) <= places
 
 
+@pytest.mark.slow
 def test_the_page_on_separate_memories() -> None:
     """Every section where arrays of different devices do not mix, in a process whose default backend is `checked`."""
     code = "import sys\nfrom tests.project.test_docs_xmap import *\nsys.breakpointhook = lambda: None\nfor t in TITLES: run(t, 'checked')"
@@ -84,7 +85,7 @@ def test_the_page_on_separate_memories() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_pdb_stops_in_the_call_at_fault() -> None:
+def test_pdb_stops_in_the_failing_call() -> None:
     env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy"}
     code = ours("print and breakpoint") + "\nprint('done')"
     asked = "p ('v is', float(v), str(st.current_device()))\nc\n"

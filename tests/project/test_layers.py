@@ -114,14 +114,17 @@ def test_import_loads_only_numpy_and_itself() -> None:
     assert loaded == []
 
 
+@pytest.mark.slow
 def test_import_takes_less_than_twice_numpys(tmp_path: Path) -> None:
-    """Medians of fresh processes, in turn, with compiled bytecode for both."""
+    """The least of fresh processes, in turn, with compiled bytecode for both; of processor time, because the machine may
+    be busy with other tests.
+    """
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE",)}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path)
     times: dict[str, list[float]] = {"numpy": [], "shardtensor": []}
     for i in range(8):
         for module, seen in times.items():
-            code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+            code = f"import time; t = time.process_time(); import {module}; print(time.process_time() - t)"
             out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
             if i:  # the first of each writes the bytecode
                 seen.append(float(out.stdout))

@@ -28,7 +28,7 @@ def test_notebook(path: Path) -> None:
     assert [shown(cell) for cell in book.cells] == before
 
 
-def test_there_is_a_tour() -> None:
+def test_notebooks_exist() -> None:
     assert [p.stem for p in NOTEBOOKS] == [
         "01_sharding", "02_writing", "03_parallel_tutorial", "04_training", "05_patterns",
     ]  # fmt: skip

@@ -17,7 +17,7 @@ def test_ci_runs_the_readmes_second_command() -> None:
     assert commands[1] in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def test_the_taste_runs() -> None:
+def test_the_example_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     checks = "\nassert total.item() == 22.5 and scaled.shape == (2, 3, 8) and y.shape == (999, 7)\n"
     checks += "assert np.allclose(np.asarray(h), np.tanh(np.asarray(x) @ np.asarray(w)))\n"
@@ -26,7 +26,7 @@ def test_the_taste_runs() -> None:
     assert "getitem" in out
 
 
-def test_version_is_said_once() -> None:
+def test_version_is_the_same_everywhere() -> None:
     import shardtensor
 
     assert f'version = "{shardtensor.__version__}"' in (ROOT / "pyproject.toml").read_text()

@@ -14,6 +14,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "tool", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=["ruff", "format", "mypy"]
 )
-def test_tool_is_content(tool: list[str]) -> None:
+def test_tool_reports_nothing(tool: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

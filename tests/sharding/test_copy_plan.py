@@ -98,6 +98,7 @@ def small_shapes(min_dims: int = 0, max_dims: int = 3) -> some.SearchStrategy[Sh
 # -- from one sharding to another ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_reshard(data: Any) -> None:
@@ -215,6 +216,7 @@ def test_a_million_pieces_in_less_than_a_second(
         times.append(time.perf_counter() - started)
         assert len(plan) == pieces
         assert plan.size == 2048 * 2048 - stay
+        plan_reshard.cache_clear()  # a million pieces are a hundred MB
     assert min(times) < 1, times
 
 
@@ -255,6 +257,7 @@ def test_canonical_index(data: Any) -> None:
     assert tuple(line.end - line.begin for line in region_of(at).lines) == x[index].shape
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_regions_of_indices(data: Any) -> None:
@@ -380,6 +383,7 @@ def test_concat(data: Any) -> None:
     assert says.shape == (*shape[:axis], sum(sizes), *shape[axis + 1 :])
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(data=some.data())
 def test_stack(data: Any) -> None:

@@ -693,6 +693,7 @@ def test_equivalence_of_all_layouts_of_four_devices(ndim: int) -> None:
     assert equivalent
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_equivalence_of_the_same_in_other_words(data: Any) -> None:

@@ -407,6 +407,7 @@ def calls(draw: Any) -> tuple[str, list[tuple[int, ...]], list[Any], list[int], 
     return text, shapes, layouts, weights, draw(some.booleans())
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=600)
 @hypothesis.given(call=calls())
 def test_any_rule_and_any_layout(call: Any) -> None:

@@ -164,7 +164,7 @@ def test_canonical_indices_say_the_same(data: Any) -> None:
         ((..., ...), "one ellipsis"),
         (1.5, "index 1.5 in dimension 0 is a float"),
         ((0, "a"), "index 'a' in dimension 1 is a str"),
-        (object(), "is a object"),
+        pytest.param(object(), "is a object", id="an object"),
         ({}, "is a dict"),
         (slice(None, None, 0), "slice step"),
         (slice(0.5), "slice indices"),
@@ -271,6 +271,7 @@ def test_reshapes_are_views_exactly_where_they_are_in_numpy(data: Any) -> None:
         assert strides == other.strides
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_windows_are_the_same_where_they_see_the_same(data: Any) -> None:
@@ -329,6 +330,7 @@ def test_reshapes_keep_every_split(data: Any) -> None:
 # -- windows on shards ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(data=some.data())
 def test_aligned_boxes_are_where_their_elements_are(data: Any) -> None:
@@ -369,6 +371,7 @@ def is_box(places: np.ndarray, shape: Shape, groups: Any) -> bool:
     return whole and int(np.prod([b - a for a, b in ends])) == places.size
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=500)
 @hypothesis.given(data=some.data())
 def test_shards_are_carried_into_another_shape(data: Any) -> None:
@@ -391,6 +394,7 @@ def test_shards_are_carried_into_another_shape(data: Any) -> None:
         np.testing.assert_array_equal(piece.ravel(), mine.ravel())
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(data=some.data())
 def test_boxes_are_sent_and_broadcast(data: Any) -> None:
@@ -445,6 +449,7 @@ def chosen_by(chosen: AdvancedIndex, a: np.ndarray) -> np.ndarray:
     return out.transpose((*range(n, n + chosen.at), *range(n), *range(n + chosen.at, out.ndim)))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=500)
 @hypothesis.given(data=some.data())
 def test_selections_are_numpys(data: Any) -> None:
@@ -503,6 +508,7 @@ def test_a_lone_mask_is_known() -> None:
     assert not AdvancedIndex([0, 1], (2, 3)).is_mask
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_picking_moves_only_what_is_not_at_home(data: Any) -> None:

@@ -198,7 +198,7 @@ def some_call(data: Any, name: str, teams: Sequence[Sequence[int]]) -> tuple[Cal
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
-def test_any_call_gives_what_numpy_says(name: str, backend: str) -> None:
+def test_any_call_agrees_with_numpy(name: str, backend: str) -> None:
     @hypothesis.settings(max_examples=60)
     @hypothesis.given(data=some.data())
     def check(data: Any) -> None:
@@ -404,7 +404,7 @@ JAX: dict[str, tuple[Callable[[Any, Any], Any], list[Any], list[Any]]] = {
 
 @everywhere
 @pytest.mark.parametrize("what", JAX)
-def test_names_in_any_order_mean_what_they_mean_in_jax(what: str, backend: str) -> None:
+def test_names_in_any_order_have_the_meaning_of_jax(what: str, backend: str) -> None:
     call, *wanted = JAX[what]
     mesh = st.make_mesh((2, 3), ("x", "y"), devices=st.devices(backend))
     offers = [10 * (k + 1) + np.arange(6) for k in range(6)]
@@ -558,7 +558,7 @@ def calls_for(count: int) -> list[Call]:
 
 @everywhere
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_what_is_written_afterwards_nobody_sees(count: int, backend: str) -> None:
+def test_writes_after_a_collective_change_no_result(count: int, backend: str) -> None:
     """Neither the one who wrote it nor others, whatever is written: what was offered, or the memory that it viewed."""
     blocks = [array((count, 6), "float64", k) for k in range(count)]
     calls = calls_for(count)
@@ -624,7 +624,7 @@ def test_results_are_kept_without_a_copy(count: int, size: int) -> None:
     assert_close(values_of(total), fold(np.add, blocks), True)
 
 
-def test_a_kept_result_is_a_value_like_any_other(backend: str) -> None:
+def test_adopted_results_are_independent_values(backend: str) -> None:
     """Several tensors have the memory of one result: what is written to one does not show in the others."""
     mesh = mesh_of((4,), backend)
     body = st.pmap(lambda x: st.psum(x, "i"), axis_name="i")
@@ -753,7 +753,7 @@ def test_bytes_of_pbroadcast(count: int, backend: str) -> None:
     assert max([sum(i == j for i, _ in found) for j in range(count)]) <= math.ceil(math.log2(count))
 
 
-def test_bytes_are_those_between_devices_of_a_team(backend: str) -> None:
+def test_bytes_between_devices_of_a_group(backend: str) -> None:
     """Along one axis of a grid, and in groups of indices; to itself a device sends nothing."""
     mesh = mesh_of((2, 3), backend)
     offers = [array((4,), "float64", k) for k in range(6)]
@@ -827,7 +827,7 @@ def test_in_smap_and_in_pmap_of_arrays(backend: str) -> None:
 
 
 @everywhere
-def test_rows_of_a_ring_meet_again(backend: str) -> None:
+def test_permutations_around_a_ring(backend: str) -> None:
     """Many in a row, several axes in turn: a ring passes everything on until it is home."""
     mesh = mesh_of((2, 3), backend)
     blocks = [array((3,), "int64", k) for k in range(6)]
@@ -847,7 +847,7 @@ def test_rows_of_a_ring_meet_again(backend: str) -> None:
         assert_close(home, blocks[k], True)
 
 
-def test_entries_of_dicts_meet_by_their_keys(backend: str) -> None:
+def test_entries_of_dicts_are_matched_by_key(backend: str) -> None:
     """Not by the order in which a device has put them in."""
 
     def body(x: Any) -> Any:
@@ -921,7 +921,7 @@ def test_tensors_over_several_devices_get_the_dtype_that_arrays_get(dtype: str, 
 
 
 @everywhere
-def test_collectives_of_parked_tensors_stay_parked(backend: str) -> None:
+def test_collectives_of_offloaded_tensors_stay_offloaded(backend: str) -> None:
     mesh = mesh_of((2, 3), backend)
     value = array((4, 6), "float64", 1)
     x = st.device_put(value, st.NamedSharding(mesh, st.P("x", "y"), memory_kind="pinned_host"))
@@ -985,7 +985,7 @@ def test_outside_of_a_map_there_is_no_axis(name: str) -> None:
         getattr(st, name)(*arguments)
 
 
-def test_checking_costs_as_much_as_there_is_sent() -> None:
+def test_the_cost_of_checks_is_proportional_to_the_bytes_sent() -> None:
     """The events that order n² messages carry the times of n devices each; they are not merged one time after the
     other.
     """

@@ -581,7 +581,7 @@ def returned_from_a_row(d: Any) -> Any:
 
 
 @pytest.mark.parametrize("groups", [[[0, 2], [1, 3]], [[1, 2, 0, 3]]])
-def test_who_returned_early_is_named_in_groups_of_indices(groups: list[list[int]], backend: str) -> None:
+def test_errors_name_the_indices_that_returned_early(groups: list[list[int]], backend: str) -> None:
     devices = st.devices(backend)[:4]
 
     def fn(x: Any) -> Any:
@@ -979,7 +979,7 @@ def test_misuse(misuse: Case, backend: str) -> None:
     in_time(lambda: total_works(devices), LIMIT)
 
 
-def test_there_are_enough() -> None:
+def test_the_number_of_cases() -> None:
     names = [c.name for c in CASES]
     assert len(names) == len(set(names))
     assert len(names) >= 150

@@ -116,7 +116,7 @@ def _with_default_mesh() -> Any:
 @everywhere
 @pytest.mark.parametrize("what", INSIDE)
 @pytest.mark.parametrize("outer", ["list", "array", "smap", "shard_map"])
-def test_what_a_call_of_one_device_makes_stays_there(devices: Any, outer: str, what: str) -> None:
+def test_arrays_created_on_one_device_stay_there(devices: Any, outer: str, what: str) -> None:
     seen: dict[st.Device | None, Any] = {}
 
     def body(x: Any) -> Any:
@@ -162,7 +162,7 @@ def test_created_arrays_are_the_devices_own(devices: Any) -> None:
 
 
 @everywhere
-def test_an_array_of_the_call_yields_to_what_was_placed(devices: Any) -> None:
+def test_arrays_created_in_a_call_follow_placed_tensors(devices: Any) -> None:
     """It was not placed, whatever library it is of."""
     w = st.device_put(np.arange(2.0), devices[6])
     seen: list[Any] = []
@@ -193,7 +193,7 @@ def test_a_grid_of_data_takes_as_many_devices(devices: Any, direct: bool) -> Non
 
 @everywhere
 @pytest.mark.parametrize("axes", list(itertools.permutations(range(3), 2)))
-def test_maps_of_maps_move_nothing_that_lies_so(devices: Any, axes: tuple[int, int]) -> None:
+def test_nested_maps_of_matching_layouts_move_nothing(devices: Any, axes: tuple[int, int]) -> None:
     value = np.moveaxis(array((2, 4, 3), "float64", 1), (0, 1), axes)
     spec: list[str | None] = [None] * 3
     spec[axes[0]], spec[axes[1]] = "x", "y"
@@ -210,7 +210,7 @@ def test_maps_of_maps_move_nothing_that_lies_so(devices: Any, axes: tuple[int, i
 
 
 @everywhere
-def test_devices_come_in_the_order_in_which_the_data_lie(devices: Any) -> None:
+def test_devices_are_in_the_order_of_the_data(devices: Any) -> None:
     value = array((2, 4), "float64", 1)
     mesh = st.make_mesh((4, 2), ("x", "y"), devices=devices)
     x = st.device_put(value, st.NamedSharding(mesh, st.P("y", "x")))
@@ -291,7 +291,7 @@ def test_a_list_of_arrays_and_an_array_of_calls_that_map_lists(devices: Any) -> 
 
 
 @everywhere
-def test_smap_and_shard_share_what_a_call_owns(devices: Any) -> None:
+def test_smap_and_shard_use_the_devices_of_the_call(devices: Any) -> None:
     value = array((2, 8), "float64", 1)
     made = st.pmap(lambda x: st.smap(double, x, axes=[0]), value)
     assert_same(made, value * 2)

@@ -63,7 +63,7 @@ def cut(value: Any, axis: int | None, k: int) -> Any:
 
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=some.data())
-def test_arrays_are_cut_and_stacked_as_jax_does(backend: str, data: Any) -> None:
+def test_arrays_are_split_and_stacked_as_in_jax(backend: str, data: Any) -> None:
     count = data.draw(some.integers(1, 8))
     seeds = iter(range(100))
 
@@ -142,7 +142,7 @@ def test_a_prefix_of_the_devices_serves_fewer_slices(backend: str) -> None:
         assert_same(made, np.arange(count * 2.0).reshape(count, 2) * 2)
 
 
-def test_devices_say_where_and_how_many(backend: str) -> None:
+def test_devices_determine_places_and_number(backend: str) -> None:
     value = array((3, 2), "float64", 1)
     chosen = [st.devices(backend)[k] for k in (6, 1, 4)]
     made = st.pmap(lambda x: x + 1, value, devices=chosen)
@@ -169,7 +169,7 @@ def test_chains_of_maps_over_arrays_move_nothing(backend: str) -> None:
     assert_same(w, (value * 2).transpose(0, 2, 1) + (value * 2).sum(axis=2)[:, :1, None])
 
 
-def test_computation_follows_what_was_placed(backend: str) -> None:
+def test_computation_follows_placed_tensors(backend: str) -> None:
     there = mesh_of((4,), backend, start=4)
     x = st.device_put(np.arange(4.0), st.NamedSharding(there, st.P("x")))
     made = st.pmap(lambda a, b: a + b, np.ones(4), x)  # the second one is committed
@@ -228,7 +228,7 @@ def test_none_is_a_leaf_of_results(backend: str) -> None:
 
 
 @pytest.mark.parametrize("numbers", [(1, 3), [1, -2], (-4, 3), (3, 1, 1)])
-def test_static_arguments_are_what_they_are(numbers: Any, backend: str) -> None:
+def test_static_arguments_are_passed_unchanged(numbers: Any, backend: str) -> None:
     a_list, an_array = [1, 2, 3], np.arange(7)
 
     def fn(x: Any, first: Any, y: Any, second: Any, z: Any) -> Any:
@@ -241,7 +241,7 @@ def test_static_arguments_are_what_they_are(numbers: Any, backend: str) -> None:
     assert_same(made, x * 3)
 
 
-def test_static_arguments_alone_and_beside_lists(backend: str) -> None:
+def test_static_arguments_only_and_together_with_lists(backend: str) -> None:
     tensor = st.ones((3,), device=mesh_of((2,), backend))
     static = [7, 8]
     for number in (1, -1, (1,)):
@@ -256,7 +256,7 @@ def test_static_arguments_alone_and_beside_lists(backend: str) -> None:
     assert made.tolist() == [3.0, 3.0]
 
 
-def test_keywords_are_cut_along_axis_0(backend: str) -> None:
+def test_keywords_are_split_along_axis_0(backend: str) -> None:
     x, y = array((4, 3), "float64", 1), array((4, 2), "float64", 2)
     mapped = st.pmap(lambda a, *, b, c: a.sum() + b + c["k"], in_axes=1, devices=row(backend, 3))
     made = mapped(x, b=y.T[[0, 1, 0]], c={"k": np.arange(3.0)})
@@ -484,7 +484,7 @@ def test_three_levels_and_an_unnamed_one_between(backend: str) -> None:
     assert_same(made, np.broadcast_to(wanted, value.shape))
 
 
-def test_unnamed_maps_in_a_named_one_meet_item_by_item(backend: str) -> None:
+def test_collectives_of_unnamed_maps_in_a_named_one(backend: str) -> None:
     """Programs of inner maps meet those that stand at the same place in the inner maps of others."""
     items = [[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]]
     made = st.pmap(

@@ -42,6 +42,8 @@ from tests.layouts import array
 
 ROOT = Path(__file__).parents[2]
 
+Task = Callable[[programs.Program], Any]
+
 _hanging: list[threading.Thread] = []
 
 
@@ -118,10 +120,10 @@ def labels(count: int) -> list[str]:
     return [f"p{k}" for k in range(count)]
 
 
-def outcome_of(tasks: list[Any], **options: Any) -> Any:
-    """Results, or who failed and how."""
+def outcome_of(tasks: list[Any], seconds: float = 10, **options: Any) -> Any:
+    """Results, or the number of the program that failed and its error."""
     try:
-        return in_time(lambda: scheduler.run(tasks, labels(len(tasks)), **options))
+        return in_time(lambda: scheduler.run(tasks, labels(len(tasks)), **options), seconds)
     except programs.Failed as failure:
         return failure.number, failure.error
 
@@ -151,7 +153,7 @@ def test_programs_start_in_order_and_without_others_never_switch() -> None:
     assert order == list(range(20))
 
 
-def test_programs_meet_on_one_thread() -> None:
+def test_a_rendezvous_on_one_thread() -> None:
     threads = set()
 
     def task(program: programs.Program) -> Any:
@@ -162,7 +164,7 @@ def test_programs_meet_on_one_thread() -> None:
     assert len(threads) == 1
 
 
-def test_programs_meet_across_threads(helped: None) -> None:
+def test_a_rendezvous_across_threads(helped: None) -> None:
     threads = set()
 
     def task(program: programs.Program) -> Any:
@@ -179,7 +181,74 @@ def test_programs_meet_across_threads(helped: None) -> None:
     total_works()
 
 
-def test_of_several_errors_the_first_programs(helped: None) -> None:
+@pytest.fixture
+def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting threads continue only when they are woken: a missing wake-up takes longer than the test may."""
+    monkeypatch.setattr(scheduler, "_POLL", 10.0)
+
+
+def until_others_wait(program: programs.Program) -> None:
+    """Returns as soon as no other thread of the program's maps has anything to do."""
+    scheduler: Any = program.run.scheduler
+    while scheduler._busy > 1:
+        time.sleep(1e-4)
+
+
+def in_helper() -> bool:
+    """Whether the calling thread is a helper thread."""
+    return threading.current_thread().name.startswith("shardtensor_")
+
+
+def divided(callers: Task, *helpers: Task) -> Task:
+    """A task for as many programs as there are functions: the caller's thread runs the first function, and each helper
+    thread one of the others.
+    """
+    started, rest = threading.Barrier(1 + len(helpers)), iter(helpers)
+
+    def task(program: programs.Program) -> Any:
+        started.wait(5)
+        return next(rest)(program) if in_helper() else callers(program)
+
+    return task
+
+
+def map_inside(program: programs.Program) -> list[bool]:
+    """Maps two programs, each in a thread of its own; the one in the other thread ends last."""
+    started, here = threading.Barrier(2), threading.get_ident()
+
+    def inner(program: programs.Program) -> bool:
+        started.wait(5)
+        if threading.get_ident() != here:
+            until_others_wait(program)
+        return threading.get_ident() != here
+
+    return sorted(scheduler.run([inner] * 2, labels(2)))
+
+
+WAKES: dict[str, tuple[Task, Task, Any]] = {
+    "a rendezvous": (lambda program: meets(program, 1), lambda program: meets(program, 1), [3, 3, 3]),
+    "an error": (lambda program: meets(program, 1), lambda program: {}[1], KeyError),
+    "a deadlock": (lambda program: meets(program, 1), lambda program: None, st.CollectiveError),
+    "an inner map": (lambda program: None, map_inside, [None, None, [False, True]]),
+    "the end": (lambda program: None, lambda program: None, [None] * 3),
+}
+
+
+@pytest.mark.parametrize("last", ["caller", "helper"])
+@pytest.mark.parametrize("name", WAKES)
+def test_waiting_threads_are_woken(name: str, last: str, helped: None, unpolled: None) -> None:
+    first, then, wanted = WAKES[name]
+
+    def late(program: programs.Program) -> Any:
+        until_others_wait(program)
+        return then(program)
+
+    task = divided(first, first, late) if last == "helper" else divided(late, first, first)
+    made = outcome_of([task] * 3, seconds=5, helper_delay=0.0)
+    assert (type(made[1]) if isinstance(made, tuple) else sorted(made, key=str)) == wanted
+
+
+def test_of_several_errors_the_first_programs_is_raised(helped: None) -> None:
     first = threading.Event()
 
     def early(program: programs.Program) -> None:
@@ -196,7 +265,7 @@ def test_of_several_errors_the_first_programs(helped: None) -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_who_was_told_is_not_who_failed(helper_delay: float, helped: None) -> None:
+def test_secondary_errors_are_not_raised(helper_delay: float, helped: None) -> None:
     """Those who wait for a failed program end, too, but it is the failure that is raised."""
 
     def waits(program: programs.Program) -> Any:
@@ -212,7 +281,7 @@ def test_who_was_told_is_not_who_failed(helper_delay: float, helped: None) -> No
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_who_leaves_early_is_named(helper_delay: float, helped: None) -> None:
+def test_errors_name_the_programs_that_returned_early(helper_delay: float, helped: None) -> None:
     def task(program: programs.Program) -> Any:
         time.sleep(0.001)
         return None if program.number in (1, 4) else meets(program, 1)
@@ -224,7 +293,7 @@ def test_who_leaves_early_is_named(helper_delay: float, helped: None) -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_two_that_call_different_things_are_told_at_once(helper_delay: float, helped: None) -> None:
+def test_different_calls_are_an_error_immediately(helper_delay: float, helped: None) -> None:
     def task(program: programs.Program) -> Any:
         time.sleep(0.001 * program.number)
         return meets(program, 1, said="max" if program.number == 1 else "sum")
@@ -237,7 +306,7 @@ def test_two_that_call_different_things_are_told_at_once(helper_delay: float, he
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_circles_are_seen(helper_delay: float, helped: None) -> None:
+def test_cyclic_waits_are_a_deadlock(helper_delay: float, helped: None) -> None:
     """Two groups, each of which waits for a program that waits in the other."""
 
     def task(program: programs.Program) -> Any:
@@ -252,7 +321,7 @@ def test_circles_are_seen(helper_delay: float, helped: None) -> None:
         assert f"p{k} called pair {pair}" in str(error)
 
 
-def test_a_program_may_go_on_after_an_error_but_the_map_fails() -> None:
+def test_a_program_may_catch_a_secondary_error_but_the_map_fails() -> None:
     """The others have gone without it: what it returns cannot be a result."""
     after: list[Any] = []
 
@@ -278,7 +347,7 @@ def test_a_program_may_go_on_after_an_error_but_the_map_fails() -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_work_that_raises(helper_delay: float, helped: None) -> None:
+def test_an_error_in_the_work_of_a_rendezvous(helper_delay: float, helped: None) -> None:
     """Who does it does not matter: all get the error, of our kinds each its own."""
     errors: list[BaseException] = []
 
@@ -325,7 +394,7 @@ def test_maps_in_programs() -> None:
 
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
-def test_what_fails_inside_is_raised_inside(helper_delay: float, helped: None) -> None:
+def test_errors_of_an_inner_map_are_raised_by_its_call(helper_delay: float, helped: None) -> None:
     """A map's caller may catch what its programs raise, and go on with the others."""
 
     def inner(program: programs.Program) -> Any:
@@ -445,7 +514,7 @@ def test_random_schedules(backend: str, helped: None, data: Any) -> None:
 
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=some.data())
-def test_random_schedules_with_one_fault_end(backend: str, helped: None, data: Any) -> None:
+def test_random_schedules_with_one_fault_terminate(backend: str, helped: None, data: Any) -> None:
     """One program does something else in one place: an error of the right kind, in time; and no trace of it remains."""
     steps, naps = schedule(data)
     culprit, place = data.draw(some.integers(0, 5)), data.draw(some.integers(0, len(steps) - 1))
@@ -595,78 +664,85 @@ def test_locks_of_programs_in_one_thread() -> None:
     assert max(most) == 3
 
 
-def test_signals_in_the_work_of_a_meeting(late: None) -> None:
-    """They are heard as soon as it is done, and not when the program that did it is suspended the next time."""
+def test_signals_in_the_work_of_a_rendezvous(late: None) -> None:
+    """The handler runs when the work is complete, and not only when the program that did it is suspended again."""
+    done: list[int] = []
     after: list[int] = []
 
+    def step(k: int) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        done.append(k)
+
+    def work(offers: list[Any]) -> list[Any]:
+        threads.each(step, 3, threads=1)
+        return offers
+
     def task(program: programs.Program) -> None:
-        meets(program, 1, lambda offers: (signal.raise_signal(signal.SIGALRM), offers)[1])
+        meets(program, 1, work)
         after.append(program.number)
 
     with pytest.raises(programs.Failed) as failed:
         scheduler.run([task] * 3, labels(3), helper_delay=9.0)
     assert (failed.value.number, type(failed.value.error)) == (2, Late)
+    assert done == [0, 1, 2]
     assert 2 not in after
 
 
-@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "Late"])
-def test_interrupts_while_programs_run(raised: str) -> None:
-    """In the middle of the caller's own work, and while it waits for helpers: all ends, and works again."""
-    said = scripted(
-        """
-        import signal, threading, time
-        from shardtensor.host import threads as team
+WAITS: dict[str, Task] = {
+    "for helper threads": lambda program: None,
+    "in a rendezvous": lambda program: meets(program, 1),
+}
 
-        class Late(Exception):
-            pass
 
-        def stop(number, frame):
-            raise RAISED
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Late])
+@pytest.mark.parametrize("wait", WAITS)
+def test_signals_while_the_caller_waits(
+    wait: str, kind: type[BaseException], nested: bool, helped: None, late: None
+) -> None:
+    """The handler runs although the program in the helper thread does not end before it has run."""
+    handled, ended = threading.Event(), list[bool]()
 
-        signal.signal(signal.SIGUSR1, stop)
-        team.usable_cores = lambda: 4
-        main = threading.main_thread()
-        running = []
+    def handler(number: int, frame: Any) -> None:
+        handled.set()
+        raise kind
 
-        def sleepy(x):  # helpers sleep longer than the caller, who then waits
-            running.append(1)
-            try:
-                time.sleep(0.02 if threading.current_thread() is main else 0.25)
-                return st.psum(x, "i")
-            finally:
-                running.pop()
+    def blocked(program: programs.Program) -> Any:
+        until_others_wait(program)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        ended.append(handled.wait(5))
+        return meets(program, 1)
 
-        def busy(x):
-            running.append(1)
-            try:
-                for _ in range(20):
-                    time.sleep(0.005)
-                return x
-            finally:
-                running.pop()
+    def inner(program: programs.Program) -> Any:
+        return scheduler.run([task] * 2, labels(2))
 
-        def interrupted(fn, after):
-            timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-            timer.start()
-            began = time.perf_counter()
-            try:
-                st.pmap(fn, [1.0] * 8, axis_name="i")
-            except RAISED:
-                print("interrupted", len(running), time.perf_counter() - began < 4)
-            timer.join()
-            assert st.current_device() is None
-            assert st.pmap(lambda x: st.psum(x, "i"), [1.0] * 8, axis_name="i") == [8.0] * 8
+    signal.signal(signal.SIGALRM, handler)
+    task = divided(WAITS[wait], blocked)
+    tasks = [inner] if nested else [task] * 2
+    with pytest.raises((programs.Failed, kind)) as caught:
+        scheduler.run(tasks, labels(len(tasks)), helper_delay=0.0)
+    assert isinstance(caught.value, programs.Failed)
+    assert (ended, type(caught.value.error)) == ([True], kind)
+    total_works()
 
-        st.pmap(lambda x: st.psum(x, "i"), [1.0] * 8, axis_name="i")  # which imports
-        interrupted(sleepy, 0.1)
-        interrupted(busy, 0.05)
-        team.usable_cores = lambda: 1
-        interrupted(busy, 0.05)
-        interrupted(lambda x: [busy(st.psum(x, "i")) for _ in range(9)], 0.05)
-        print(threading.active_count() <= 4)
-    """.replace("RAISED", raised)
-    )
-    assert said.split("\n")[:-1] == ["interrupted 0 True"] * 4 + ["True"]
+
+BEFORE: dict[str, Callable[[Any], Any]] = {
+    "the start": lambda x: None,
+    "a rendezvous": lambda x: st.psum(x, "i"),
+    "an inner map": lambda x: st.pmap(lambda y: st.psum(y, ("i", "j")), [x, x], axis_name="j"),
+}
+
+
+@pytest.mark.parametrize("step", BEFORE)
+def test_signals_in_mapped_functions_are_handled_immediately(step: str, late: None) -> None:
+    def fn(x: Any) -> Any:
+        BEFORE[step](x)
+        with pytest.raises(Late):
+            signal.raise_signal(signal.SIGALRM)
+        return x
+
+    with st.set_num_threads(1):
+        assert st.pmap(fn, [1, 2, 3], axis_name="i") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -751,6 +827,30 @@ def test_breakpoint_calls_the_callers_hook(helped: None) -> None:
     assert sorted(str(device) for device, _, _ in stops) == sorted([f"numpy:{k}" for k in range(4)] * 4)
     assert {name for _, name, _ in stops} == {"fn"}
     assert len({thread for _, _, thread in stops}) == 1
+
+
+def test_a_map_that_starts_while_another_ends_counts_and_restores_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, started, hooks = threading.Event(), threading.Event(), [sys.breakpointhook]
+    restore_hook = scheduler.restore_hook
+
+    def slow() -> None:
+        ending.set()
+        started.wait(0.1)  # It ends only without a lock.
+        restore_hook()
+
+    def fn(x: int) -> None:
+        started.set()
+        ended.result(10)
+        hooks.append(sys.breakpointhook)
+
+    monkeypatch.setattr(scheduler, "restore_hook", slow)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(st.pmap, lambda x: x, [1])
+        assert ending.wait(10)
+        st.pmap(fn, [1])
+    hook, inside = hooks
+    assert inside is not hook
+    assert sys.breakpointhook is hook
 
 
 def test_a_hook_that_a_program_sets_stays() -> None:
@@ -895,7 +995,7 @@ def test_blas_threads_are_put_back(helped: None) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_can_go_on() -> None:
+def test_maps_in_the_child_of_a_fork() -> None:
     said = scripted("""
         import time, threading, warnings
         from shardtensor.host import threads as team
@@ -1100,6 +1200,7 @@ def many_collectives(count: int) -> None:
     assert len(communicator._shared) <= shared
 
 
+@pytest.mark.slow
 def test_many_collectives_in_flat_memory() -> None:
     many_collectives(5000)
 

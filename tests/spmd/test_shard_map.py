@@ -107,7 +107,7 @@ def test_an_elementwise_body_is_the_function_and_moves_nothing(backend: str) -> 
     drawn(check, 80)
 
 
-def test_operands_of_any_layout_are_brought_to_the_specs(backend: str) -> None:
+def test_operands_of_any_layout_are_resharded_to_the_specs(backend: str) -> None:
     def check(data: Any) -> None:
         value, mesh, spec = some_layout(data, backend)
         x = placed(data, value, backend, mesh)
@@ -122,7 +122,7 @@ def test_operands_of_any_layout_are_brought_to_the_specs(backend: str) -> None:
     drawn(check)
 
 
-def test_blocks_are_gathered_and_cut_as_the_specs_say(backend: str) -> None:
+def test_blocks_are_gathered_and_split_as_the_specs_require(backend: str) -> None:
     """From any layout to the whole on each device, and from there to any other, within one body."""
 
     def check(data: Any) -> None:
@@ -162,7 +162,7 @@ def test_reductions_of_blocks_are_those_of_the_whole(backend: str) -> None:
     drawn(check)
 
 
-def test_axes_on_one_dimension_are_cut_in_the_order_given(backend: str) -> None:
+def test_axes_on_one_dimension_split_it_in_the_given_order(backend: str) -> None:
     mesh = mesh_of((2, 3), backend)
     value = np.arange(11)
     for spec, parts in (
@@ -263,7 +263,7 @@ def test_rows_that_pass_a_filter(backend: str) -> None:
 
 
 @everywhere
-def test_specs_may_end_where_arguments_go_on(backend: str) -> None:
+def test_specs_may_be_prefixes_of_arguments(backend: str) -> None:
     pair = namedtuple("pair", "left right")
     mesh = mesh_of((2, 2), backend)
     w, v = array((4, 3), "float32", 1), array((5,), "float32", 2)
@@ -291,7 +291,7 @@ def test_specs_may_end_where_arguments_go_on(backend: str) -> None:
     assert made["sums"][1][0].sharding.spec == st.P("y")
 
 
-def test_entries_of_dicts_go_by_their_keys(backend: str) -> None:
+def test_specs_of_dicts_are_matched_by_key(backend: str) -> None:
     mesh = mesh_of((2,), backend)
     a, b = np.arange(4), np.arange(4) * 10
 
@@ -319,7 +319,7 @@ def test_one_spec_for_all_arguments_and_all_results(backend: str) -> None:
 
 
 @everywhere
-def test_static_arguments_come_as_they_are(backend: str) -> None:
+def test_shard_map_passes_static_arguments_unchanged(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     whole = st.ones((3,), device=mesh)
     host, thing = np.arange(3), object()
@@ -343,7 +343,7 @@ def test_static_arguments_come_as_they_are(backend: str) -> None:
 
 
 @everywhere
-def test_static_leaves_come_as_they_are_beside_others(backend: str) -> None:
+def test_static_leaves_are_passed_unchanged_together_with_others(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     whole = st.ones((3,), device=mesh)
     host, thing = np.arange(3), object()
@@ -406,7 +406,7 @@ def test_the_default_mesh_is_that_of_the_call(backend: str) -> None:
         assert made.item() == len(st.devices())
 
 
-def test_what_is_promised_to_be_equal_is_checked(backend: str) -> None:
+def test_replicated_results_are_checked_for_equality(backend: str) -> None:
     mesh = mesh_of((2, 2), backend)
     blocks = [1.0, 2.0, 1.0, 3.0]
 
@@ -431,7 +431,7 @@ def test_what_is_promised_to_be_equal_is_checked(backend: str) -> None:
     assert_same(st.shard_map(body, mesh=mesh, in_specs=(), out_specs=st.P())(), np.full(3, np.nan), exact=True)
 
 
-def test_bytes_of_that_check(backend: str) -> None:
+def test_bytes_of_the_equality_check(backend: str) -> None:
     """Each device's block goes to the first that has the same; unchecked, none does."""
     mesh = mesh_of((2, 3), backend)
     x = st.device_put(array((6, 5), "float64", 1), st.NamedSharding(mesh, st.P()))
@@ -606,7 +606,7 @@ def test_three_maps_in_one_another(backend: str) -> None:
     assert_same(total, value.sum(), exact=True)
 
 
-def test_a_body_over_some_axes_may_lay_its_results_out_as_it_likes(backend: str) -> None:
+def test_bodies_over_some_axes_may_return_any_layout(backend: str) -> None:
     """Each call its own way: the first one's counts."""
     mesh = mesh_of((2, 4), backend)
     value = array((6, 8), "float64", 1)
@@ -677,7 +677,7 @@ def test_functions_of_the_library_run_on_the_device(backend: str) -> None:
 
 
 @everywhere
-def test_bodies_may_use_what_they_find_outside(backend: str) -> None:
+def test_bodies_may_use_arrays_of_enclosing_scopes(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     spread_ = st.device_put(np.arange(3.0), st.NamedSharding(mesh, st.P("x")))
     alone = st.device_put(np.arange(3.0), st.devices(backend)[6])
@@ -757,7 +757,7 @@ def test_blocks_are_read_only(backend: str) -> None:
 
 
 @everywhere
-def test_what_a_body_keeps_and_writes_later_nobody_sees(backend: str) -> None:
+def test_later_writes_of_a_body_change_no_result(backend: str) -> None:
     mesh = mesh_of((2,), backend)
     kept = {}
 
@@ -778,7 +778,7 @@ def test_what_a_body_keeps_and_writes_later_nobody_sees(backend: str) -> None:
 
 
 @everywhere
-def test_errors_come_as_they_are_and_release_the_others(backend: str) -> None:
+def test_errors_are_raised_unchanged_and_release_the_other_programs(backend: str) -> None:
     mesh = mesh_of((2, 2), backend)
 
     class Mine(Exception):
@@ -878,7 +878,7 @@ def test_errors(call: Any, kind: type[Exception], words: list[str], backend: str
     assert_same(mapped(x), value, exact=True)
 
 
-def test_blocks_of_different_dtypes_meet_in_one_that_holds_them_all(backend: str) -> None:
+def test_blocks_of_different_dtypes_are_promoted(backend: str) -> None:
     x = st.device_put(np.arange(4.0) + 0.1, mesh_of((2,), backend))
     made = mapped(x, body=lambda x: st.astype(x, "float32") if st.axis_index("x") else x)
     assert_same(made, np.concatenate([[0.1, 1.1], np.array([2.1, 3.1], "float32").astype("float64")]), exact=True)
@@ -886,7 +886,7 @@ def test_blocks_of_different_dtypes_meet_in_one_that_holds_them_all(backend: str
         mapped(x, st.P(), st.P(), lambda x: st.astype(x, "float32") if st.axis_index("x") else x)
 
 
-def test_specs_are_looked_at_before_anything_runs(backend: str) -> None:
+def test_specs_are_checked_before_any_program_runs(backend: str) -> None:
     ran: list[int] = []
     mesh = mesh_of((2,), backend)
     for in_specs, out_specs in ((st.P("q"), st.P("x")), (st.P("x"), st.P("q")), (st.P("x"), [{"a": st.P("q")}])):

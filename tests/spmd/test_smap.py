@@ -46,7 +46,7 @@ def test_numpy_backend_copies_nothing_either() -> None:
     assert np.shares_memory(np.asarray(whole), np.asarray(parts[0]))
 
 
-def test_host_items_are_dealt_in_blocks(backend: str) -> None:
+def test_host_items_are_distributed_in_blocks(backend: str) -> None:
     devices = row(backend)
     made = st.pmap(lambda i: st.full((2,), i), list(range(10)), devices=devices)
     assert [m.device for m in made] == [devices[k] for k, n in enumerate([3, 3, 2, 2]) for _ in range(n)]
@@ -60,7 +60,7 @@ def test_host_items_are_dealt_in_blocks(backend: str) -> None:
 
 
 @everywhere
-def test_tensors_run_where_they_live_and_others_come(backend: str) -> None:
+def test_tensors_stay_on_their_devices_and_others_are_transferred(backend: str) -> None:
     d = st.devices(backend)
     first = [st.ones((2,), device=d[5]), 3.0, st.ones((2,), device=d[1])]
     second = [st.ones((2,), device=d[0]), st.ones((2,), device=d[6]), np.ones(2)]
@@ -74,7 +74,7 @@ def test_tensors_run_where_they_live_and_others_come(backend: str) -> None:
     assert {m.device for m in made} == {d[7]}
 
 
-def test_whole_arguments_go_to_each_device_once(backend: str) -> None:
+def test_whole_arguments_are_sent_to_each_device_once(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     w = st.ones((6,), dtype="float32", device=mesh)
     items = [float(i) for i in range(8)]
@@ -142,7 +142,7 @@ def test_functions_of_the_library_run_on_the_device(backend: str) -> None:
         assert k == np.dtype("float64")
 
 
-def test_tensors_found_outside_mean_what_they_mean_everywhere(backend: str) -> None:
+def test_tensors_of_enclosing_scopes_in_a_mapped_function(backend: str) -> None:
     w = st.ones((4,), device=mesh_of((2,), backend))
     made = st.pmap(lambda x: (w + 1, st.zeros((2,), device=w.device)), [1, 2], devices=row(backend))
     for a, b in made:
@@ -162,7 +162,7 @@ def test_shards_are_read_only_where_that_can_be_enforced(backend: str) -> None:
 
 
 @everywhere
-def test_results_that_somebody_else_holds_are_copied(backend: str) -> None:
+def test_results_with_other_references_are_copied(backend: str) -> None:
     kept: list[Any] = []
 
     def fn(x: Any) -> Any:
@@ -245,7 +245,7 @@ def test_donating_a_view_leaves_the_others_alone(backend: str) -> None:
 
 
 @everywhere
-def test_errors_come_as_they_are_with_a_note(backend: str) -> None:
+def test_errors_are_raised_unchanged_with_a_note(backend: str) -> None:
     ran: list[int] = []
 
     class Mine(Exception):
@@ -264,7 +264,7 @@ def test_errors_come_as_they_are_with_a_note(backend: str) -> None:
     assert st.backend.current_device() is None
 
 
-def test_of_several_errors_the_first_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_errors_the_first_shards_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 3)
     together = threading.Barrier(2)
 
@@ -281,7 +281,7 @@ def test_of_several_errors_the_first_shards(monkeypatch: pytest.MonkeyPatch) -> 
         st.pmap(fn, list(range(3)), devices=row("numpy"))
 
 
-def test_what_was_not_started_when_a_shard_failed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_not_started_when_a_shard_failed_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     ran: list[int] = []
 
@@ -296,7 +296,7 @@ def test_what_was_not_started_when_a_shard_failed_is_not_run(monkeypatch: pytest
     assert len(ran) < 10
 
 
-def test_long_work_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_runs_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     workers = set()
 
@@ -448,7 +448,7 @@ def test_smap_results(backend: str) -> None:
     assert tree["ends"][0].shape == (4,)
 
 
-def test_smap_gives_no_empty_part_of_what_is_not_empty(backend: str) -> None:
+def test_smap_returns_no_empty_part_of_a_nonempty_array(backend: str) -> None:
     made = st.smap(lambda x: st.max(x, keepdims=True), array((3,), "float64", 1), axes=[0], devices=st.devices(backend))
     assert_same(made, array((3,), "float64", 1))
     assert_same(st.smap(lambda x: x * 2, np.zeros((0, 2)), axes=[0], devices=st.devices(backend)), np.zeros((0, 2)))

@@ -607,13 +607,13 @@ def run_fault(seed: int, backend: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"])
-def test_one_device_departs(backend: str) -> None:
+def test_one_device_deviates(backend: str) -> None:
     for seed in range(20):
         run_fault(seed, backend, 8)
 
 
 @pytest.mark.full
 @everywhere
-def test_one_device_departs_often(backend: str) -> None:
+def test_one_device_deviates_often(backend: str) -> None:
     for seed in range(1000, 2000):
         run_fault(seed, backend, 8)

@@ -12,6 +12,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import pytest
 import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.interpreters.execution.plan_cache import _plans
+from shardtensor.tensor import tensor as handles
+from shardtensor.tensor.storage import WriteState
 from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of, on_host
 
 
@@ -506,6 +509,38 @@ def test_many_threads_share_plans_and_tensors(backend: str) -> None:
     assert not failures
 
 
+def test_threads_share_one_write_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two writers would hold different locks."""
+    second, made = threading.Event(), list[WriteState]()
+
+    class Slow(WriteState):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+            if len(made) > 1:
+                second.set()
+            second.wait(0.1)  # It ends only without a lock.
+
+    x = st.ones((4,))
+    monkeypatch.setattr(handles, "WriteState", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, other = [f.result(10) for f in [pool.submit(handles.write_state_of, x) for _ in range(2)]]
+    assert [first] == [other] == made
+
+
+def test_a_donation_during_a_write_is_not_lost() -> None:
+    x = st.ones((4,))
+    donor = threading.Thread(target=handles.mark_donated, args=(x, "smap"))
+    with handles.write_state_of(x).lock:
+        before = x._storage
+        donor.start()
+        donor.join(0.1)  # It ends only without the lock.
+        x._storage = before  # as a write does at its end
+    donor.join(10)
+    assert x.is_donated
+
+
+@pytest.mark.slow
 def test_a_hundred_thousand_reductions_neither_hang_nor_grow() -> None:
     x = st.ones((64,), dtype="float32", device=mesh_of((8,), "numpy"))
     for _ in range(1000):

@@ -1,7 +1,6 @@
-"""The suite for authors of backends: it passes what keeps the rules, and each broken rule is caught by a test of it.
+"""The conformance suite: backends that follow the rules pass, and each violated rule is detected by a test.
 
-The backend that is broken here in many ways is the one that `docs/writing_a_backend.md` builds, whose code runs as it
-stands there.
+The mutants are variants of the backend of `docs/writing_a_backend.md`, whose code is executed unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import pytest
 from shardtensor.backend import FRAME, Device, references, registry
 from shardtensor.errors import BackendError
 from shardtensor.testing import BackendTests
-from shardtensor.testing.ordering import WAITS
+from shardtensor.testing.ordering import ORDERED
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_backend.md").read_text()
@@ -76,17 +75,18 @@ def files_of_the_page() -> dict[str, str]:
 FILES = files_of_the_page()
 
 
-def test_the_toy_is_as_short_as_the_page_says() -> None:
+def test_the_backend_has_under_100_lines() -> None:
     assert "under 100 lines" in PAGE
     assert sum(bool(line.strip()) for line in FILES["lazy_devices.py"].splitlines()) < 100
 
 
-def test_the_page_shows_what_is_said() -> None:
-    assert f"breaks a rule.\n  rule: {WAITS}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
+def test_the_page_shows_the_failure() -> None:
+    assert f"breaks a rule.\n  rule: {ORDERED}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
 
 
+@pytest.mark.slow
 def test_the_page_works(tmp_path: Path) -> None:
-    """Its project is installed, its example runs, and its backend passes its test."""
+    """The project of the page is installed, its example runs, and its backend passes the suite."""
     project, scratch = tmp_path / "project", tmp_path / "scratch"
     project.mkdir()
     for name, text in FILES.items():
@@ -95,7 +95,7 @@ def test_the_page_works(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(scratch), str(project)], check=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
-    (project / "lazy_devices.py").unlink()  # what is installed is what runs
+    (project / "lazy_devices.py").unlink()  # the installed module is the one that runs
     for command in (["try_lazy.py"], ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_lazy.py"]):
         command = [sys.executable, *command]
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=project)
@@ -111,43 +111,46 @@ exec(compile(FILES["lazy_devices.py"], "lazy_devices.py", "exec"), lazy.__dict__
 MUTANTS: list[type[Any]] = []
 
 
-def mutant(caught_by: str, *arguments: Any, says: str) -> Callable[[type[Any]], type[Any]]:
-    """Files a backend that breaks one rule: the test that sees it, with its arguments, and what that says."""
+def mutant(caught_by: str, *arguments: Any, message: str) -> Callable[[type[Any]], type[Any]]:
+    """Registers a backend that violates one rule, with the test that detects it, its arguments, and its message."""
 
     def register(broken: type[Any]) -> type[Any]:
         whole = type(broken.__name__, (broken, lazy.LazyBackend), {"name": f"lazy_{broken.__name__.lower()}"})
-        whole.caught_by, whole.says = (caught_by, *arguments), says
+        whole.caught_by, whole.message = (caught_by, *arguments), message
         MUTANTS.append(whole)
         return whole
 
     return register
 
 
-@mutant("test_copies_are_nobody_elses", says="Backend.to_device: a copy on the destination, nobody else's")
+@mutant("test_copies_are_independent", message="Backend.to_device: an exclusive copy on the destination")
 class ToDeviceAliases:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         return lazy.Tile(array.memory, destination)
 
 
-@mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
+@mutant("test_copies_wait_for_their_source", message="Backend.record and wait")
 class ToDeviceCopiesAtOnce:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         return lazy.Tile(array.memory.copy(), destination)
 
 
-@mutant("test_sources_may_go_at_once", says="the memory of the source is not given to others before it is read")
+@mutant("test_sources_may_be_deleted_at_once", message="the memory of the source is not reused before it has been read")
 class SourceIsNotKept:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         copy, there = lazy.Tile(np.zeros_like(array.memory), destination), weakref.ref(array)
-        self.queues[destination].tell(lambda: np.copyto(copy.memory, there().memory if there() else 0))  # type: ignore[attr-defined]
+        self.queues[destination].put(lambda: np.copyto(copy.memory, there().memory if there() else 0))  # type: ignore[attr-defined]
         return copy
 
 
-@mutant("test_sources_are_not_sole_before_they_are_read", says="the source is not `is_exclusive` before it is read")
+@mutant(
+    "test_sources_are_not_exclusive_before_they_are_read",
+    message="the source is not `is_exclusive` before it has been read",
+)
 class SoleWhileItIsCopied:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         copy, memory = lazy.Tile(np.zeros_like(array.memory), destination), array.memory
-        self.queues[destination].tell(lambda: np.copyto(copy.memory, memory))  # type: ignore[attr-defined]
+        self.queues[destination].put(lambda: np.copyto(copy.memory, memory))  # type: ignore[attr-defined]
         return copy
 
     def contiguous(self, array: Any) -> Any:
@@ -158,27 +161,27 @@ class SoleWhileItIsCopied:
         return references(array) <= holders + FRAME
 
 
-@mutant("test_the_host_array_is_written_afterwards", says="Backend.from_host: a copy of the host array")
+@mutant("test_from_host_copies", message="Backend.from_host: a copy of the host array")
 class FromHostAliases:
     def from_host(self, array: Any, device: Device) -> Any:
         return lazy.Tile(np.asarray(array), device)
 
 
-@mutant("test_the_host_array_is_written_afterwards", says="Backend.from_host: a copy of the host array")
+@mutant("test_from_host_copies", message="Backend.from_host: a copy of the host array")
 class FromHostCopiesLater:
     def from_host(self, array: Any, device: Device) -> Any:
         made = lazy.Tile(np.zeros(array.shape, array.dtype), device)
-        self.queues[device].tell(lambda: np.copyto(made.memory, array))  # type: ignore[attr-defined]
+        self.queues[device].put(lambda: np.copyto(made.memory, array))  # type: ignore[attr-defined]
         return made
 
 
-@mutant("test_reading_waits_for_what_is_queued", says="Backend.to_host: the values once they are computed")
+@mutant("test_reading_waits_for_queued_operations", message="Backend.to_host: the values after they have been computed")
 class ToHostDoesNotWait:
     def to_host(self, array: Any, device: Device) -> Any:
         return array.memory.copy()
 
 
-@mutant("test_host_copies_stay", says="Backend.to_host: the values once they are computed")
+@mutant("test_host_arrays_do_not_change", message="Backend.to_host: the values after they have been computed")
 class ToHostUsesOneBuffer:
     buffer = np.zeros(1 << 20)
 
@@ -188,19 +191,19 @@ class ToHostUsesOneBuffer:
         return out
 
 
-@mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
+@mutant("test_copies_wait_for_their_source", message="Backend.record and wait")
 class WaitDoesNothing:
     def wait(self, device: Device, token: Any) -> None:
         pass
 
 
-@mutant("test_copies_wait_for_their_source", says="Backend.record and wait")
+@mutant("test_copies_wait_for_their_source", message="Backend.record and wait")
 class RecordComesTooEarly:
     def record(self, device: Device) -> Any:
-        return self.queues[device], self.queues[device].told - 1  # type: ignore[attr-defined]
+        return self.queues[device], self.queues[device].queued - 1  # type: ignore[attr-defined]
 
 
-@mutant("test_random_traffic", says="Backend.record and wait")
+@mutant("test_random_traffic", message="Backend.record and wait")
 class WaitForgetsEveryThird:
     count = 0
 
@@ -210,7 +213,7 @@ class WaitForgetsEveryThird:
             lazy.LazyBackend.wait(self, device, token)
 
 
-@mutant("test_on_nests", says="Backend.on: makes the device current in this thread")
+@mutant("test_on_nests", message="Backend.on: makes the device current in this thread")
 class OnIsNotUndone:
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
@@ -218,7 +221,7 @@ class OnIsNotUndone:
         yield
 
 
-@mutant("test_on_is_undone_by_an_error", RuntimeError, says="Backend.on: makes the device current in this thread")
+@mutant("test_on_is_left_after_an_error", RuntimeError, message="Backend.on: makes the device current in this thread")
 class OnIsNotUndoneByAnError:
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
@@ -227,7 +230,7 @@ class OnIsNotUndoneByAnError:
         lazy.current.reset(token)
 
 
-@mutant("test_on_is_undone_by_an_error", ZeroDivisionError, says="Backend.on lets errors through")
+@mutant("test_on_is_left_after_an_error", ZeroDivisionError, message="Backend.on propagates errors")
 class OnHidesErrors:
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
@@ -235,7 +238,7 @@ class OnHidesErrors:
             yield
 
 
-@mutant("test_threads_have_devices_of_their_own", says="Backend.on: makes the device current in this thread")
+@mutant("test_current_device_of_each_thread", message="Backend.on: makes the device current in this thread")
 class OnIsForAllThreads:
     stack: ClassVar[list[Any]] = []
 
@@ -253,61 +256,61 @@ class OnIsForAllThreads:
         return lazy.Namespace()
 
 
-@mutant("test_enter_and_leave", says="Backend.wait_for_caller and make_caller_wait make no device current")
+@mutant("test_wait_for_caller", message="Backend.wait_for_caller and make_caller_wait make no device current")
 class EnterMakesCurrent:
     def wait_for_caller(self, device: Device) -> None:
         lazy.current.set(self.queues[device])  # type: ignore[attr-defined]
 
 
 @mutant(
-    "test_sole_sees_who_else_holds_it",
-    "a part of it",
-    says="Backend.is_exclusive: True only where nothing but its holder",
+    "test_is_exclusive_detects_holders",
+    "a view",
+    message="Backend.is_exclusive: True only if no other reference",
 )
-class SoleAlways:
+class ExclusiveAlways:
     def is_exclusive(self, array: Any, holders: int) -> bool:
         return True
 
 
-@mutant(
-    "test_sole_sees_who_else_holds_it", "a reshaped view", says="Backend.is_exclusive: True only where nothing but its"
-)
+@mutant("test_is_exclusive_detects_holders", "a reshaped view", message="Backend.is_exclusive: True only if no other")
 class SoleDoesNotSeeViews:
     def is_exclusive(self, array: Any, holders: int) -> bool:
         return references(array) <= holders + FRAME
 
 
-@mutant("test_adopted_arrays_are_nobody_elses", "another variable", says="Backend.adopt: an array that nobody outside")
+@mutant(
+    "test_adopted_arrays_are_independent", "another variable", message="Backend.adopt: an array that cannot be written"
+)
 class AdoptNeverCopies:
     def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
         return result, False
 
 
-@mutant("test_copies_are_told_truly", says="adopt gave another array and says it is no copy")
+@mutant("test_copies_are_reported", message="adopt returned another array and reports no copy")
 class AdoptHidesCopies:
     def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
         return self.xp.asarray(result, copy=True), False  # type: ignore[attr-defined]
 
 
-@mutant("test_maps_in_maps_stay", says="an array in a mapped function is on the function's device")
+@mutant("test_nested_maps_stay_on_their_device", message="an array in a mapped function is on the function's device")
 class DeviceOfIsTheFirst:
     def device_of(self, array: Any) -> Device:
         return next(iter(self.queues))  # type: ignore[attr-defined, no-any-return]
 
 
-@mutant("test_released_arrays_can_be_written", "a part of it", says="Backend.release: an array that its only holder")
+@mutant("test_released_arrays_are_writable", "a view", message="Backend.release: an exclusive, writable array")
 class ReleaseNeverCopies:
     def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
         return array, False
 
 
-@mutant("test_views_share_memory", says="Backend.view is a view")
+@mutant("test_views_share_memory", message="Backend.view is a view")
 class ViewCopies:
     def view(self, array: Any, index: Any) -> Any:
         return self.xp.asarray(array[index], copy=True)  # type: ignore[attr-defined]
 
 
-@mutant("test_views_share_memory", says="Backend.negative_strides")
+@mutant("test_views_share_memory", message="Backend.negative_strides")
 class NegativeStridesCopy:
     def view(self, array: Any, index: Any) -> Any:
         part = array[index]
@@ -315,69 +318,69 @@ class NegativeStridesCopy:
         return self.xp.asarray(part, copy=True) if turned else part  # type: ignore[attr-defined]
 
 
-@mutant("test_views_have_numpys_elements", says="Backend.view: the elements at a basic index")
+@mutant("test_views_have_numpys_elements", message="Backend.view: the elements at a basic index")
 class ViewTakesStepsForPositive:
     def view(self, array: Any, index: Any) -> Any:
         entries = index if isinstance(index, tuple) else (index,)
         return array[tuple([slice(e.start, e.stop, abs(e.step or 1)) if type(e) is slice else e for e in entries])]
 
 
-@mutant("test_there_and_back", "int32", says="Backend.dtype_of: the NumPy dtype of the elements")
+@mutant("test_host_round_trip", "int32", message="Backend.dtype_of: the NumPy dtype of the elements")
 class DtypeOfIsWrong:
     def dtype_of(self, array: Any) -> Any:
         return np.dtype("float64")
 
 
-@mutant("test_there_and_back", "complex128", says="Backend.from_host and to_host: the same values, shape and dtype")
+@mutant("test_host_round_trip", "complex128", message="Backend.from_host and to_host: the same values, shape and dtype")
 class DtypesAreNarrowed:
     def from_host(self, array: Any, device: Device) -> Any:
         narrow = array.astype("complex64") if array.dtype == "complex128" else array
         return lazy.LazyBackend.from_host(self, narrow, device)
 
 
-@mutant("test_host_arrays_of_any_layout", "transposed", says="Backend.from_host and to_host: the same values")
+@mutant("test_host_arrays_of_any_layout", "transposed", message="Backend.from_host and to_host: the same values")
 class StridesAreIgnored:
     def from_host(self, array: Any, device: Device) -> Any:
         return lazy.LazyBackend.from_host(self, array.ravel(order="K").reshape(array.shape), device)
 
 
-@mutant("test_contiguous", says="Backend.contiguous: the array itself if it is in row-major order")
+@mutant("test_contiguous", message="Backend.contiguous: the array itself if it is in row-major order")
 class ContiguousDoesNothing:
     def contiguous(self, array: Any) -> Any:
         return array
 
 
-@mutant("test_is_contiguous", says="Backend.is_contiguous: whether an array is in row-major order")
+@mutant("test_is_contiguous", message="Backend.is_contiguous: whether an array is in row-major order")
 class AlwaysContiguous:
     def is_contiguous(self, array: Any) -> bool:
         return True
 
 
-@mutant("test_offload_and_back", says="Backend.offload and onload")
+@mutant("test_offload_and_back", message="Backend.offload and onload")
 class OffloadDoesNotWait:
     def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
         return array.memory.copy(), None
 
 
-@mutant("test_pin", says="Backend.pin: a copy of a host array")
+@mutant("test_pin", message="Backend.pin: a copy of a host array")
 class PinAliases:
     def pin(self, host: Any) -> Any:
         return host
 
 
-@mutant("test_devices_are_values", says="Backend.devices: all devices, in order of their ids")
+@mutant("test_devices_are_values", message="Backend.devices: all devices, in order of their ids")
 class DevicesAreOutOfOrder:
     def devices(self) -> list[Device]:
         return list(self.queues)[::-1]  # type: ignore[attr-defined]
 
 
-@mutant("test_what_is_no_array", says="Backend.is_array: NumPy's arrays are the host's")
+@mutant("test_is_array", message="Backend.is_array: NumPy's arrays are the host's")
 class TakesHostArrays:
     def is_array(self, x: object) -> bool:
         return type(x) in (lazy.Tile, np.ndarray)
 
 
-@mutant("test_operator", "exp", says="every operator gives NumPy's answer under every sharding")
+@mutant("test_operator", "exp", message="every operator gives NumPy's result under every sharding")
 class OperatorIsWrong:
     class Space(lazy.Namespace):  # type: ignore[misc]
         def __getattr__(self, name: str) -> Any:
@@ -386,7 +389,7 @@ class OperatorIsWrong:
     xp = Space()
 
 
-@mutant("test_namespace", says="after x was written")
+@mutant("test_namespace", message="after x was written")
 class AsarrayDoesNotCopy:
     class Space(lazy.Namespace):  # type: ignore[misc]
         def asarray(self, x: Any, dtype: Any = None, copy: Any = None) -> Any:
@@ -395,12 +398,12 @@ class AsarrayDoesNotCopy:
     xp = Space()
 
 
-made = functools.cache(lambda backend: backend())  # once: the library keeps what it has found out of a backend
+made = functools.cache(lambda backend: backend())  # one instance each: the library caches properties of backends
 
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendTests]:
-    """Makes a suite for a backend of that class, installed for the length of a test."""
+    """Returns a function that creates a suite for a backend of that class, registered during the test."""
 
     def kit(backend: type[Any], **attributes: Any) -> BackendTests:
         monkeypatch.setitem(registry._loaded, backend.name, made(backend))
@@ -410,36 +413,36 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendTests]:
 
 
 @pytest.mark.parametrize("broken", MUTANTS, ids=lambda m: m.__name__)
-def test_a_broken_rule_is_caught(broken: type[Any], use: Callable[..., BackendTests]) -> None:
+def test_a_violated_rule_is_detected(broken: type[Any], use: Callable[..., BackendTests]) -> None:
     name, *arguments = broken.caught_by
-    with pytest.raises(AssertionError, match=re.escape(broken.says)) as caught:
+    with pytest.raises(AssertionError, match=re.escape(broken.message)) as caught:
         contextvars.copy_context().run(getattr(use(broken), name), *arguments)
     assert f"backend '{broken.name}' breaks a rule" in str(caught.value)
 
 
 TENSORS = [
-    (SoleAlways, "test_values_of_before", "writes to a tensor are seen in its views and in nothing else"),
-    (AdoptNeverCopies, "test_pmap_results_that_are_kept", "mapped functions get the backend's arrays"),
-    (ReleaseNeverCopies, "test_pmap_donates", "mapped functions get the backend's arrays"),
-    (NegativeStridesCopy, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
-    (WaitDoesNothing, "test_moves", "a tensor has NumPy's elements"),
-    (WaitDoesNothing, "test_collective_moves", "what one program offers in a collective, the others get"),
-    (ViewCopies, "test_writes", "writes to a tensor are seen in its views and in nothing else"),
+    (ExclusiveAlways, "test_earlier_values_do_not_change", "writes to a tensor are visible in its views only"),
+    (AdoptNeverCopies, "test_pmap_results_kept_by_the_function", "mapped functions receive the backend's arrays"),
+    (ReleaseNeverCopies, "test_pmap_donates", "mapped functions receive the backend's arrays"),
+    (NegativeStridesCopy, "test_writes", "writes to a tensor are visible in its views only"),
+    (WaitDoesNothing, "test_reshard", "a tensor has NumPy's elements"),
+    (WaitDoesNothing, "test_collective_moves", "every program receives the operands of the others"),
+    (ViewCopies, "test_writes", "writes to a tensor are visible in its views only"),
 ]
 
 
-@pytest.mark.parametrize(("broken", "name", "says"), TENSORS, ids=lambda v: getattr(v, "__name__", None))
-def test_a_broken_rule_shows_in_tensors(
-    broken: type[Any], name: str, says: str, use: Callable[..., BackendTests]
+@pytest.mark.parametrize(("broken", "name", "message"), TENSORS, ids=lambda v: getattr(v, "__name__", None))
+def test_a_violated_rule_is_visible_in_tensors(
+    broken: type[Any], name: str, message: str, use: Callable[..., BackendTests]
 ) -> None:
-    """Most are caught twice: by a test of the rule, and by one of what users see."""
-    with pytest.raises(AssertionError, match=says):
+    """Most are detected twice: by a test of the rule, and by a test of tensors."""
+    with pytest.raises(AssertionError, match=message):
         contextvars.copy_context().run(getattr(use(broken), name))
 
 
 @pytest.mark.parametrize("call", sorted({m.caught_by for m in MUTANTS}, key=str), ids=str)
-def test_what_is_not_broken_passes(call: tuple[Any, ...], use: Callable[..., BackendTests]) -> None:
-    """The tests that catch them, on the backend as it is."""
+def test_the_correct_backend_passes(call: tuple[Any, ...], use: Callable[..., BackendTests]) -> None:
+    """The tests that detect the mutants pass for the correct backend."""
     name, *arguments = call
     getattr(use(lazy.LazyBackend), name)(*arguments)
 
@@ -448,7 +451,7 @@ def test_what_is_not_broken_passes(call: tuple[Any, ...], use: Callable[..., Bac
 
 
 class WithoutNextafter(lazy.LazyBackend):  # type: ignore[misc]
-    """It does not have an operator, and says so."""
+    """An operator is missing, and raises an error."""
 
     class Space(lazy.Namespace):  # type: ignore[misc]
         def nextafter(self, *args: Any, **kwargs: Any) -> Any:
@@ -465,14 +468,14 @@ def test_unclaimed_operators_raise_and_are_not_wrong(use: Callable[..., BackendT
     with pytest.raises(AssertionError, match=r"`unclaimed` raises a ShardTensorError.*\n.*never raised"):
         use(lazy.LazyBackend, unclaimed={"nextafter"}).test_operator("nextafter")
     wrong = next(m for m in MUTANTS if m.__name__ == "OperatorIsWrong")
-    with pytest.raises(AssertionError, match="never gives a wrong answer"):
+    with pytest.raises(AssertionError, match="never returns a wrong result"):
         use(wrong, unclaimed={"exp"}).test_operator("exp")
     with pytest.raises(AssertionError, match=r"names operators.*\n.*nextbefore"):
         use(lazy.LazyBackend, unclaimed={"nextbefore"}).test_unclaimed_operators_exist()
 
 
 class WithoutDoubles(lazy.LazyBackend):  # type: ignore[misc]
-    """As many accelerators are."""
+    """Without double precision, like many accelerators."""
 
     name = "lazy_without_doubles"
 
@@ -480,10 +483,10 @@ class WithoutDoubles(lazy.LazyBackend):  # type: ignore[misc]
         return dtype not in ("float64", "complex128")
 
 
-class Alone(lazy.LazyBackend):  # type: ignore[misc]
+class OneDevice(lazy.LazyBackend):  # type: ignore[misc]
     """One device."""
 
-    name = "lazy_alone"
+    name = "lazy_one_device"
 
     def __init__(self) -> None:
         super().__init__()
@@ -499,9 +502,9 @@ def everything(kit: BackendTests) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield from [(name, (v,)) for v in values] or [(name, ())]
 
 
-@pytest.mark.parametrize("backend", [WithoutDoubles, Alone])
-def test_backends_that_have_less_pass(backend: type[Any], use: Callable[..., BackendTests]) -> None:
-    """Without a dtype, or with one device alone, what there is is tested."""
+@pytest.mark.parametrize("backend", [WithoutDoubles, OneDevice])
+def test_backends_with_fewer_features_pass(backend: type[Any], use: Callable[..., BackendTests]) -> None:
+    """Without a dtype, or with only one device, the rest is tested."""
     kit = use(backend, examples=3)
     skipped = []
     for name, arguments in everything(kit):
@@ -513,7 +516,7 @@ def test_backends_that_have_less_pass(backend: type[Any], use: Callable[..., Bac
     assert any(wanted in s for s in skipped), skipped
 
 
-def test_what_is_left_behind_is_seen(use: Callable[..., BackendTests]) -> None:
+def test_changed_state_is_detected(use: Callable[..., BackendTests]) -> None:
     """After each test, what was current before must be so again, and so must NumPy's handling of errors."""
     kit = use(lazy.LazyBackend)
     for spoil in (lambda: lazy.current.set(kit.it.queues[kit.devices[0]]), lambda: np.seterr(all="ignore")):  # type: ignore[attr-defined]
@@ -525,7 +528,7 @@ def test_what_is_left_behind_is_seen(use: Callable[..., BackendTests]) -> None:
         np.seterr(**before)
 
 
-def test_the_kit_is_imported_without_pytest() -> None:
+def test_testing_is_imported_without_pytest() -> None:
     """The entry point of `checked` is in it, and everybody loads that."""
     code = """
         import sys, shardtensor.testing as kit
