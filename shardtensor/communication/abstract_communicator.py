@@ -61,12 +61,8 @@ class AbstractCommunicator:
         """See `Communicator`."""
         n = len(arrays)
         self._exchange([a.nbytes for a in arrays], [np.ones(n, np.int64)], [0] * n)
-        shape = arrays[0].shape
-        if tiled:
-            whole = (*shape[:axis], sum(a.shape[axis] for a in arrays), *shape[axis + 1 :])
-        else:
-            whole = (*shape[:axis], n, *shape[axis:])
-        return [AbstractArray(whole, arrays[0].dtype)] * n
+        shape, size = arrays[0].shape, sum(a.shape[axis] for a in arrays) if tiled else n
+        return [AbstractArray((*shape[:axis], size, *shape[axis + tiled :]), arrays[0].dtype)] * n
 
     def reduce_scatter(self, arrays: Sequence[AbstractArray], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
         """See `Communicator`."""
@@ -74,9 +70,7 @@ class AbstractCommunicator:
         shares = _shares(first.shape[dimension], n, tiled)
         self._exchange([_row(first, dimension)] * n, [shares], [0] * n)
         before, after = first.shape[:dimension], first.shape[dimension + 1 :]
-        return [
-            AbstractArray((*before, *((share,) if tiled else ()), *after), first.dtype) for share in shares.tolist()
-        ]
+        return [AbstractArray((*before, *[share] * tiled, *after), first.dtype) for share in shares.tolist()]
 
     def all_to_all(self, arrays: Sequence[AbstractArray], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         """See `Communicator`."""
@@ -97,8 +91,7 @@ class AbstractCommunicator:
         results = []
         for share in along.tolist():  # type: ignore[union-attr]
             shape = list(first.shape)
-            shape[concat_axis] = joined
-            shape[split_axis] = share
+            shape[concat_axis], shape[split_axis] = joined, share
             results.append(AbstractArray(tuple(shape), first.dtype))
         return results
 
@@ -107,7 +100,7 @@ class AbstractCommunicator:
         pairs = [(i, k) for k, i in enumerate(sources) if i is not None]
         there, here = np.array([i for i, _ in pairs], np.int64), np.array([k for _, k in pairs], np.int64)
         sizes = np.array([arrays[i].nbytes for i, _ in pairs], np.int64)
-        self._note(lambda ids: Permute(ids, (there, here), sizes, self.caller, self.axis))
+        self._note(lambda ids: Permute(ids, there, here, sizes, self.caller, self.axis))
         return [arrays[k if i is None else i] for k, i in enumerate(sources)]
 
     def broadcast(self, arrays: Sequence[AbstractArray], source: int) -> list[Any]:

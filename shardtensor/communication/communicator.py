@@ -76,7 +76,7 @@ class Communicator:
 
     def reduce(self, arrays: Sequence[Any], ufunc: str, *, mean: bool = False) -> list[Any]:
         """Combines the arrays elementwise by a binary ufunc on every device; ``mean`` divides by their number."""
-        group, size, nbytes = range(len(arrays)), _size(arrays[0]), _nbytes(arrays[0])
+        group, size, nbytes = range(len(arrays)), math.prod(arrays[0].shape), int(arrays[0].nbytes)
         chunked = nbytes >= CHUNKED_FROM and len(arrays) > 2
         self._note(lambda: messages(group, group, nbytes, nbytes, chunked))
         if self.shared_memory:
@@ -92,18 +92,11 @@ class Communicator:
 
     def gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
         """Concatenates all arrays along ``axis`` (tiled), or stacks them along a new axis there, on every device."""
-        self._note(lambda: [(i, k, _nbytes(a)) for i, a in enumerate(arrays) for k in range(len(arrays)) if i != k])
-
-        def joined(k: int) -> Any:
-            xp = self.backends[k].xp
-            with self.backends[k].on(self.devices[k]):
-                here = [self._bring(a, i, k) for i, a in enumerate(arrays)]
-                return xp.concat(here, axis=axis) if tiled else xp.stack(here, axis=axis)
-
+        self._note(lambda: [(i, k, int(a.nbytes)) for i, a in enumerate(arrays) for k in range(len(arrays))])
         if self.shared_memory:
             whole = self._adjacent(arrays, axis) if tiled else None
-            return [self._deliver(0, joined(0)) if whole is None else whole] * len(arrays)
-        return [self._deliver(k, joined(k)) for k in range(len(arrays))]
+            return [self._joined(0, arrays, axis, tiled) if whole is None else whole] * len(arrays)
+        return [self._joined(k, arrays, axis, tiled) for k in range(len(arrays))]
 
     def reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
         """Combines the arrays elementwise by a binary ufunc, and splits the result along ``dimension``.
@@ -111,23 +104,16 @@ class Communicator:
         Device k receives the k-th part by the split rule (tiled), or the elements at index k, without that dimension.
         """
         parts = _parts(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
-        self._note(
-            lambda: [
-                (i, k, _nbytes(self._view(a, i, part)))
-                for k, part in enumerate(parts)
-                for i, a in enumerate(arrays)
-                if i != k
-            ]
-        )
+        pieces = self._pieces(arrays, [parts] * len(arrays))
         if self.shared_memory:
             whole = _reduced(getattr(np, ufunc), arrays)
             return [self._deliver(k, whole[part]) for k, part in enumerate(parts)]
         results = []
-        for k, part in enumerate(parts):
+        for k, column in enumerate(pieces()):
             function = function_of(self.backends[k], ufunc)
             state: Any = None
-            for i, array in enumerate(arrays):
-                piece = self._bring(self._view(array, i, part), i, k)
+            for i, array in enumerate(column):
+                piece = self._bring(array, i, k)
                 with self.backends[k].on(self.devices[k]):
                     state = function(state, piece) if i else self._owned(piece, i, k)
             results.append(self._deliver(k, state))
@@ -140,31 +126,17 @@ class Communicator:
         dimension.
         """
         cuts = [_parts(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
-
-        def pieces() -> list[list[Any]]:
-            return [[self._view(a, i, part) for part in cuts[i]] for i, a in enumerate(arrays)]
-
-        self._note(
-            lambda: [(i, k, _nbytes(piece)) for i, row in enumerate(pieces()) for k, piece in enumerate(row) if i != k]
-        )
+        pieces = self._pieces(arrays, cuts)
         whole = self._adjacent(arrays, concat_axis) if tiled and split_axis != concat_axis else None
         if whole is not None:
             return [whole[part] for part in cuts[0]]
-        columns = list(zip(*pieces(), strict=True))
         if self.shared_memory:
-            return [self._deliver(k, out) for k, out in enumerate(_joined(columns, concat_axis, tiled))]
-        results = []
-        for k in range(len(arrays)):
-            xp = self.backends[k].xp
-            with self.backends[k].on(self.devices[k]):
-                here = [self._bring(piece, i, k) for i, piece in enumerate(columns[k])]
-                joined = xp.concat(here, axis=concat_axis) if tiled else xp.stack(here, axis=concat_axis)
-                results.append(self._deliver(k, joined))
-        return results
+            return [self._deliver(k, out) for k, out in enumerate(_joined(pieces(), concat_axis, tiled))]
+        return [self._joined(k, column, concat_axis, tiled) for k, column in enumerate(pieces())]
 
     def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros."""
-        self._note(lambda: [(i, k, _nbytes(arrays[i])) for k, i in enumerate(sources) if i is not None and i != k])
+        self._note(lambda: [(i, k, int(arrays[i].nbytes)) for k, i in enumerate(sources) if i is not None])
         results = []
         for k, i in enumerate(sources):
             if i is None:
@@ -177,7 +149,7 @@ class Communicator:
     def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
         """Sends the array of the device at position ``source`` to every device."""
         edges = binomial_tree(source, range(len(arrays)))
-        self._note(lambda: [(i, k, _nbytes(arrays[source])) for i, k in edges])
+        self._note(lambda: [(i, k, int(arrays[source].nbytes)) for i, k in edges])
         if self.shared_memory:
             return [self._deliver(source, blockwise.copied(arrays[source]))] * len(arrays)
         held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
@@ -220,9 +192,27 @@ class Communicator:
             return copied(array, self.devices[destination])
         return array
 
-    def _view(self, array: Any, k: int, index: Any) -> Any:
+    def _pieces(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]]) -> Callable[[], list[tuple[Any, ...]]]:
+        """Records that device k receives the k-th part of every array, and returns a function that returns these
+        pieces, as views, for each device k.
+        """
+
+        def view(i: int, part: Any) -> Any:
+            with self.backends[i].on(self.devices[i]):
+                return self.backends[i].view(arrays[i], part)
+
+        def pieces() -> list[tuple[Any, ...]]:
+            return list(zip(*[[view(i, part) for part in parts] for i, parts in enumerate(cuts)], strict=True))
+
+        self._note(lambda: [(i, k, int(x.nbytes)) for k, column in enumerate(pieces()) for i, x in enumerate(column)])
+        return pieces
+
+    def _joined(self, k: int, arrays: Sequence[Any], axis: int, tiled: bool) -> Any:
+        """Returns the arrays of all devices, concatenated or stacked, on the k-th device."""
         with self.backends[k].on(self.devices[k]):
-            return self.backends[k].view(array, index)
+            here = [self._bring(array, i, k) for i, array in enumerate(arrays)]
+            join = self.backends[k].xp.concat if tiled else self.backends[k].xp.stack
+            return self._deliver(k, join(here, axis=axis))
 
     def _by_library(self, arrays: Sequence[Any], ufunc: str) -> list[Any] | None:
         """Returns the all-reduce of the backend's library, if it supports the arrays; otherwise None.
@@ -341,14 +331,6 @@ def _parts(ndim: int, dimension: int, size: int, count: int, tiled: bool) -> lis
         return [(*before, k) for k in range(count)]
     bounds = offsets(size, (count,)).tolist()
     return [(*before, slice(a, b)) for a, b in itertools.pairwise(bounds)]
-
-
-def _size(array: Any) -> int:
-    return int(np.prod(array.shape, dtype=np.int64))
-
-
-def _nbytes(array: Any) -> int:
-    return int(array.nbytes)
 
 
 # -- shared results --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardtensor.backend.ownership import references
+from shardtensor.communication.transfer import only_array
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.host.blockwise import copied
 from shardtensor.tensor.storage import DeferredStorage, Storage
@@ -98,8 +99,3 @@ def is_exclusive(storage: Storage, value: Aval) -> bool:
     array = storage.array if arrays is None else arrays[0]
     with value.backend.on(value.sharding.mesh.flat[0]):
         return value.backend.is_exclusive(array, 2)
-
-
-def only_array(storage: Storage) -> Any:
-    """Returns the array of a storage on one device."""
-    return storage.array if storage.arrays is None else storage.arrays[0]

@@ -9,37 +9,34 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer import as_dtype, send
-from shardtensor.communication.transfer_log import Transfer, record_transfer
+from shardtensor.communication.transfer import RecordedPlan, as_dtype, send
+from shardtensor.communication.transfer_log import Transfer
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
 
-class GatherRequest:
+class GatherRequest(NamedTuple):
     """The elements that one device needs of an array.
 
     These are rows, each given by its index in every gathered dimension, over a range of indices of each other
     dimension.
 
-    Args:
+    Attributes:
         device: the device, or `st.HOST`.
         rows: the number of rows.
         coordinates: for each gathered dimension, the indices of the rows.
         rest: for each other dimension, begin and end of the range.
     """
 
-    __slots__ = ("coordinates", "device", "rest", "rows")
-
-    def __init__(self, device: Device, rows: int, coordinates: Sequence[Ints], rest: Sequence[tuple[int, int]]) -> None:
-        self.device = device
-        self.rows = rows
-        self.coordinates = coordinates
-        self.rest = rest
+    device: Device
+    rows: int
+    coordinates: Sequence[Ints]
+    rest: Sequence[tuple[int, int]]
 
     @property
     def shape(self) -> Shape:
@@ -47,22 +44,25 @@ class GatherRequest:
         return (self.rows, *[b - a for a, b in self.rest])
 
 
-class _Piece:
-    """Rows that one device receives from another."""
+class _Piece(NamedTuple):
+    """Rows that a device receives from device ``j`` of the array.
 
-    __slots__ = ("index", "j", "k", "rows", "runs", "size", "to")
+    Attributes:
+        rows: the positions of the rows in the request.
+        indices, runs: the indices in the gathered dimensions, and the ranges in the others, of the source's array.
+        to: these ranges in the requested array.
+        size: the number of elements.
+    """
 
-    def __init__(self, k: int, j: int, rows: Ints, index: list[Ints], runs: Any, to: Any, size: int) -> None:
-        self.k = k
-        self.j = j
-        self.rows = rows
-        self.index = index
-        self.runs = runs
-        self.to = to
-        self.size = size
+    j: int
+    rows: Ints
+    indices: list[Ints]
+    runs: tuple[slice, ...]
+    to: tuple[slice, ...]
+    size: int
 
 
-class GatherPlan:
+class GatherPlan(RecordedPlan):
     """The plan by which devices receive the rows of an array that they requested.
 
     Args:
@@ -79,8 +79,8 @@ class GatherPlan:
         self.holders: dict[tuple[int, ...], list[int]] = {}
         for j, parts in enumerate(source.parts.tolist()):
             self.holders.setdefault(tuple(parts), []).append(j)
-        self.pieces = [piece for k, want in enumerate(wants) for piece in self._pieces(k, want)]
-        self.size = sum(p.size for p in self.pieces if source.devices[p.j] != wants[p.k].device)
+        self._incoming = [list(self._pieces(k, want)) for k, want in enumerate(wants)]
+        self.size = sum(size for size, _, _ in self._sent())
 
     def _pieces(self, k: int, want: GatherRequest) -> Iterator[_Piece]:
         if not math.prod(want.shape):
@@ -103,28 +103,24 @@ class GatherPlan:
                 runs_here = tuple([slice(a, b) for _, a, b, _ in combination])
                 to = tuple([slice(at, at + b - a) for _, a, b, at in combination])
                 size = len(rows) * math.prod(b - a for _, a, b, _ in combination)
-                yield _Piece(k, j, rows, index, runs_here, to, size)
+                yield _Piece(j, rows, index, runs_here, to, size)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
-        """Yields the transfers for the log."""
-        for p in self.pieces:
-            source, destination = self.source.devices[p.j], self.wants[p.k].device
-            if source != destination:
-                n = p.size * itemsize
-                yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
+        """See `RecordedPlan`."""
+        for size, source, destination in self._sent():
+            n = size * itemsize
+            yield Transfer(n, n if copied else 0, source, destination, operator, explicit)
 
-    def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
-        """Checks the transfers against the guard and records them; see `record_transfer`."""
-        record_transfer(
-            operator, self.size * itemsize, explicit, lambda: self.records(itemsize, copied, operator, explicit)
-        )
+    def _sent(self) -> Iterator[tuple[int, Device, Device]]:
+        """Yields number of elements, source and destination of each transfer."""
+        for want, pieces in zip(self.wants, self._incoming, strict=True):
+            for p in pieces:
+                if self.source.devices[p.j] != want.device:
+                    yield p.size, self.source.devices[p.j], want.device
 
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
         """Executes the plan: returns one array of `GatherRequest.shape` for each request."""
-        pieces: list[list[_Piece]] = [[] for _ in self.wants]
-        for p in self.pieces:
-            pieces[p.k].append(p)
-        return [self._receive(want, mine, arrays, dtype) for want, mine in zip(self.wants, pieces, strict=True)]
+        return [self._receive(*both, arrays, dtype) for both in zip(self.wants, self._incoming, strict=True)]
 
     def _receive(self, want: GatherRequest, pieces: Sequence[_Piece], arrays: Sequence[Any], dtype: Any) -> Any:
         backend = backend_of(want.device)
@@ -143,7 +139,7 @@ class GatherPlan:
         backend = backend_of(source)
         with backend.on(source):
             array = backend.xp.permute_dims(array, (*self.dims, *self.others))
-            part = array[(*[on_device(i, source) for i in piece.index], *piece.runs)]
+            part = array[(*[on_device(i, source) for i in piece.indices], *piece.runs)]
         return part if source == device else send(part, source, device)
 
 

@@ -95,16 +95,13 @@ class PrefetchedStorage(DeferredStorage):
     def stored(self) -> Storage:
         """Returns the storage, ordered after the copies."""
         with _PREFETCHED:
-            return self._stored()
-
-    def _stored(self) -> Storage:
-        if self._storage is None:
-            for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
-                if token is not None:
-                    self._value.backend.wait(device, token)
-            self._storage = Storage(arrays=self._arrays)
-            self._arrays = None  # a second reference would make them appear shared, so that writes copied them
-        return self._storage
+            if self._storage is None:
+                for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
+                    if token is not None:
+                        self._value.backend.wait(device, token)
+                self._storage = Storage(arrays=self._arrays)
+                self._arrays = None  # a second reference would make them appear shared, so that writes copied them
+            return self._storage
 
 
 def offloaded(value: Aval, arrays: Sequence[Any]) -> Storage | OffloadedStorage:

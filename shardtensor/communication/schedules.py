@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,11 @@ class Block(NamedTuple):
 
 Phase = Iterator[Block]
 
-_NO_MESSAGES = Block(*[np.zeros(0, np.int64)] * 3)
+
+def flat(blocks: Iterable[Block]) -> Block:
+    """Returns the messages of flat blocks as one block."""
+    nothing = Block(*[np.zeros(0, np.int64)] * 3)
+    return Block(*map(np.concatenate, zip(nothing, *blocks, strict=True)))
 
 
 def ids_of(devices: Sequence[Device]) -> Ints:
@@ -62,10 +67,9 @@ class Schedule(abc.ABC):
         operator, explicit, axis: see `shardtensor.communication.transfer_log.Transfer`.
     """
 
-    def __init__(self, operator: str, explicit: bool, axis: str = "") -> None:
-        self.operator = operator
-        self.explicit = explicit
-        self.axis = axis
+    operator: str
+    explicit: bool
+    axis = ""
 
     @abc.abstractmethod
     def phases(self) -> Iterator[Phase]:
@@ -87,8 +91,7 @@ class Schedule(abc.ABC):
 
     def __call__(self) -> TransferBatch:
         """Returns the transfers for the log."""
-        blocks = [_NO_MESSAGES, *[sent(block) for phase in self.phases() for block in phase]]
-        sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
+        sources, destinations, sizes = flat(sent(block) for phase in self.phases() for block in phase)
         return TransferBatch(
             sources - HOST_ID, destinations - HOST_ID, sizes, lambda number: _device(number + HOST_ID),
             operator=self.operator, explicit=self.explicit, axis=self.axis,
@@ -118,7 +121,7 @@ class Beside(Schedule):
     """Schedules of disjoint groups of devices, which run at the same time."""
 
     def __init__(self, parts: Sequence[Schedule]) -> None:
-        super().__init__(parts[0].operator, parts[0].explicit, parts[0].axis)
+        self.operator, self.explicit, self.axis = parts[0].operator, parts[0].explicit, parts[0].axis
         self._parts = parts
 
     def parts(self) -> Sequence[Schedule]:
@@ -134,44 +137,42 @@ class Beside(Schedule):
 # -- reshards --------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Move(Schedule):
-    """The messages of a `shardtensor.communication.transfer.TransferPlan`, all in one phase."""
+    """The messages of a `shardtensor.communication.transfer.TransferPlan`, all in one phase.
 
-    def __init__(
-        self,
-        regions: Sequence[Region],
-        sources: Sequence[Grid],
-        result: Grid,
-        itemsize: int,
-        operator: str,
-        explicit: bool,
-    ) -> None:
-        super().__init__(operator, explicit)
-        self._regions = regions
-        self._sources = sources
-        self._result = result
-        self._itemsize = itemsize
+    Attributes:
+        regions, sources, result: see `TransferPlan`.
+        itemsize: the bytes of one element.
+        operator, explicit: see `Schedule`.
+    """
+
+    regions: Sequence[Region]
+    sources: Sequence[Grid]
+    result: Grid
+    itemsize: int
+    operator: str
+    explicit: bool
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        if len(self._regions) == 1:
-            yield self._blocks(self._regions[0])
-        elif self._regions:
+        if len(self.regions) == 1:
+            yield self._blocks(self.regions[0])
+        elif self.regions:
             yield self._joined()
 
     def _blocks(self, region: Region) -> Phase:
-        source, result = self._sources[region.operand], self._result
+        source, result = self.sources[region.operand], self.result
         here, there = _ids_of_mesh(source.devices), _ids_of_mesh(result.devices)
         pieces, receivers = pieces_in(region, source, result)
         step = max(_AT_A_TIME // max(receivers, 1), 1)
         for begin in range(0, pieces, step):
             copies = RegionCopies(region, 0, source, result, (begin, min(begin + step, pieces)))
-            yield Block(here[copies.source], there[copies.destination], copies.sizes * self._itemsize)
+            yield Block(here[copies.source], there[copies.destination], copies.sizes * self.itemsize)
 
     def _joined(self) -> Phase:
         """Yields one block in which the pieces that several regions send from one device to another are one message."""
-        blocks = [_NO_MESSAGES, *[sent(block) for region in self._regions for block in self._blocks(region)]]
-        sources, destinations, sizes = (np.concatenate(column) for column in zip(*blocks, strict=True))
+        sources, destinations, sizes = flat(sent(block) for region in self.regions for block in self._blocks(region))
         width = int(max(destinations.max(initial=0), 0)) + 2
         pairs, inverse = np.unique((sources + 1) * width + destinations + 1, return_inverse=True)
         totals = np.zeros(len(pairs), np.int64)
@@ -183,7 +184,7 @@ class Listed(Schedule):
     """The transfers of a log, as one phase."""
 
     def __init__(self, records: Sequence[Transfer]) -> None:
-        super().__init__(records[0].operator, records[0].explicit, records[0].axis)
+        self.operator, self.explicit, self.axis = records[0].operator, records[0].explicit, records[0].axis
         self._records = records
 
     def phases(self) -> Iterator[Phase]:
@@ -195,52 +196,50 @@ class Listed(Schedule):
 # -- collectives -----------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Collective(Schedule):
     """The messages of a collective within one group of devices.
 
     Attributes:
         members: the ids of the group's devices, in order.
-    """
-
-    def __init__(self, members: Ints, operator: str, explicit: bool, axis: str = "") -> None:
-        super().__init__(operator, explicit, axis)
-        self.members = members
-
-
-class AllReduce(Collective):
-    """The messages of `shardtensor.communication.all_reduce.all_reduce`, as its function ``messages`` lists them.
-
-    Args:
-        members: the ids of the group's devices.
-        contributors: the positions of those members that contribute to the result.
-        state, result: bytes of a state and of the result.
-        chunked: whether every contributor combines a chunk.
         operator, axis: see `Schedule`.
     """
 
-    def __init__(
-        self, members: Ints, contributors: Ints, state: int, result: int, chunked: bool, operator: str, axis: str = ""
-    ) -> None:
-        super().__init__(members, operator, True, axis)
-        self._speakers = members[contributors]
-        self._leader = int(contributors[0])
-        self._state, self._result = state, result
-        self._scattered = chunked
+    explicit = True
+    members: Ints
 
     @property
     def key(self) -> Any:
         """See `Schedule`."""
-        sizes = (self._leader, self._state, self._result, self._scattered)
-        return self.operator, self.axis, self.members.tobytes(), self._speakers.tobytes(), *sizes
+        values = [getattr(self, attribute.name) for attribute in fields(self)]
+        return type(self), *[value.tobytes() if isinstance(value, np.ndarray) else value for value in values]
+
+
+@dataclass(eq=False)
+class AllReduce(Collective):
+    """The messages of `shardtensor.communication.all_reduce.all_reduce`, as its function ``messages`` lists them.
+
+    Attributes:
+        contributors: the positions of those members that contribute to the result.
+        state, result: bytes of a state and of the result.
+        chunked: whether every contributor combines a chunk.
+    """
+
+    contributors: Ints
+    state: int
+    result: int
+    chunked: bool
+    operator: str
+    axis: str = ""
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        contributors, members = self._speakers, self.members
-        if not self._scattered:
-            yield iter([Block(contributors[1:], contributors[:1], np.array([self._state]))])
-            yield from _tree(members, self._leader, self._result)
+        members, contributors = self.members, self.members[self.contributors]
+        if not self.chunked:
+            yield iter([Block(contributors[1:], contributors[:1], np.array([self.state]))])
+            yield from _tree(members, int(self.contributors[0]), self.result)
             return
-        states, results = (np.diff(offsets(n, (len(contributors),))) for n in (self._state, self._result))
+        states, results = (np.diff(offsets(n, (len(contributors),))) for n in (self.state, self.result))
         yield _all_to_all(contributors, contributors, lambda rows: states[None, :])
         yield _all_to_all(contributors, members, lambda rows: results[rows, None])
 
@@ -263,64 +262,64 @@ def _all_to_all(sources: Ints, destinations: Ints, sizes: Callable[[slice], Ints
         yield Block(sources[rows, None], destinations[None, :], sizes(rows))
 
 
+@dataclass(eq=False)
 class AllToAll(Collective):
     """The messages of a collective in which each member sends to each other member.
 
-    Args:
-        members: the ids of the group's devices.
+    Attributes:
         rows: for each member the bytes of a row.
         shares: divisions of rows: each has the number of rows that each member receives.
         which: for each member, the position in ``shares`` of the division of its rows.
-        operator, axis: see `Schedule`.
     """
 
-    def __init__(self, members: Ints, rows: Ints, shares: Ints, which: Ints, operator: str, axis: str) -> None:
-        super().__init__(members, operator, True, axis)
-        self._rows = rows
-        self._shares = shares
-        self._which = which
-
-    @property
-    def key(self) -> Any:
-        """See `Schedule`."""
-        arrays = (self.members, self._rows, self._shares, self._which)
-        return self.operator, self.axis, *[array.tobytes() for array in arrays]
+    rows: Ints
+    shares: Ints
+    which: Ints
+    operator: str
+    axis: str
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
 
         def sizes(some: slice) -> Ints:
-            shares = self._shares if len(self._shares) == 1 else self._shares[self._which[some]]
-            return self._rows[some, None] * shares
+            shares = self.shares if len(self.shares) == 1 else self.shares[self.which[some]]
+            return self.rows[some, None] * shares
 
         yield _all_to_all(self.members, self.members, sizes)
 
 
+@dataclass(eq=False)
 class Permute(Collective):
-    """The messages of a permutation: some members send to one member each."""
+    """The messages of a permutation: some members send to one member each.
 
-    def __init__(self, members: Ints, ends: tuple[Ints, Ints], sizes: Ints, operator: str, axis: str) -> None:
-        super().__init__(members, operator, True, axis)
-        self._ends = ends
-        self._sizes = sizes
+    Attributes:
+        sources, destinations: the positions of the ends of each message.
+        sizes: the bytes of each message.
+    """
+
+    sources: Ints
+    destinations: Ints
+    sizes: Ints
+    operator: str
+    axis: str
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        there, here = self._ends
-        yield iter([Block(self.members[there], self.members[here], self._sizes)])
+        yield iter([Block(self.members[self.sources], self.members[self.destinations], self.sizes)])
 
 
+@dataclass(eq=False)
 class Broadcast(Collective):
-    """The messages that send one member's array to all members, along a binomial tree."""
+    """The messages that send the array of the member at position ``root`` to all members, along a binomial tree."""
 
-    def __init__(self, members: Ints, root: int, size: int, operator: str, axis: str) -> None:
-        super().__init__(members, operator, True, axis)
-        self._root = root
-        self._size = size
+    root: int
+    size: int
+    operator: str
+    axis: str
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        return _tree(self.members, self._root, self._size)
+        return _tree(self.members, self.root, self.size)
 
 
 # -- reductions of operators -----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.abstract import NAME
 from shardtensor.communication.schedules import HOST_ID, Block, Collective, Listed, Schedule, ids_of
-from shardtensor.communication.transfer_log import Recorded, Transfer, opened
+from shardtensor.communication.transfer_log import Recorded, Transfer, opened, table
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 from shardtensor.sharding.layout import Ints
 from shardtensor.sharding.mesh import Mesh, default_mesh, use_mesh
@@ -62,10 +62,10 @@ def simulate(
     if not callable(fn):
         raise ArgumentTypeError(f"simulate: fn is a {type(fn).__name__}; wanted a function")
     network = _Network(_mesh_for(args, mesh), latency, bandwidth)
-    book = _Steps(network)
-    with opened(book), use_mesh(network.mesh):
+    steps = _Steps(network)
+    with opened(steps), use_mesh(network.mesh):
         result = fn(*args)
-    return SimulationReport(network, book, result)
+    return SimulationReport(network, steps.found, result)
 
 
 def _mesh_for(args: Any, given: Mesh | None) -> Mesh:
@@ -103,7 +103,7 @@ class _Network:
         self.size = mesh.size
         if (latency is None) != (bandwidth is None):
             there, missing = ("latency", "bandwidth") if bandwidth is None else ("bandwidth", "latency")
-            raise ArgumentError(f"simulate: {there} is given and {missing} is not; a time takes both")
+            raise ArgumentError(f"simulate: {there} is given and {missing} is not; give both, or neither")
         self.links: list[tuple[int, float, float]] | None = None
         if latency is not None and bandwidth is not None:
             delays, rates = self._by_axis(latency, "latency"), self._by_axis(bandwidth, "bandwidth")
@@ -275,35 +275,34 @@ class _Steps:
 
     def __init__(self, network: _Network) -> None:
         self._network = network
-        self.steps: list[list[Schedule]] = []
-        self._meetings: dict[tuple[str, str, int], list[Schedule]] = {}
-        self._turns: dict[tuple[str, str], Ints] = {}
+        self.found: list[list[Schedule]] = []
+        self._collectives: dict[tuple[str, str, int], list[Schedule]] = {}
+        self._counts: dict[tuple[str, str], Ints] = {}
 
-    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """See `shardtensor.communication.transfer_log.TransferListener`."""
         if isinstance(records, Collective) and records.axis:
-            self._meet(records)
+            self._add_collective(records)
         elif isinstance(records, Schedule):
-            self.steps.append([records])
+            self.found.append([records])
         else:
             mine = [r for r in made() if r.bytes and NAME in (r.source.backend, r.destination.backend)]
             if mine:
-                self.steps.append([Listed(mine)])
+                self.found.append([Listed(mine)])
 
-    def _meet(self, schedule: Collective) -> None:
+    def _add_collective(self, schedule: Collective) -> None:
         """Adds a collective of one group to the step of the other groups' k-th calls of the same collective.
 
         Groups along an axis run their k-th calls at the same time.
         """
         kind = (schedule.operator, schedule.axis)
-        turns = self._turns.setdefault(kind, np.zeros(self._network.size, np.int64))
+        counts = self._counts.setdefault(kind, np.zeros(self._network.size, np.int64))
         members = self._network.positions(schedule.members)
-        turn = int(turns[members].max())
-        turns[members] = turn + 1
-        step = self._meetings.get((*kind, turn))
-        if step is None:
-            step = self._meetings[*kind, turn] = []
-            self.steps.append(step)
+        number = int(counts[members].max())
+        counts[members] = number + 1
+        step = self._collectives.setdefault((*kind, number), [])
+        if not step:
+            self.found.append(step)
         step.append(schedule)
 
 
@@ -320,6 +319,8 @@ class SimulationReport:
         operators: the sum of the steps for each operator, and for each axis of a collective; ``link`` is that of one
             call.
         total: the sum of all steps.
+        messages, bytes, rounds, seconds: those of the total, see `Traffic`; ``seconds`` is the time of all schedules,
+            one after the other, and None if latency and bandwidth are not known.
         result: what the function returned; tensors in it have no elements.
         shardings: a pytree in the form of the result with the `NamedSharding` of each tensor, and None for other
             leaves.
@@ -336,7 +337,7 @@ class SimulationReport:
     total         2       252  1,260    52       756     8     138
     """
 
-    def __init__(self, network: _Network, book: _Steps, result: Any) -> None:
+    def __init__(self, network: _Network, steps: Sequence[list[Schedule]], result: Any) -> None:
         self.mesh = network.mesh
         self.result = result
         self.shardings = map_leaves(lambda x: x.sharding if isinstance(x, ShardedTensor) else None, result)
@@ -346,7 +347,7 @@ class SimulationReport:
         self.total = Traffic("total", "", network.size)
         rows: dict[tuple[str, str], Traffic] = {}
         known: dict[Any, Traffic] = {}
-        for step in book.steps:
+        for step in steps:
             key = tuple([schedule.key for schedule in step])
             if key not in known:
                 known[key] = _traffic(step, network)
@@ -364,26 +365,8 @@ class SimulationReport:
         self.operators = list(rows.values())
         if network.links is not None:
             self.total.seconds = self.total.seconds or 0.0
-
-    @property
-    def messages(self) -> int:
-        """The number of messages."""
-        return self.total.messages
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all messages from device to device."""
-        return self.total.bytes
-
-    @property
-    def rounds(self) -> int:
-        """See `Traffic`."""
-        return self.total.rounds
-
-    @property
-    def seconds(self) -> float | None:
-        """The time of all schedules, one after the other; None if latency and bandwidth are not known."""
-        return self.total.seconds
+        self.messages, self.bytes, self.rounds = self.total.messages, self.total.bytes, self.total.rounds
+        self.seconds = self.total.seconds
 
     def link_bytes(self) -> npt.NDArray[np.int64]:
         """Returns the bytes from each device to each other device, in mesh order: an array of shape (n, n).
@@ -412,20 +395,11 @@ class SimulationReport:
         return f"SimulationReport({self.messages} messages, {self.bytes} bytes on {self.mesh!r})"
 
     def __str__(self) -> str:
-        rows = [_TITLES, *[_row(t) for t in (*self.operators, self.total)]]
-        shown = [i for i, title in enumerate(_TITLES) if title not in _MAY_LACK or any(cells[i] for cells in rows[1:])]
-        rows = [[cells[i] for i in shown] for cells in rows]
-        alignments = [
-            (str.ljust if title in ("operator", "axis") else str.rjust, max(map(len, column)))
-            for title, column in zip(rows[0], zip(*rows, strict=True), strict=True)
-        ]
-        lines = ["  ".join([put(cell, n) for cell, (put, n) in zip(cells, alignments, strict=True)]) for cells in rows]
-        rule = "─" * len(lines[0])
-        return "\n".join([repr(self.mesh), lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        rows = [_row(traffic) for traffic in (*self.operators, self.total)]
+        return "\n".join([repr(self.mesh), *table([_TITLES, *rows])])
 
 
 _TITLES = ["operator", "axis", "calls", "messages", "bytes", "sent", "received", "link", "rounds", "host", "seconds"]
-_MAY_LACK = ("axis", "host", "seconds")
 
 
 def _row(t: Traffic) -> list[str]:

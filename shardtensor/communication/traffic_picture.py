@@ -6,7 +6,7 @@ import functools
 import importlib
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -21,6 +21,11 @@ Ints = npt.NDArray[np.int64]
 
 class Moved:
     """The bytes that devices sent to each other.
+
+    >>> from shardtensor.communication.traffic_picture import Moved
+    >>> a, b = st.devices("numpy")[:2]
+    >>> Moved([b, a], np.array([0]), np.array([1]), np.array([8])).sent_and_received()
+    {Device('numpy:0'): (0, 8), Device('numpy:1'): (8, 0)}
 
     Args:
         devices: the devices, including any that sent and received nothing.
@@ -41,20 +46,6 @@ class Moved:
         self.devices = [devices[k] for k in there]
         self._ends: Ints = positions[ends]
         self._sizes = sizes[real]
-
-    @classmethod
-    def of(cls, pairs: Mapping[tuple[Device, Device], int]) -> Moved:
-        """Creates a `Moved` from the bytes of each (source, destination) pair.
-
-        >>> from shardtensor.communication.traffic_picture import Moved
-        >>> a, b = st.devices("numpy")[:2]
-        >>> Moved.of({(b, a): 8}).sent_and_received()
-        {Device('numpy:0'): (0, 8), Device('numpy:1'): (8, 0)}
-        """
-        devices = list(dict.fromkeys(device for pair in pairs for device in pair))
-        position = {device: k for k, device in enumerate(devices)}
-        sources, destinations = (np.array([position[pair[end]] for pair in pairs], np.int64) for end in (0, 1))
-        return cls(devices, sources, destinations, np.array(list(pairs.values()), np.int64))
 
     @property
     def total(self) -> int:
@@ -128,15 +119,19 @@ def picture(moved: Moved, *, text: bool = False) -> Any:
         A ``matplotlib.figure.Figure``, which pyplot does not know; or a `TextPicture`.
 
     >>> from shardtensor.communication.traffic_picture import Moved, picture
-    >>> a, b, c = st.devices("numpy")[:3]
-    >>> picture(Moved.of({(a, b): 4096, (b, c): 1536, (c, b): 7}), text=True)
+    >>> devices = st.devices("numpy")[:3]
+    >>> moved = Moved(devices, np.array([0, 1, 2]), np.array([1, 2, 1]), np.array([4096, 1536, 7]))
+    >>> picture(moved, text=True)
     5.51 KiB from rows to columns
                    0        1        2      sent  received
     numpy:0        ·    4 KiB        ·     4 KiB       0 B
     numpy:1        ·        ·  1.5 KiB   1.5 KiB  4.01 KiB
     numpy:2        ·      7 B        ·       7 B   1.5 KiB
     """
-    figure = None if text else _figure_class()
+    try:
+        figure = None if text else _matplotlib_figure()
+    except ImportError:
+        figure = None
     return TextPicture(_text(moved)) if figure is None else _figure(figure, moved)
 
 
@@ -209,14 +204,6 @@ def _matplotlib_figure() -> Any:
     """Returns a class of figures that notebooks display although pyplot does not know them."""
     figure = importlib.import_module("matplotlib.figure").Figure
     return type("Picture", (figure,), {"__module__": __name__, "_repr_png_": _png})
-
-
-def _figure_class() -> Any:
-    """Returns the class of figures; None if matplotlib is not installed."""
-    try:
-        return _matplotlib_figure()
-    except ImportError:
-        return None
 
 
 def _png(figure: Any) -> bytes:

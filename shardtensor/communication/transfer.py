@@ -6,8 +6,9 @@ sharding that a plan requires.
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,37 @@ from shardtensor.backend.abstract import AbstractArray, no_elements
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.schedules import Move
-from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_copy, record_transfer
+from shardtensor.communication.schedules import Block, Move, flat
+from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import Index, region_of
-from shardtensor.sharding.layout import Grid, Ints, NamedSharding, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays
 from shardtensor.tensor.value import Aval, join
 
-_NO_MESSAGES: tuple[Ints, Ints, Ints] = (np.zeros(0, np.int64),) * 3
+
+class RecordedPlan(abc.ABC):
+    """A plan whose transfers are recorded in the log.
+
+    Attributes:
+        size: the number of elements that change devices.
+    """
+
+    size: int
+
+    @abc.abstractmethod
+    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterable[Transfer]:
+        """Returns the transfers for the log."""
+
+    def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
+        """Checks the transfers against the guard and records them; see `record_transfer`."""
+        made = functools.partial(self.records, itemsize, copied, operator, explicit)
+        record_transfer(operator, self.size * itemsize, explicit, made)
 
 
-class TransferPlan:
+class TransferPlan(RecordedPlan):
     """A result, and the regions of the operands from which its elements are copied.
 
     Attributes:
@@ -53,18 +71,15 @@ class TransferPlan:
         self.size = sum(c.size for c in self.copies)
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
-        """Returns the transfers for the log."""
+        """See `RecordedPlan`."""
         grids = (self.result, *self.sources)
         devices = [device for grid in grids for device in grid.devices]
         first = np.cumsum([len(grid.devices) for grid in grids])
-        columns = [_NO_MESSAGES]
+        blocks = []
         for region, copies in zip(self.regions, self.copies, strict=True):
             sources, destinations, sizes = copies.messages()
-            columns.append((sources + first[region.operand], destinations, sizes * itemsize))
-        sources, destinations, sizes = (np.concatenate(column) for column in zip(*columns, strict=True))
-        return TransferBatch(
-            sources, destinations, sizes, devices.__getitem__, operator=operator, explicit=explicit, copied=copied
-        )
+            blocks.append(Block(sources + first[region.operand], destinations, sizes * itemsize))
+        return TransferBatch(*flat(blocks), devices.__getitem__, operator=operator, explicit=explicit, copied=copied)
 
     def run(self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False) -> tuple[Any, ...]:
         """Executes the plan: returns the result's arrays, one per device in mesh order, from the operands' arrays.
@@ -112,6 +127,12 @@ class TransferPlan:
         return part if piece.local else send(part, source, device)
 
 
+def only_array(storage: Any) -> Any:
+    """Returns the array of a storage on one device."""
+    arrays = storage.arrays  # It is read once, as another thread may join the arrays.
+    return storage.array if arrays is None else arrays[0]
+
+
 def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
     """Converts an array to a dtype; its device is current. Not every library converts on assignment as NumPy does."""
     return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
@@ -127,9 +148,7 @@ def copied(array: Any, device: Device) -> Any:
 def array_on(x: Any, device: Device, caller: str) -> Any:
     """Returns all elements of a tensor or host array as one array on one device."""
     if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
-        storage = x._storage
-        arrays = storage.arrays
-        return storage.array if arrays is None else arrays[0]
+        return only_array(x._storage)
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
     move = operand_transfer(source, as_sharding(device, x.ndim, caller))
     return move.whole(x, caller) if backend_of(device).shared_memory else move.shards(x, caller)[0]
@@ -197,14 +216,10 @@ class OperandTransfer:
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
         """Checks the transfer against the guard and records it; see `record_transfer`."""
-        itemsize = self.source.dtype.itemsize
         if self.simulated:
             _abstract_move(self, operator, explicit).announce()
-            return
-        movement = self.movement
-        record_transfer(
-            operator, movement.size * itemsize, explicit, lambda: movement.records(itemsize, copied, operator, explicit)
-        )
+        else:
+            self.movement.announce(self.source.dtype.itemsize, copied, operator, explicit)
 
     def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
         """Returns the operand as one buffer, for a backend whose devices share a memory."""
@@ -242,7 +257,7 @@ def abstract_operand(x: Any) -> Any:
     if isinstance(x, ShardedTensor):
         if not x._aval.backend.simulated:
             raise ArgumentTypeError(
-                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) of it there"
+                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) on them"
             )
         assert x._storage.array is not None or x._storage.arrays is not None
     return AbstractArray(x.shape, x.dtype)

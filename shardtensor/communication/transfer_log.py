@@ -151,7 +151,7 @@ class TransferLog:
         self._devices: dict[Device, int] = {}
         self._columns = tuple([array(code) for code in "iiiqq"])  # in the order that `_each` expects
 
-    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """See `TransferListener`."""
         new = made()
         with _lock:
@@ -181,11 +181,8 @@ class TransferLog:
     def _snapshot(self) -> tuple[list[_Kind], list[Device], _Columns]:
         """Returns copies of kinds, devices and columns, as other threads may record further transfers."""
         with _lock:
-            return (
-                list(self._kinds),
-                list(self._devices),
-                tuple([np.array(column, np.int64) for column in self._columns]),
-            )
+            columns = tuple([np.array(column, np.int64) for column in self._columns])
+            return list(self._kinds), list(self._devices), columns
 
     def __iter__(self) -> Iterator[Transfer]:
         return _each(*self._snapshot())
@@ -208,22 +205,12 @@ class TransferLog:
 
     def __str__(self) -> str:
         groups, devices, columns = self._snapshot()
-        titles = dict.fromkeys(("operator", "axis", "explicit"), str.ljust)
-        titles |= dict.fromkeys(("transfers", "bytes", "copied", "per device"), str.rjust)
-        rows = [tuple(titles)]
-        *figures, total = _figures(len(groups), devices, columns)
-        for (name, axis, explicit), line in zip(groups, figures, strict=True):
-            rows.append((name, axis, "yes" if explicit else "no", *[f"{n:,}" for n in line]))
-        rows.append(("total", "", "", *[f"{n:,}" for n in total]))
-        if not any(axis for _, axis, _ in groups):
-            rows = [(row[0], *row[2:]) for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        alignments = [(titles[title], width) for title, width in zip(rows[0], widths, strict=True)]
-        lines = [
-            "  ".join([put(cell, width) for cell, (put, width) in zip(row, alignments, strict=True)]) for row in rows
-        ]
-        rule = "─" * len(lines[0])
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        heads = [(name, axis, "yes" if explicit else "no") for name, axis, explicit in groups]
+        rows: list[Sequence[str]] = [("operator", "axis", "explicit", "transfers", "bytes", "copied", "per device")]
+        figures = _figures(len(groups), devices, columns)
+        for head, line in zip([*heads, ("total", "", "")], figures, strict=True):
+            rows.append((*head, *[f"{n:,}" for n in line]))
+        return "\n".join(table(rows))
 
     def by_device(self) -> dict[Device, tuple[int, int]]:
         """Returns the bytes that each device sent and received: a dict in the order of devices, with `st.HOST` last.
@@ -271,6 +258,20 @@ class TransferLog:
         return Moved(devices, sources[away], destinations[away], nbytes[away])
 
 
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Formats the rows of a table, titles first and the total last, as lines. The columns ``axis``, ``host`` and
+    ``seconds`` are left out where they are empty.
+    """
+    shown = [c for c in zip(*rows, strict=True) if c[0] not in ("axis", "host", "seconds") or any(c[1:])]
+    columns = []
+    for column in shown:
+        put = str.ljust if column[0] in ("operator", "axis", "explicit") else str.rjust
+        columns.append([put(cell, max(map(len, column))) for cell in column])
+    title, *lines, total = ["  ".join(cells) for cells in zip(*columns, strict=True)]
+    rule = "─" * len(title)
+    return [title, rule, *lines, rule, total]
+
+
 def _figures(count: int, devices: Sequence[Device], columns: _Columns) -> list[list[int]]:
     """Returns the numbers in the lines of the table: one line for each of the first ``count`` kinds, and the total."""
     kinds, sources, destinations, nbytes, copied = columns
@@ -298,7 +299,7 @@ def _total(column: npt.NDArray[np.int64]) -> int:
 class TransferListener(Protocol):
     """An object that receives transfers while it is registered by `opened`."""
 
-    def take(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """Receives one call of `record_transfer`.
 
         ``made`` returns its records, which are created once for all listeners; ``records`` is the function that creates
@@ -317,15 +318,15 @@ def _unlock() -> None:
 
 
 @contextlib.contextmanager
-def opened(book: TransferListener) -> Iterator[None]:
+def opened(listener: TransferListener) -> Iterator[None]:
     """Registers a listener for the transfers of the whole process, while the ``with`` block runs."""
     with _lock:
-        _open.append(book)
+        _open.append(listener)
     try:
         yield
     finally:
         with _lock:
-            _open[:] = [other for other in _open if other is not book]
+            _open[:] = [other for other in _open if other is not listener]
 
 
 @contextlib.contextmanager
@@ -399,15 +400,11 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
             )
         logger.warning("%s: moves %d bytes implicitly", operator, nbytes)
     if _open:
-        new = functools.cache(lambda: _recorded(records()))
+        made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
         with _lock:
-            books = tuple(_open)
-        for book in books:
-            book.take(records, new)
-
-
-def _recorded(records: Iterable[Transfer]) -> Recorded:
-    return records if isinstance(records, TransferBatch) else tuple(records)
+            listeners = tuple(_open)
+        for listener in listeners:
+            listener.record(records, made)
 
 
 def record_copy(operator: str, nbytes: int, device: Device) -> None:

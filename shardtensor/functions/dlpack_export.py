@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shardtensor.backend.ownership import references
-from shardtensor.communication.exported_storage import Exported, is_exclusive, only_array
-from shardtensor.communication.transfer import whole_array
+from shardtensor.communication.exported_storage import Exported, is_exclusive
+from shardtensor.communication.transfer import only_array, whole_array
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays, write_state_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
-from shardtensor.spmd.program import MapRun, Program, current
+from shardtensor.spmd.program import MapRun, current
 
 AxisName = str | tuple[str, ...]
 """The name of an axis, or several names that form one axis, the first being the major one."""
@@ -100,93 +100,63 @@ def axis_position(
     if in_mesh_order and isinstance(name, tuple):
         order = {axis: d for d, axis in enumerate(program.run.axes)}
         name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
-    found = program.positions.get(name) or _find(caller, program, name)
-    return found if groups is None else _grouped(caller, program.run.known[name], found, groups)
-
-
-def _find(caller: str, program: Program, axis_name: Any) -> AxisPosition:
-    run = program.run
-    axes = run.known.get(axis_name) or _look_up(caller, run, axis_name)
-    coordinates = program.coordinates
-    found = AxisPosition(
-        axes.key_at(coordinates), axes.size, axes.index_at(coordinates), axes.description, axes.axis, axes.key_at
-    )
-    program.positions[axis_name] = found
-    return found
+    run, found = program.run, program.positions.get(name)
+    if found is None:
+        run.known[name] = axes = run.known.get(name) or _Axes(caller, run, name)
+        found = program.positions[name] = axes.position(program.coordinates)
+    return found if groups is None else _grouped(caller, run.known[name], found, groups)
 
 
 class _Axes:
-    """Properties of named axes that are common to all programs of a map.
+    """Named axes of a map and of the maps around it: properties that are common to all programs of the map.
 
-    Attributes:
-        at: the positions of these axes among all axes of the map and of those around it.
-        others: the positions of the remaining axes.
-        size: the product of the sizes of these axes.
-        description: the axis names, for error messages.
-        axis: the axis names as the transfer log writes them.
+    Raises:
+        ShardingError: no enclosing map has such an axis, or an axis is named twice.
     """
 
-    __slots__ = ("_common", "_extents", "at", "axis", "description", "others", "size")
-
-    def __init__(self, run: MapRun, names: tuple[str, ...]) -> None:
-        self.at = tuple([run.axes.index(name) for name in names])
-        self.others = tuple([d for d in range(len(run.axes)) if d not in self.at])
-        self.size = math.prod(run.extents[d] for d in self.at)
-        self.description = repr(names[0]) if len(names) == 1 else repr(names)
-        self.axis = ", ".join(names)
+    def __init__(self, caller: str, run: MapRun, axis_name: AxisName) -> None:
+        names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+        for name in names:
+            if name not in run.axes:
+                there = ", ".join([repr(n) for n in run.axes if not n.startswith("#")])
+                bound = f"the maps around this call bind {there}" if there else "no map around this call names its axis"
+                raise ShardingError(f"{caller}: no axis is called {name!r} here; {bound}")
+            if names.count(name) > 1:
+                raise ShardingError(f"{caller}: axis {name!r} occurs twice in {axis_name!r}")
+        self._at = [run.axes.index(name) for name in names]
+        self._others = [d for d in range(len(run.axes)) if d not in self._at]
         self._extents = run.extents
         # The extents are part of the key, since inner maps of different calls may differ in size.
-        order = tuple(sorted(self.at))
+        order = tuple(sorted(self._at))
         self._common = (run.axes, order, tuple([run.extents[d] for d in order]))
+        self._size = math.prod(self._common[2])
+        self._names = repr(names[0]) if len(names) == 1 else repr(names), ", ".join(names)
 
-    def index_at(self, coordinates: tuple[int, ...]) -> int:
-        """Returns the index along these axes, row-major in the order in which they were named."""
+    def position(self, coordinates: tuple[int, ...]) -> AxisPosition:
+        """Returns the axis position of the program at a position along all axes."""
         index = 0
-        for d in self.at:
+        for d in self._at:
             index = index * self._extents[d] + coordinates[d]
-        return index
-
-    def key_at(self, coordinates: tuple[int, ...]) -> Any:
-        """Returns the key shared by the program at a position and those that differ from it only along these axes."""
-        return (*self._common, tuple([coordinates[d] for d in self.others]))
-
-
-def _look_up(caller: str, run: MapRun, axis_name: Any) -> _Axes:
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    for name in names:
-        if name not in run.axes:
-            there = ", ".join([repr(n) for n in run.axes if not n.startswith("#")])
-            raise ShardingError(
-                f"{caller}: no axis is called {name!r} here; "
-                + (f"the maps around this call bind {there}" if there else "no map around this call names its axis")
-            )
-        if names.count(name) > 1:
-            raise ShardingError(f"{caller}: axis {name!r} occurs twice in {axis_name!r}")
-    found = run.known[axis_name] = _Axes(run, names)
-    return found
+        key = (*self._common, tuple([coordinates[d] for d in self._others]))
+        return AxisPosition(key, self._size, index, *self._names, lambda at: self.position(at).key)
 
 
 def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
     try:
-        lists = [[operator.index(i) for i in run] for run in groups]
+        rows = tuple([tuple([operator.index(i) for i in row]) for row in groups])
     except TypeError:
         raise ArgumentTypeError(
             f"{caller}: axis_index_groups is {groups!r}; wanted a list of lists of indices"
         ) from None
-    if sorted(i for run in lists for i in run) != list(range(found.size)):
+    if sorted(i for row in rows for i in row) != list(range(found.size)):
         raise ArgumentError(
             f"{caller}: axis_index_groups is {groups!r}; every index from 0 to {found.size - 1} must occur once"
         )
-    rows = tuple(map(tuple, lists))
 
-    def number_of(index: int) -> int:
-        return next(n for n, row in enumerate(rows) if index in row)
+    def key_of(position: AxisPosition) -> Any:
+        return position.key, rows, next(n for n, row in enumerate(rows) if position.index in row)
 
-    def key_at(coordinates: tuple[int, ...]) -> Any:
-        return axes.key_at(coordinates), rows, number_of(axes.index_at(coordinates))
-
-    number = number_of(found.index)
-    mine = rows[number]
-    return AxisPosition(
-        (found.key, rows, number), len(mine), mine.index(found.index), found.description, found.axis, key_at
-    )
+    key = key_of(found)
+    mine = rows[key[-1]]
+    index = mine.index(found.index)
+    return replace(found, key=key, size=len(mine), index=index, key_at=lambda at: key_of(axes.position(at)))

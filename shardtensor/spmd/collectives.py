@@ -147,7 +147,8 @@ def _reduction(caller: str, x: Any, axis_name: AxisName, groups: Groups, ufunc: 
             return [_of_scalars(caller, arrays, ufunc)] * len(arrays)
         if caller == "pmean":
             return communicator.reduce(_converted(communicator, arrays, "biu", "float64"), ufunc, mean=True)
-        return communicator.reduce(_counting(communicator, arrays) if ufunc in ("add", "multiply") else arrays, ufunc)
+        counts = _converted(communicator, arrays, "b", "int64") if ufunc in ("add", "multiply") else arrays
+        return communicator.reduce(counts, ufunc)
 
     return rendezvous(caller, at, x, (), body, alike=True, scalars=True)
 
@@ -163,11 +164,6 @@ def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
         return getattr(np, ufunc).reduce(np.asarray(values)).item()
     nan = next((value for value in values if value != value), None)
     return nan if nan is not None else (max if ufunc == "maximum" else min)(values)
-
-
-def _counting(communicator: Communicator, arrays: Arrays) -> Arrays:
-    """Converts bool arrays to integers and returns other arrays unchanged."""
-    return _converted(communicator, arrays, "b", "int64")
 
 
 def _converted(communicator: Communicator, arrays: Arrays, kinds: str, dtype: str) -> Arrays:
@@ -213,7 +209,7 @@ def psum_scatter(
     at = axis_position(caller, axis_name, axis_index_groups)
 
     def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
-        arrays = _counting(communicator, arrays)
+        arrays = _converted(communicator, arrays, "b", "int64")
         dimension = _dimension(caller, "scatter_dimension", scatter_dimension, arrays[0].ndim)
         _fits(caller, arrays[0].shape, dimension, at, tiled)
         return communicator.reduce_scatter(arrays, "add", dimension, tiled)
@@ -362,10 +358,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         raise ArgumentTypeError(
             f"{caller}: perm is {perm!r:.80}; wanted pairs (source, destination) of integers"
         ) from None
-    pairs, sources = _permutation(pairs, at.size, at.description)
-    return rendezvous(
-        caller, at, x, (("perm", pairs),), lambda communicator, arrays: communicator.permute(arrays, sources)
-    )
+    return _permuted(caller, at, x, *_permutation(pairs, at.size, at.description))
 
 
 @functools.lru_cache(64)
@@ -385,8 +378,8 @@ def _permutation(
             if pair[k] in seen:
                 raise ArgumentError(f"ppermute: perm has the {end} {pair[k]} twice")
             seen.add(pair[k])
-    from_whom = {b: a for a, b in pairs}
-    return pairs, [from_whom.get(k) for k in range(size)]
+    source_of = {b: a for a, b in pairs}
+    return pairs, [source_of.get(k) for k in range(size)]
 
 
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
@@ -413,8 +406,12 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
         raise ArgumentTypeError(f"{caller}: perm is {perm!r:.80}; wanted a sequence of integers") from None
     if sorted(sources) != list(range(at.size)):
         raise ArgumentError(f"{caller}: perm is {sources!r:.80}; wanted each index from 0 to {at.size - 1} once")
+    return _permuted(caller, at, x, tuple(sources), sources)
+
+
+def _permuted(caller: str, at: AxisPosition, x: Any, perm: Any, sources: Sequence[int | None]) -> Any:
     return rendezvous(
-        caller, at, x, (("perm", tuple(sources)),), lambda communicator, arrays: communicator.permute(arrays, sources)
+        caller, at, x, (("perm", perm),), lambda communicator, arrays: communicator.permute(arrays, sources)
     )
 
 
@@ -442,9 +439,8 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
         raise ArgumentTypeError(f"{caller}: source is {source!r:.80}; wanted an integer") from None
     if not 0 <= index < at.size:
         raise ArgumentError(f"{caller}: source is {index}; axis {at.description} goes from 0 to {at.size - 1}")
-    return rendezvous(
-        caller, at, x, (("source", index),), lambda communicator, arrays: communicator.broadcast(arrays, index)
-    )
+    details = (("source", index),)
+    return rendezvous(caller, at, x, details, lambda communicator, arrays: communicator.broadcast(arrays, index))
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -480,9 +476,6 @@ def _agree(caller: str, devices: Sequence[Device], shapes: Sequence[Shape], free
     """Checks that the shapes are equal except along dimension ``free``; raises ShapeError otherwise."""
     first = tuple(shapes[0])
     for device, shape in zip(devices, shapes, strict=True):
-        same = len(shape) == len(first) and all(
-            a == b or d == free for d, (a, b) in enumerate(zip(shape, first, strict=True))
-        )
-        if not same:
+        if any(a != b and d != free for d, (a, b) in enumerate(zip(shape, first, strict=True))):
             may = "equal shapes" if free is None else f"shapes that differ along dimension {free} only"
             raise ShapeError(f"{caller}: {devices[0]} has shape {first} and {device} {tuple(shape)}; wanted {may}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from shardtensor.communication.communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import interpret_by
-from shardtensor.errors import BackendError, ShardingError
+from shardtensor.errors import ArgumentTypeError, BackendError, ShardingError
 from shardtensor.interpreters.abstract_device import AbstractDeviceInterpreter
 from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.sharding.mesh import Mesh, settle_on
+from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
@@ -56,11 +57,31 @@ class Unmapped:
         self.value = value
 
 
-def code_key(fn: Any) -> Hashable:
-    """Returns a key that identifies the code of a function without its data, which a cache must not keep alive."""
-    if isinstance(fn, functools.partial):
-        return tuple([code_key(part) for part in (fn.func, *fn.args) if callable(part)])
-    return fn if isinstance(fn, np.ufunc) else getattr(fn, "__code__", None)
+def argument_array(leaf: Any, what: str, otherwise: str) -> Any:
+    """Returns a leaf of a mapped argument as a tensor or a host array.
+
+    Raises:
+        ArgumentTypeError: the leaf is None or a string. The message calls the leaf ``what``, and says how to pass it.
+    """
+    if leaf is None or isinstance(leaf, (str, bytes)):
+        raise ArgumentTypeError(f"{what} is a {type(leaf).__name__}; wanted an array, or {otherwise}")
+    array = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+    return as_operand(array, what.partition(":")[0])
+
+
+def checked_axis(axis: int, ndim: int, what: str) -> int:
+    """Returns an axis counted from the start. Errors begin with ``what``; see `normalize_axis`."""
+    try:
+        return normalize_axis(axis, ndim)
+    except ValueError as error:
+        raise type(error)(f"{what}: {error}") from None
+
+
+def _code_of(fn: Any) -> Any:
+    """Returns the code of a function, or the function itself if it is not written in Python."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__code__", fn)
 
 
 def run_mapped(
@@ -95,7 +116,11 @@ def run_mapped(
         ShardingError: a name is bound by an enclosing map.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
     """
-    _check_names(names, caller)
+    program = around()
+    for name in names:
+        if program and name in program.run.axes:
+            raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
+    owned = owned or submeshes
     wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
 
     def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
@@ -118,23 +143,23 @@ def run_mapped(
                 argument, arrays = wholes[c, submesh]
             arguments.append(argument)
             shards += arrays
-        mine = owned[i] if owned else submesh
-        if submesh.size > 1 or simulated:
-            return functools.partial(_call_over, fn, arguments, submesh, mine, modes)
-        return functools.partial(_call_on, fn, arguments, shards, submesh, mine, modes, caller)
+        mode = modes.get(submesh.flat[0].backend)
+        return functools.partial(_call_on, fn, arguments, shards, submesh, owned[i], mode, caller)
 
     used = {submesh.flat[0].backend: submesh for submesh in submeshes}
     backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
-    simulated = any(backend.simulated for backend in backends)
     tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
-    queues = _queues(backends, submeshes)
+    queues = [
+        (backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)
+    ]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
     try:
-        return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, text=code_key(fn))
+        code = id(_code_of(fn))
+        return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, code=code)
     except Failed as failure:
         number, error = failure.number, failure.error
     finally:
@@ -155,26 +180,6 @@ def _unheld(tree: Any) -> Any:
     if type(tree) is ShardedTensor:
         return tree
     return map_leaves(lambda leaf: leaf.value if type(leaf) is Unmapped else leaf, tree)
-
-
-def _queues(backends: Sequence[Backend], submeshes: Sequence[Mesh]) -> list[tuple[Backend, Device]]:
-    """Returns the devices whose work must be ordered with the caller's, each with its backend; none where no backend
-    overrides `Backend.wait_for_caller` or `Backend.make_caller_wait`.
-    """
-    if all(
-        type(backend).wait_for_caller is Backend.wait_for_caller
-        and type(backend).make_caller_wait is Backend.make_caller_wait
-        for backend in backends
-    ):
-        return []
-    return [(backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)]
-
-
-def _check_names(names: Sequence[str], caller: str) -> None:
-    program = around()
-    for name in names:
-        if program and name in program.run.axes:
-            raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
 
 
 class _Labels(Sequence[str]):
@@ -238,23 +243,6 @@ def _modes_of(backend: Backend) -> Callable[[], None] | None:
         return None
 
 
-def _call_over(
-    fn: Callable[..., Any],
-    arguments: list[Any],
-    submesh: Mesh,
-    owned: Mesh,
-    modes: dict[str, Callable[[], None]],
-    program: Program,
-) -> Any:
-    """Runs one call of a mapped function on several devices, or on simulated ones."""
-    backend = backend_of(submesh.flat[0])
-    execution_context = program.execution_context = _DeviceContext(backend, submesh, modes.get(backend.name))
-    settle_on(owned)
-    interpret_by(None if submesh.size > 1 else AbstractDeviceInterpreter(submesh.flat[0]))
-    with execution_context:
-        return program.call(fn, arguments)
-
-
 def _onto(tree: Any, device: Device, caller: str, donate: bool) -> tuple[Any, list[Any]]:
     """Returns a pytree with its arrays on ``device``, and the list of those arrays that are memory of tensors."""
     shards: list[Any] = []
@@ -303,21 +291,23 @@ def _call_on(
     shards: Sequence[Any],
     submesh: Mesh,
     owned: Mesh,
-    modes: dict[str, Callable[[], None]],
+    mode: Callable[[], None] | None,
     caller: str,
     program: Program,
 ) -> Any:
-    """Runs one call of a mapped function on one device, and returns its result with its arrays as tensors."""
-    here = on_submesh(submesh)
-    backend = here.backend
-    execution_context = program.execution_context = here.no_context or _DeviceContext(
-        backend, submesh, modes.get(backend.name)
-    )
+    """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
+    device = submesh.flat[0]
+    backend = backend_of(device)
+    here = None if submesh.size > 1 or backend.simulated else on_submesh(submesh)
+    execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
+    program.execution_context = execution_context
     program.given = shards
     settle_on(owned)  # It need not be restored, since the program has a context of its own.
-    interpret_by(here)
+    interpret_by(here or (None if submesh.size > 1 else AbstractDeviceInterpreter(device)))
     with execution_context:
         result = program.call(fn, arguments)
+        if here is None:
+            return result
         arguments.clear()
         if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
             result, copied = backend.adopt(backend.asarray(result), _kept(backend, result, shards))

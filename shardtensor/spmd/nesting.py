@@ -98,7 +98,7 @@ class Cut:
         counted = [axis if axis is None or outer is None or axis < outer else axis + 1 for axis in inner]
         return replace(self, axes=(outer, *counted))
 
-    def home(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[Device, ...]:
         """Returns the devices of the tensor, in the order in which the levels slice the shards, if the mapped axes use
         every mesh axis of the tensor once; otherwise in mesh order.
         """
@@ -168,16 +168,16 @@ def grid_of(devices: tuple[Device, ...], sizes: tuple[int, ...], names: tuple[st
     return Mesh(grid.reshape(sizes), distinct)
 
 
-def groups(row: tuple[Device, ...], demands: Sequence[int]) -> list[Mesh]:
+def assigned(row: tuple[Device, ...], demands: Sequence[int]) -> list[Mesh]:
     """Returns the devices of each call: consecutive ones, as many as the call demands. If there are too few devices,
     the calls of the innermost maps are distributed over them in blocks by the split rule, so that one device may serve
     two calls.
 
-    >>> from shardtensor.spmd.nesting import groups
+    >>> from shardtensor.spmd.nesting import assigned
     >>> devices = tuple(st.devices())
-    >>> groups(devices, [1, 3])
+    >>> assigned(devices, [1, 3])
     [Mesh(d=1; numpy:0), Mesh(d=3; numpy:1..3)]
-    >>> groups(devices[:2], [1, 3])
+    >>> assigned(devices[:2], [1, 3])
     [Mesh(d=1; numpy:0), Mesh(d=2; numpy:0, numpy:1)]
     """
     total = max(sum(demands), 1)

@@ -5,7 +5,9 @@ are equal.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,25 +92,26 @@ def joined_leaf(
         return None
     if spec is None:
         raise ArgumentError(f"{what} is a {type(column[0]).__name__}, and out_specs says None for it; wanted a P")
+    caller = what.partition(":")[0]
     rest = tuple([name for name in mesh.axis_names if name not in mapped])
     submeshes = submeshes_along(mesh, rest)
-    blocks = [_block(leaf, submesh, what) for leaf, (_, submesh) in zip(column, submeshes, strict=True)]
+    blocks = [_block(leaf, submesh, what, caller) for leaf, (_, submesh) in zip(column, submeshes, strict=True)]
     first = blocks[0]
     if len(spec) > first.ndim:
-        raise AxisError(f"{what} has shape {first.shape}, and {spec} speaks of {len(spec)} dimensions")
+        raise AxisError(f"{what} has shape {first.shape}, and {spec} has entries for {len(spec)} dimensions")
     for block in blocks:
         if block.ndim != first.ndim:
             raise ShapeError(f"{what} has shapes {first.shape} and {block.shape} on {first.device} and {block.device}")
     if check:
-        _check_equal(blocks, spec, mesh, mapped, what)
+        _check_equal(blocks, spec, mesh, mapped, what, caller)
     if rest:
         inner = first.sharding.spec
-        blocks = [reshard_to(b, NamedSharding(b.sharding.mesh, inner), what.partition(":")[0]) for b in blocks]
+        blocks = [reshard_to(b, NamedSharding(b.sharding.mesh, inner), caller) for b in blocks]
         pairs = zip(spec.chains_of(first.ndim), inner.chains_of(first.ndim), strict=True)
         spec = P(*[outer + within for outer, within in pairs])
-        held: dict[int, ShardedTensor] = {}
-        for block, (group, _) in zip(blocks, submeshes, strict=True):
-            held.update(zip(group, split(block), strict=True))
+        held = {
+            k: x for b, (group, _) in zip(blocks, submeshes, strict=True) for k, x in zip(group, split(b), strict=True)
+        }
         blocks = [held[k] for k in range(mesh.size)]
     try:
         return assemble(blocks, mesh, spec)
@@ -118,14 +121,14 @@ def joined_leaf(
         raise ShapeError(f"{what}: {str(error).removeprefix('assemble: ')}; there are {listing}") from None
 
 
-def _block(leaf: Any, submesh: Mesh, what: str) -> ShardedTensor:
+def _block(leaf: Any, submesh: Mesh, what: str, caller: str) -> ShardedTensor:
     """Returns the result of one call as a tensor on the devices of that call."""
     if isinstance(leaf, ShardedTensor):
         there = leaf.sharding.mesh
         if there == submesh:
             return leaf
         if (there.flat, there.axis_sizes) != (submesh.flat, submesh.axis_sizes):
-            return reshard_to(leaf, as_sharding(submesh, leaf.ndim, "join"), what.partition(":")[0])
+            return reshard_to(leaf, as_sharding(submesh, leaf.ndim, "join"), caller)
         names = dict(zip(there.axis_names, submesh.axis_names, strict=True))
         chains = [tuple([names[a] for a in chain]) for chain in leaf.sharding.spec.chains_of(leaf.ndim)]
         value = aval(leaf.shape, leaf.dtype, NamedSharding(submesh, P(*chains)), True)
@@ -134,75 +137,67 @@ def _block(leaf: Any, submesh: Mesh, what: str) -> ShardedTensor:
         raise ArgumentTypeError(f"{what} is a NoneType on {submesh.flat[0]}; wanted an array on every device")
     check_array(leaf, what)
     array = np.asarray(as_operand(leaf, "join"))
-    return reshard_to(array, as_sharding(submesh, array.ndim, "join"), what.partition(":")[0])
+    return reshard_to(array, as_sharding(submesh, array.ndim, "join"), caller)
 
 
-def _check_equal(blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mesh, mapped: Chain, what: str) -> None:
+def _check_equal(
+    blocks: Sequence[ShardedTensor], spec: PartitionSpec, mesh: Mesh, mapped: Chain, what: str, caller: str
+) -> None:
     """Checks that calls that differ only along axes that the spec does not name returned equal arrays; raises
     ShapeError otherwise.
     """
+    pairs = []
     for first, other in _twins(spec, mesh, mapped):
-        if not _same(blocks[first], blocks[other], what.partition(":")[0]):
-            named = [axis for chain in spec.chains for axis in chain]
-            silent = [axis for axis in mapped if axis not in named]
+        a, b = blocks[first], blocks[other]
+        same_layout = a.sharding.spec == b.sharding.spec or a.shape != b.shape
+        pairs.append((a, b if same_layout else reshard_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)))
+    if is_recording():
+        record_transfer(caller, 0, True, lambda: [record for a, b in pairs for record in _transfers(a, b, caller)])
+    for a, b in pairs:
+        if not _same(a, b):
+            silent = [axis for axis in mapped if axis not in _named(spec)]
             raise ShapeError(
-                f"{what} is promised to be equal along {', '.join(map(repr, silent))}, which {spec} does not name, and "
-                f"on {blocks[first].device} and {blocks[other].device} it differs; combine it first (st.psum, "
-                "st.pmean, …), or name the axis"
+                f"{what} is declared to be equal along {', '.join(map(repr, silent))}, which {spec} does not name, and "
+                f"on {a.device} and {b.device} it differs; combine it first (st.psum, st.pmean, …), or name the axis"
             )
-    if blocks[0]._aval.backend.simulated and is_recording():
-        caller = what.partition(":")[0]
-        record_transfer(caller, 0, True, lambda: _abstract_checks(blocks, _twins(spec, mesh, mapped), caller))
+
+
+def _named(spec: PartitionSpec) -> set[str]:
+    return {axis for chain in spec.chains for axis in chain}
 
 
 @functools.lru_cache(1024)
 def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, int]]:
     """Returns the pairs of calls whose results must be equal: each call, and the first call that it must agree with."""
     order = [axis for axis in mesh.axis_names if axis in mapped]
-    named = [axis for chain in spec.chains for axis in chain]
-    sizes = [mesh.shape[axis] for axis in order]
-    first: dict[tuple[int, ...], int] = {}
-    pairs = []
-    for k, at in enumerate(np.ndindex(*sizes)):
-        twin = first.setdefault(tuple([i for i, axis in zip(at, order, strict=True) if axis in named]), k)
-        if twin != k:
-            pairs.append((twin, k))
-    return pairs
+    calls = np.arange(math.prod(mesh.shape[axis] for axis in order)).reshape([mesh.shape[axis] for axis in order])
+    first = calls[tuple([slice(None) if axis in _named(spec) else slice(1) for axis in order])]
+    pairs = zip(np.broadcast_to(first, calls.shape).ravel().tolist(), calls.ravel().tolist(), strict=True)
+    return [(twin, k) for twin, k in pairs if twin != k]
 
 
-def _same(a: ShardedTensor, b: ShardedTensor, caller: str) -> bool:
+def _transfers(a: ShardedTensor, b: ShardedTensor, caller: str) -> Iterator[Transfer]:
+    """Yields the records of a comparison by `_same`, which sends the shards of ``b`` to the devices of ``a``."""
+    copies = not a._aval.backend.shared_memory
+    for y, here, there in zip(shard_arrays(b), a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True):
+        yield Transfer(int(y.nbytes), int(y.nbytes) * copies, there, here, caller, True)
+
+
+def _same(a: ShardedTensor, b: ShardedTensor) -> bool:
     """Whether two tensors have the same shape, dtype and elements. NaN counts as equal to NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if a.sharding.spec != b.sharding.spec:
-        b = reshard_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)
-    if a._aval.backend.simulated:
-        return True  # Abstract arrays have no elements; `_check_equal` records the transfers of all comparisons.
-    submeshes = zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
-    pairs = zip(shard_arrays(a), shard_arrays(b), strict=True)
-    return all(_alike(x, y, here, there, caller) for (x, y), (here, there) in zip(pairs, submeshes, strict=True))
+    pairs = zip(shard_arrays(a), shard_arrays(b), a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
+    return a._aval.backend.simulated or all(itertools.starmap(_alike, pairs))
 
 
-def _abstract_checks(blocks: Sequence[ShardedTensor], twins: Sequence[tuple[int, int]], caller: str) -> list[Transfer]:
-    """Returns the transfers that the comparisons by `_alike` would make."""
-    records = []
-    for first, other in twins:
-        submeshes = zip(blocks[first].sharding.mesh.flat, blocks[other].sharding.mesh.flat, strict=True)
-        for (here, there), array in zip(submeshes, shard_arrays(blocks[other]), strict=True):
-            records.append(Transfer(array.nbytes, 0, there, here, caller, True))
-    return records
-
-
-def _alike(x: Any, y: Any, here: Device, there: Device, caller: str) -> bool:
+def _alike(x: Any, y: Any, here: Device, there: Device) -> bool:
     """Whether two arrays on the devices ``here`` and ``there`` have the same elements; ``y`` is sent to the device of
     ``x``.
     """
-    backend = backend_of(here)
-    if is_recording():
-        copied = 0 if backend.shared_memory else int(y.nbytes)
-        record_transfer(caller, 0, True, lambda: [Transfer(int(y.nbytes), copied, there, here, caller, True)])
     if x is y:
         return True
+    backend = backend_of(here)
     other = y if backend.shared_memory else send(y, there, here)
     with backend.on(here):
         xp, same = backend.xp, backend.xp.equal(x, other)

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,12 @@ from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
-from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
-from shardtensor.spmd.launch import MappedArgument, Unmapped, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, run_mapped
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
-from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import items_of, leaves, paths, replaced, spread
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
@@ -134,27 +133,22 @@ def pmap(
     return mapped(*args) if args else functools.update_wrapper(mapped, fn, updated=())
 
 
+@dataclass(eq=False)
 class _Pmap:
-    """A mapped function, as `pmap` returns it."""
+    """A mapped function, as `pmap` returns it; the attributes are the arguments of `pmap`."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        axis_name: str | None,
-        in_axes: Any,
-        out_axes: Any,
-        static_argnums: int | Sequence[int],
-        devices: Devices,
-        donate: bool,
-    ) -> None:
-        self._fn = fn
-        self._name = axis_name
-        self._names = () if axis_name is None else (axis_name,)
-        self._in_axes = in_axes
-        self._out_axes = out_axes
-        self._static = static_argnums
-        self._devices = devices
-        self._donate = donate
+    _fn: Callable[..., Any]
+    _name: str | None
+    _in_axes: Any
+    _out_axes: Any
+    _static: int | Sequence[int]
+    _devices: Devices
+    _donate: bool
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The name of the axis, if it has one."""
+        return () if self._name is None else (self._name,)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the mapped function as a method, like a function."""
@@ -177,13 +171,11 @@ class _Pmap:
         count = _length(call.lists)
         columns = []
         for i, argument in enumerate(call.given):
-            if i in call.static:
-                columns.append(MappedArgument(Unmapped(argument), False))
-            else:
-                mapped = type(argument) is list
-                columns.append(MappedArgument(argument, mapped, self._donate and mapped))
+            mapped = type(argument) is list and i not in call.static
+            item = Unmapped(argument) if i in call.static else argument
+            columns.append(MappedArgument(item, mapped, self._donate and mapped))
         submeshes, owned = self._submeshes(call, count)
-        return run_mapped(fn, columns, submeshes, "pmap", names=self._names, sizes=(count,), owned=owned)
+        return run_mapped(fn, columns, submeshes, "pmap", names=self._names, owned=owned)
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
@@ -192,13 +184,13 @@ class _Pmap:
         if self._devices is None and not any(given):
             row = tuple([submesh.flat[0] for submesh in rows])
             if self._inner is not None:
-                groups = nesting.groups(row, self._demands(call))
-                return groups, groups
+                mine = nesting.assigned(row, self._demands(call))
+                return mine, mine
             if count <= len(row):
                 return rows[:count], shares(row, count)
-        ends = offsets(count, (max(len(rows), 1),))[1:].tolist()
-        dealt = [k for k, (a, b) in enumerate(itertools.pairwise([0, *ends])) for _ in range(b - a)]
-        submeshes = [found or rows[k] for found, k in zip(given, dealt, strict=True)]
+        ends = offsets(count, (max(len(rows), 1),)).tolist()
+        numbers = [k for k, (a, b) in enumerate(itertools.pairwise(ends)) for _ in range(b - a)]
+        submeshes = [found or rows[k] for found, k in zip(given, numbers, strict=True)]
         return submeshes, submeshes
 
     def _demands(self, call: Call) -> list[int]:
@@ -224,8 +216,8 @@ class _Pmap:
         """
         if self._out_axes != 0:
             raise ArgumentError(
-                f"pmap: out_axes is {self._out_axes!r}, and of a list of shards comes a list of results; join it with "
-                "st.stack or st.unshard"
+                f"pmap: out_axes is {self._out_axes!r}, and a map over lists returns a list; join it with st.stack or "
+                "st.unshard"
             )
         if self._in_axes == 0:
             return
@@ -234,8 +226,8 @@ class _Pmap:
             wanted = 0 if type(argument) is list else None
             if i not in static and (i >= len(in_axes) or in_axes[i] != wanted):
                 raise ArgumentError(
-                    f"pmap: in_axes is {self._in_axes!r}; where lists of shards are given, it says 0 for each list and "
-                    "None for everything else"
+                    f"pmap: in_axes is {self._in_axes!r}; where lists of shards are given, wanted 0 for each list and "
+                    "None for any other argument"
                 )
 
     # -- arrays ------------------------------------------------------------------------------------
@@ -246,13 +238,10 @@ class _Pmap:
         grid, owned = self._grid(levels)
         columns = []
         for i, (argument, cuts) in enumerate(zip(call.given, levels.cuts, strict=True)):
-            if i in call.static:
-                columns.append(MappedArgument(Unmapped(argument), False))
-            elif all(cut.axes[0] is None for cut in cuts):
-                columns.append(MappedArgument(argument, False))
-            else:
-                columns.append(MappedArgument(_slices(argument, cuts, grid, count), True))
-        results = run_mapped(fn, columns, _rows(grid), "pmap", names=self._names, sizes=(count,), owned=owned)
+            mapped = any(cut.axes[0] is not None for cut in cuts)
+            items = Unmapped(argument) if i in call.static else argument
+            columns.append(MappedArgument(_slices(argument, cuts, grid, count) if mapped else items, mapped))
+        results = run_mapped(fn, columns, _rows(grid), "pmap", names=self._names, owned=owned)
         return _stacked(results, self._out_axes, grid, owned)
 
     def _levels(self, call: Call) -> Levels:
@@ -283,41 +272,27 @@ class _Pmap:
         return within.around(count, self._name, cuts)
 
     def _cuts(self, call: Call) -> list[list[Cut]]:
-        """Returns for each argument how its leaves are sliced."""
-        cuts: list[list[Cut]] = []
-        for i, (argument, entry) in enumerate(zip(call.given, self._axes_of(call), strict=True)):
-            found = []
-            if entry is not None:
-                for leaf, axis, path in zip(leaves(argument), entry, paths(argument, f"argument {i}"), strict=True):
-                    array = leaf if axis is None else _array(leaf, path)
-                    found.append(Cut(array, (axis if axis is None else _normal(axis, array.ndim, path),), path))
-            cuts.append(found)
-        return cuts
-
-    def _axes_of(self, call: Call) -> list[Any]:
-        """Returns for each argument the axes of its leaves; None for a static argument."""
-        given, static, positional = call.given, call.static, call.positional
-        in_axes = self._in_axes
-        if isinstance(in_axes, list):
-            in_axes = tuple(in_axes)
-        if not isinstance(in_axes, tuple):
-            in_axes = (in_axes,) * positional
+        """Returns for each argument how its leaves are sliced; for a static argument an empty list."""
+        positional = call.positional
+        in_axes = self._in_axes if isinstance(self._in_axes, (list, tuple)) else [self._in_axes] * positional
         if len(in_axes) != positional:
             raise ArgumentError(
                 f"pmap: in_axes has {len(in_axes)} entries for {positional} arguments; wanted one for each, "
                 "or one for all"
             )
-        in_axes = (*in_axes, *[0] * (len(given) - positional))
-        axes: list[Any] = []
-        for i, (argument, entry) in enumerate(zip(given, in_axes, strict=True)):
-            if i in static:
-                axes.append(None)
+        cuts: list[list[Cut]] = [[] for _ in call.given]
+        for i, argument in enumerate(call.given):
+            if i in call.static:
                 continue
-            spreaded = spread(entry, argument, f"pmap: in_axes[{i}]", f"argument {i}")
-            for axis in spreaded:
+            entry = in_axes[i] if i < positional else 0
+            axes = spread(entry, argument, f"pmap: in_axes[{i}]", f"argument {i}")
+            for leaf, axis, path in zip(leaves(argument), axes, paths(argument, f"argument {i}"), strict=True):
                 _check_axis(axis, f"in_axes[{i}]")
-            axes.append(spreaded)
-        return axes
+                array = leaf if axis is None else argument_array(leaf, f"pmap: {path}", "None for it in in_axes")
+                cuts[i].append(
+                    Cut(array, (axis if axis is None else checked_axis(axis, array.ndim, f"pmap: {path}"),), path)
+                )
+        return cuts
 
     def _grid(self, levels: Levels) -> tuple[Mesh, Sequence[Mesh]]:
         """Returns the grid of devices, along whose first axis the calls are, and the devices that each call owns."""
@@ -331,7 +306,7 @@ class _Pmap:
         row = default_mesh().flat
         cuts = [cut for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
         there = (cut for cut in cuts if isinstance(cut.array, ShardedTensor) and cut.array.committed)
-        placed = next((cut.home() for cut in there if cut.array.sharding.mesh.size == wanted), None)
+        placed = next((cut.devices() for cut in there if cut.array.sharding.mesh.size == wanted), None)
         if placed is None and wanted > len(row):
             raise ShardingError(_too_many(levels.sizes, row))
         # Computation follows data: the devices of a committed tensor take precedence over the default mesh.
@@ -360,15 +335,14 @@ def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh, owned: Sequence[
     along = grid.axis_names[0]
     axes = spread(out_axes, results[0], "pmap: out_axes", "the result")
     whole = []
-    for column, axis, path in zip(
-        zip(*map(leaves, results), strict=True), axes, paths(results[0], "the result"), strict=True
-    ):
+    columns = zip(*map(leaves, results), strict=True)
+    for column, axis, path in zip(columns, axes, paths(results[0], "the result"), strict=True):
         _check_axis(axis, "out_axes")
         for leaf in column:
             check_array(leaf, f"pmap: {path}")
         spec, parts = P(), list(column)
         if axis is not None:
-            at = _normal(axis, np.ndim(column[0]) + 1, path)
+            at = checked_axis(axis, np.ndim(column[0]) + 1, f"pmap: {path}")
             spec, parts = P(*[None] * at, along), [_with_axis(leaf, at) for leaf in column]
         whole.append(joined_leaf(parts, spec, _grid_under(parts, grid, owned), (along,), f"pmap: {path}"))
     return replaced(results[0], whole)
@@ -405,8 +379,8 @@ def _with_axis(leaf: Any, at: int) -> Any:
         with backend.on(device):
             arrays.append(backend.view(array, index))
     value = aval((*leaf.shape[:at], 1, *leaf.shape[at:]), leaf.dtype, sharding, True)
-    alone = len(arrays) == 1 and value.backend.shared_memory
-    return tensor(value, Storage(arrays[0]) if alone else Storage(arrays=tuple(arrays)))
+    whole = len(arrays) == 1 and value.backend.shared_memory
+    return tensor(value, Storage(arrays[0]) if whole else Storage(arrays=tuple(arrays)))
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -424,7 +398,7 @@ def _noted() -> Iterator[None]:
     try:
         yield
     except ShardTensorError as error:
-        error.add_note("pmap: raised for a map of a map, whose arguments are what the map around it gives each call")
+        error.add_note("pmap: raised for a map of a map, whose arguments are slices or items of the outer map's")
         raise
 
 
@@ -440,19 +414,6 @@ def _length(lists: Sequence[list[Any]]) -> int:
 def _check_axis(axis: Any, what: str) -> None:
     if axis is not None and (isinstance(axis, bool) or not hasattr(axis, "__index__")):
         raise ArgumentTypeError(f"pmap: {what} is {axis!r:.60}; wanted an integer or None")
-
-
-def _array(leaf: Any, path: str) -> Any:
-    if leaf is None or isinstance(leaf, (str, bytes)):
-        raise ArgumentTypeError(f"pmap: {path} is a {type(leaf).__name__}; wanted an array, or None for it in in_axes")
-    return as_operand(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "pmap")
-
-
-def _normal(axis: int, ndim: int, path: str) -> int:
-    try:
-        return normalize_axis(axis, ndim)
-    except ValueError as error:
-        raise type(error)(f"pmap: {path}: {error}") from None
 
 
 def _slices(argument: Any, cuts: Sequence[Cut], grid: Mesh, count: int) -> list[Any]:
@@ -489,21 +450,16 @@ def _rows(grid: Mesh) -> list[Mesh]:
     return [submesh for _, submesh in submeshes_along(grid, grid.axis_names[1:])]
 
 
-def _submesh_of(items: Sequence[Any]) -> Mesh | None:
-    """Returns the mesh of the call that gets these items of lists; None if they contain no tensor."""
-    return next(filter(None, map(_submesh_of_item, items)), None)
-
-
-def _submesh_of_item(item: Any) -> Mesh | None:
-    """Returns the mesh of an item of a list; None if it contains no tensor. A list has the devices of all of its items,
-    any other pytree those of its first tensor.
+def _submesh_of(item: Any) -> Mesh | None:
+    """Returns the mesh of the tensors in a pytree; None if it contains no tensor. A list has the devices of all of its
+    items, any other container those of its first tensor.
     """
     if type(item) is ShardedTensor:
         return item._aval.sharding.mesh
     inside = items_of(item)
     if inside is None:
         return None
-    submeshes = filter(None, (_submesh_of_item(inner) for _, inner in inside))
+    submeshes = filter(None, (_submesh_of(inner) for _, inner in inside))
     if type(item) is not list:
         return next(submeshes, None)
     devices = tuple(dict.fromkeys(device for found in submeshes for device in found.flat))

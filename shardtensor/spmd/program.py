@@ -12,10 +12,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtensor.errors import CollectiveError, ShardTensorError
-from shardtensor.host.fork import in_children
 from shardtensor.host.signals import hear
 
 if TYPE_CHECKING:
@@ -110,9 +110,6 @@ class SchedulerProtocol(Protocol):
     def withdraw(self, program: Program, why: str) -> None:
         """Removes a program from the rendezvous in which it waits."""
 
-    def abandon(self) -> bool:
-        """In the child of a fork: stops the maps if they ran in several threads, and returns whether they did."""
-
 
 def secondary(message: str) -> CollectiveError:
     """Returns an error for a program that did not fail itself, but depends on one that did."""
@@ -146,22 +143,12 @@ def around() -> Program | None:
     return program if program is not None and program.is_running() else None
 
 
-def enter(program: Program) -> None:
-    """Makes a program the current one for the rest of this context."""
-    _current.set(program)
-
-
-@in_children
-def _leave_maps() -> None:
-    """In the child of a fork: leaves all maps if the program's map runs in several threads, since the child has only
-    the forking one. The child can run operators and maps of its own, and gets an error if it continues the parent's
-    map.
-    """
+def leave_maps(scheduler: SchedulerProtocol) -> None:
+    """Leaves all maps, in all contexts, if this is called in a program of the scheduler."""
     global _current
     program = _current.get()
     # The scheduler deletes the attribute at the end of the map.
-    scheduler = getattr(program.run, "scheduler", None) if program is not None else None
-    if scheduler is not None and scheduler.abandon():
+    if program is not None and getattr(program.run, "scheduler", None) is scheduler:
         _current = contextvars.ContextVar(_current.name, default=None)
 
 
@@ -199,24 +186,12 @@ class MapRun:
         known: cached properties of axes, by the names as they were given.
     """
 
-    __slots__ = (
-        "_next",
-        "axes",
-        "context",
-        "depth",
-        "errors",
-        "extents",
-        "failed",
-        "known",
-        "labels",
-        "left",
-        "live",
-        "parent",
-        "results",
-        "scheduler",
-        "sizes",
-        "tasks",
-    )  # fmt: skip
+    axes: tuple[str, ...] = ()
+    extents: tuple[int, ...] = ()
+    depth = 0
+    failed: str | None = None
+    scheduler: SchedulerProtocol
+    _next = 0
 
     def __init__(
         self,
@@ -226,23 +201,20 @@ class MapRun:
         sizes: Sequence[int],
         parent: Program | None,
     ) -> None:
-        outer = parent.run.axes if parent else ()
-        self.extents: tuple[int, ...] = (*(parent.run.extents if parent else ()), *sizes)
+        if parent:
+            self.axes, self.extents = parent.run.axes, parent.run.extents
+        self.axes += tuple(names or [f"#{len(self.axes)}"])
+        self.extents += tuple(sizes)
         self.tasks = tasks
         self.labels = labels
-        self.sizes = tuple(sizes)
+        self.sizes = sizes
         self.parent = parent
-        self.depth = 0
-        self.axes: tuple[str, ...] = (*outer, *(names or [f"#{len(outer)}"]))
         self.context = contextvars.copy_context()
         self.results: list[Any] = [None] * len(tasks)
         self.errors: list[tuple[bool, int, BaseException]] = []
-        self.failed: str | None = None
         self.left = len(tasks)
         self.live: dict[int, Program] = {}
         self.known: dict[Any, Any] = {}
-        self.scheduler: SchedulerProtocol
-        self._next = 0
 
     def coordinates(self, number: int) -> tuple[int, ...]:
         """Returns the position of a program along the axes of this map and of those around it."""
@@ -257,16 +229,20 @@ class MapRun:
         """The number of programs that have not been started."""
         return len(self.tasks) - self._next
 
-    def take(self) -> int | None:
-        """Returns the number of the next program to start, or None. The scheduler's lock is held."""
-        if self._next == len(self.tasks):
+    def start(self, thread: WorkerThread) -> Program | None:
+        """Starts the next program in a thread, as the current one of this context, and returns it; None if all have
+        started. The scheduler's lock is held.
+        """
+        if not self.unstarted:
             return None
+        program = self.live[self._next] = Program(self, self._next, thread)
         self._next += 1
-        return self._next - 1
+        _current.set(program)
+        return program
 
     def drop(self) -> None:
         """Discards the programs that have not been started. The scheduler's lock is held."""
-        self.left -= len(self.tasks) - self._next
+        self.left -= self.unstarted
         self._next = len(self.tasks)
 
     def outcome(self) -> list[Any]:
@@ -296,7 +272,13 @@ class Rendezvous:
         self.contributions: list[Any] = [None] * size
         self.missing = size
 
+    @property
+    def arrived(self) -> list[Program]:
+        """The programs that have made the call."""
+        return [member for member in self.members if member is not None]
 
+
+@dataclass(slots=True)
 class CollectiveCall:
     """Describes a collective call of a program; the calls of one rendezvous must be equal.
 
@@ -306,25 +288,9 @@ class CollectiveCall:
         key_at: the rendezvous key of the program at a given position, for error messages; not compared.
     """
 
-    __slots__ = ("description", "details", "key_at")
-
-    def __init__(
-        self,
-        description: str,
-        details: tuple[tuple[str, Any], ...] = (),
-        key_at: Callable[[tuple[int, ...]], Any] | None = None,
-    ) -> None:
-        self.description = description
-        self.details = details
-        self.key_at = key_at
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CollectiveCall) and (self.description, self.details) == (
-            other.description,
-            other.details,
-        )
-
-    __hash__ = None  # type: ignore[assignment]
+    description: str
+    details: tuple[tuple[str, Any], ...] = ()
+    key_at: Callable[[tuple[int, ...]], Any] | None = field(default=None, compare=False)
 
     def beside(self, other: CollectiveCall) -> tuple[str, str]:
         """Describes both calls by the first property in which they differ."""
@@ -342,7 +308,7 @@ class Program:
         given: the arrays of its arguments that nothing writes to.
         positions: cached axis positions, by axis names.
         thread: the thread in which it runs.
-        thread: the greenlet in which it is suspended.
+        suspended: the greenlet in which it is suspended.
         pending: the rendezvous or the inner map for which it waits.
         result, error: the result of that, or the error with which it is resumed.
     """
@@ -444,14 +410,14 @@ class Program:
             results = work(rendezvous.contributions)
         except BaseException as error:
             with scheduler.lock:
-                for member in rendezvous.members:
-                    if member is not self and member is not None:
+                for member in rendezvous.arrived:
+                    if member is not self:
                         scheduler.release(member, _copy(error, call, self))
             raise
         with scheduler.lock:
-            for other, result in enumerate(results):
-                if other != position:
-                    scheduler.resume(rendezvous.members[other], result)  # type: ignore[arg-type]
+            for member, result in zip(rendezvous.arrived, results, strict=True):
+                if member is not self:
+                    scheduler.resume(member, result)
         return results[position]
 
     def await_run(self, run: MapRun) -> None:
@@ -505,18 +471,16 @@ class Program:
 
 
 def _disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
-    there = [str(m) for m in rendezvous.members if m is not None]
+    there = listed([str(member) for member in rendezvous.arrived])
     mine, theirs = call.beside(rendezvous.call)
     return (
-        f"{call.description}: {program} called {mine}, and {listed(there)} called {theirs}; all devices along "
+        f"{call.description}: {program} called {mine}, and {there} called {theirs}; all devices along "
         "an axis must make the same calls in the same order"
     )
 
 
 def _copy(error: BaseException, call: CollectiveCall, program: Program) -> BaseException:
-    """Returns a copy of the error for another program, since an exception that is raised twice would mix up its
-    tracebacks.
-    """
+    """Returns a copy of an error for another program, since an exception that is raised twice gets both tracebacks."""
     if isinstance(error, ShardTensorError):
         return type(error)(str(error))
     return CollectiveError(f"{call.description}: it failed on {program}: {error!r}")

@@ -67,12 +67,8 @@ def rendezvous(
     call = CollectiveCall(f"{caller} over {at.description}", compared, at.key_at)
 
     def work(contributions: list[Any]) -> Sequence[Any]:
-        given = [arrays for _, _, arrays in contributions]
-        columns = []
-        for i in range(len(mine)):
-            columns.append(
-                _column(caller, at.axis, [o[0] for o in contributions], [o[1][i] for o in contributions], given, body)
-            )
+        groups, leaves_of, given = zip(*contributions, strict=True)
+        columns = [_column(caller, at.axis, groups, column, given, body) for column in zip(*leaves_of, strict=True)]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
     results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work)
@@ -83,7 +79,7 @@ def _column(
     caller: str,
     axis: str,
     groups: Sequence[tuple[Device, ...]],
-    column: list[Any],
+    column: Sequence[Any],
     given: Sequence[Sequence[Any]],
     body: Body,
 ) -> Sequence[Any]:
@@ -94,10 +90,9 @@ def _column(
         communicator = _communicator(caller, axis, [group[0] for group in groups])
         communicator.given = given
         return as_tensors(_run_body(body, communicator, column), groups)
-    shards = [shard_arrays(x) for x in column]
     rows = []
-    for k in range(len(groups[0])):
-        rows.append(_run_body(body, _communicator(caller, axis, [g[k] for g in groups]), [s[k] for s in shards]))
+    for devices, arrays in zip(zip(*groups, strict=True), zip(*map(shard_arrays, column), strict=True), strict=True):
+        rows.append(_run_body(body, _communicator(caller, axis, devices), arrays))
     made = []
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [tuple(a.shape) for a in shard_arrays(x)]:
@@ -143,19 +138,15 @@ def _contribution(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: 
         return leaf
     (device,) = devices
     backend = backend_of(device)
-    if backend.is_array(leaf):
-        array = backend.asarray(leaf)
-        if backend.dtype_of(array).kind not in "biufcmM":
-            raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
-        return array
-    if isinstance(leaf, ShardedTensor):
+    on_host = not backend.is_array(leaf)
+    if on_host and isinstance(leaf, ShardedTensor):
         return array_on(leaf, device, caller)
-    if isinstance(leaf, (np.ndarray, np.generic)) or type(leaf) in SCALARS:
-        host = np.asarray(leaf)
-        if host.dtype.kind not in "biufcmM":
-            raise ArgumentTypeError(f"{caller}: x is an array of {host.dtype}; wanted numbers")
-        return backend.from_host(host, device)
-    raise ArgumentTypeError(f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
+    if on_host and not isinstance(leaf, (np.ndarray, np.generic)) and type(leaf) not in SCALARS:
+        raise ArgumentTypeError(f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
+    array = np.asarray(leaf) if on_host else backend.asarray(leaf)
+    if (array.dtype if on_host else backend.dtype_of(array)).kind not in "biufcmM":
+        raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
+    return backend.from_host(array, device) if on_host else array
 
 
 def _named(x: Any) -> str:

@@ -26,11 +26,13 @@ from shardtensor.errors import BackendError, CollectiveError
 from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
-from shardtensor.spmd import breakpoints
-from shardtensor.spmd.program import MapRun, Program, Rendezvous, Task, WorkerThread, around, check_room, enter, listed
+from shardtensor.spmd.breakpoints import count_prompts, restore_hook
+from shardtensor.spmd.program import MapRun, Program, Rendezvous, WorkerThread, around, check_room, leave_maps, listed
 
 if TYPE_CHECKING:
     from greenlet import greenlet
+
+    from shardtensor.spmd.program import Task
 
 _POLL = 0.05
 """Seconds after which a waiting thread checks for signals, such as Ctrl-C."""
@@ -38,7 +40,7 @@ _POLL = 0.05
 
 def run(
     tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
-    helper_delay: float = 200e-6, text: Hashable = None,
+    helper_delay: float = 200e-6, code: int = 0,
 ) -> list[Any]:  # fmt: skip
     """Runs each task as a program, and returns the results of all tasks, in order.
 
@@ -52,8 +54,8 @@ def run(
             along one axis that has no public name.
         sizes: the sizes of those axes.
         helper_delay: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
-        text: identifies the code of the programs. If a map of the same code took long the last time, helper threads
-            take part from the start.
+        code: the identity of the code of the programs. If a map of the same code took long the last time, helper
+            threads take part from the start.
 
     Returns:
         The list of results.
@@ -62,7 +64,7 @@ def run(
         Failed: a program failed; of several, the first in order whose error was not caused by the failure of another.
     """
     parent = around()
-    run = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
+    map_run = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
     if not tasks:
         return []
     if sys.is_finalizing():
@@ -71,35 +73,30 @@ def run(
             "call it earlier, at the latest in a function registered with atexit.register"
         )
     if parent is not None:
-        parent.await_run(run)
-        return run.outcome()
+        parent.await_run(map_run)
+        return map_run.outcome()
     check_room()
-    scheduler = Scheduler(run, 0.0 if text in _long and math.isfinite(helper_delay) else helper_delay)
+    scheduler = Scheduler(map_run, 0.0 if code in _long and math.isfinite(helper_delay) else helper_delay)
     try:
         scheduler.run()
-        if not scheduler.was_looked_at:
-            _note(text, time.perf_counter() - scheduler.started > _LONG_DELAYS * helper_delay)
-        return run.outcome()
+        if time.perf_counter() - scheduler.started <= _LONG_DELAYS * helper_delay:
+            _long.discard(code)
+        elif not scheduler.prompts():
+            _long.add(code)
+        return map_run.outcome()
     finally:
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
         # keep all results alive.
-        del run.scheduler, scheduler.root
+        del map_run.scheduler, scheduler.root
 
 
 _LONG_DELAYS = 4
 """A map that takes this multiple of the helper delay has helper threads from the start the next time."""
 
-_long: dict[Hashable, None] = {}
-_TEXTS_KEPT = 1024
-
-
-def _note(text: Hashable, is_long: bool) -> None:
-    if not is_long:
-        _long.pop(text, None)
-    elif text is not None and text not in _long:
-        while len(_long) >= _TEXTS_KEPT:
-            _long.pop(next(iter(_long)), None)
-        _long[text] = None
+_long: set[int] = set()
+"""The identities of the code of these maps, not the code itself, which may refer to data. Where other code gets the
+identity of code that is gone, only its first map has helper threads early.
+"""
 
 
 @functools.cache
@@ -128,25 +125,24 @@ class Scheduler:
         """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
         thread = WorkerThread(_greenlets().getcurrent)
-        with _Interrupts(thread) as self._interrupts, breakpoints.prompts() as self._prompts:
-            self._prompts_before = self._prompts.count
-            _running.append(self)
+        with _Interrupts(thread) as self._interrupts:
+            with _lock:
+                self.prompts = count_prompts()
+                _running.append(self)
             try:
                 if not self._helper_delay:
                     self._call_for_help()
                 self._serve(thread)
             finally:
-                _running.remove(self)
+                with _lock:
+                    _running.remove(self)
+                    if not _running:
+                        restore_hook()
                 if self._helpers:
                     self._helpers.dismiss()
 
     def _help(self) -> None:
         self._serve(WorkerThread(_greenlets().getcurrent))
-
-    @property
-    def was_looked_at(self) -> bool:
-        """Whether a program stopped in a debugger."""
-        return self._prompts.count > self._prompts_before
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -179,18 +175,19 @@ class Scheduler:
         raises becomes the map's error, raised after all programs have ended. The lock is held, except while a handler
         runs.
         """
-        if not self._interrupts.are_due(thread):
+        if thread is not self._interrupts.thread or not self._interrupts.are_missed():
             return
         lock = self.lock
         lock.release()
         error: BaseException | None = None
+        thread.inside = True
         try:
-            self._interrupts.deliver_to_caller()
+            self._interrupts.deliver()
         except BaseException as raised:  # Raised again in the caller of the map.
             error = raised
-        lock.acquire(
-            blocking=not self._is_over
-        )  # If the handler forked, the thread that held it may not be in the child.
+        thread.inside = False
+        # If the handler forked, the thread that held the lock may not be in the child.
+        lock.acquire(blocking=not self._is_over)
         if error is not None:
             self.root.errors.append((False, -1, error))
             self.fail(self.root, f"the caller was interrupted: {error!r}")
@@ -253,15 +250,13 @@ class Scheduler:
             with self.lock:
                 if program is not None:
                     self._end(program, error)
-                program = error = thread.running = None
+                error = None
                 thread.inside = False
-                number = run.take()
-                if number is None:
+                program = thread.running = run.start(thread)
+                if program is None:
                     return
-                program = run.live[number] = thread.running = Program(run, number, thread)
-            enter(program)
             try:
-                run.results[number] = run.tasks[number](program)
+                run.results[program.number] = run.tasks[program.number](program)
             except BaseException as raised:  # Raised again in the caller of the map.
                 error = raised
             if self._helpers is None:
@@ -273,18 +268,18 @@ class Scheduler:
             return
         with self.lock:
             count = sum(run.unstarted for run in self.runs)
-            if count < 2 or self._helpers is not None or self.was_looked_at:
+            if count < 2 or self._helpers is not None or self.prompts():
                 return
             self._changed = threading.Condition(self.lock)
             self._helpers = _Helpers(count)
         self._helpers.call(self._help, count - 1, self.root.context)
 
-    def abandon(self) -> bool:
-        """In the child of a fork: stops all maps if programs ran in several threads, and returns whether they did. Only
-        the forking thread exists in the child; other threads may have held the locks, which are replaced.
+    def abandon(self) -> None:
+        """In the child of a fork: stops all maps, and leaves them, if programs ran in several threads. Only the forking
+        thread exists in the child; other threads may have held the locks, which are replaced.
         """
         if self._helpers is None or not self.runs:  # Without runs, all maps are done.
-            return False
+            return
         self.lock, self._changed = threading.Lock(), None
         self._helpers.abandon()
         self._is_over = True
@@ -293,7 +288,7 @@ class Scheduler:
             run.drop()
         self.runs.clear()
         self.root.errors = [(False, -1, CollectiveError(_FORKED))]
-        return True
+        leave_maps(self)
 
     # -- programs (the lock is held in all methods but `withdraw`) -----------------------------------------------------
 
@@ -356,8 +351,8 @@ class Scheduler:
 
     def _dissolve(self, rendezvous: Rendezvous, why: str, but: Program | None = None) -> None:
         if self.pending_rendezvous.pop(rendezvous.key, None):
-            for member in rendezvous.members:
-                if member is not None and member is not but:
+            for member in rendezvous.arrived:
+                if member is not but:
                     self.release(member, CollectiveError(f"{rendezvous.call.description}: {why}"))
 
     def fail(self, run: MapRun, why: str) -> None:
@@ -381,42 +376,42 @@ class Scheduler:
         """Resolves a deadlock: releases every waiting program with an error that names each device and the call in
         which it waits.
         """
-        pending_rendezvous, self.pending_rendezvous = self.pending_rendezvous, {}
-        assert pending_rendezvous, "no program is ready, none waits for another, and not all are done"
+        found = list(self.pending_rendezvous.values())
+        assert found, "no program is ready, none waits for another, and not all are done"
         waiting: dict[str, list[str]] = {}
-        for rendezvous in pending_rendezvous.values():
-            waiting.setdefault(rendezvous.call.description, []).extend(
-                [str(p) for p in rendezvous.members if p is not None]
-            )
-        gone = list(
-            dict.fromkeys(
-                label for rendezvous in pending_rendezvous.values() for label in _returned(rendezvous, self.runs)
-            )
-        )
+        for rendezvous in found:
+            waiting.setdefault(rendezvous.call.description, []).extend(map(str, rendezvous.arrived))
+        gone = list(dict.fromkeys(label for rendezvous in found for label in _returned(rendezvous, self.runs)))
         reports = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
         reports += [f"{listed(gone)} returned without such a call"] * bool(gone)
         why = (
             "; ".join(reports)
             + ": no two of these can meet; all devices along an axis must make the same calls in the same order"
         )
-        for rendezvous in pending_rendezvous.values():
-            for program in rendezvous.members:
-                if program is not None:
-                    program.run.failed = program.run.failed or why
-                    self.release(program, CollectiveError(f"{rendezvous.call.description}: {why}"))
+        for rendezvous in found:
+            for program in rendezvous.arrived:
+                program.run.failed = program.run.failed or why
+            self._dissolve(rendezvous, why)
 
 
 _running: list[Scheduler] = []
 """Of all threads."""
 
+_lock = threading.Lock()
+"""Held while `_running` changes, and with it the debugger's hook."""
+
 
 @in_children
 def _abandon() -> None:
-    """In the child of a fork: gives up the maps with helper threads, also if a signal handler forked, which is outside
-    of all programs.
+    """In the child of a fork, which has only the forking thread: gives up the maps with helper threads. The child can
+    run operators and maps of its own, and gets an error if it continues such a map.
     """
+    global _lock
+    _lock = threading.Lock()
+    restore_hook()
     for scheduler in _running:
         scheduler.abandon()
+    _running[:] = [scheduler for scheduler in _running if scheduler._interrupts.thread.is_here()]
 
 
 def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
@@ -425,23 +420,18 @@ def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
     call, or belong to maps that have not been called.
     """
     key_at = rendezvous.call.key_at
-    waiting = [member for member in rendezvous.members if member is not None]
-    axes = waiting[0].run.axes
+    axes = rendezvous.arrived[0].run.axes
     found = []
     for run in runs:
         depth = len(run.axes)
-        if run.axes != axes[:depth]:
-            continue
-        inner = dict.fromkeys([member.coordinates[depth:] for member in waiting])
-        found += [
-            run.labels[number]
-            for number in range(len(run.tasks))
-            if number not in run.live
-            and (
-                key_at is None
-                or any(key_at(run.coordinates(number) + coordinates) == rendezvous.key for coordinates in inner)
-            )
-        ]
+        if run.axes == axes[:depth]:
+            inner = {member.coordinates[depth:] for member in rendezvous.arrived}
+            found += [
+                run.labels[number]
+                for number in range(len(run.tasks))
+                if number not in run.live
+                and (key_at is None or any(key_at(run.coordinates(number) + at) == rendezvous.key for at in inner))
+            ]
     return found
 
 
@@ -470,27 +460,19 @@ class _Helpers(threads.Helpers):
 
 
 class _Interrupts(signals.Interrupts):
-    """Runs signal handlers in user code of the caller's programs, or when the caller has no program to continue."""
+    """Runs signal handlers in user code of the caller's programs, or when the caller has no program to continue.
 
-    __slots__ = ("_thread",)
+    Attributes:
+        thread: the caller's thread.
+    """
+
+    __slots__ = ("thread",)
 
     def __init__(self, thread: WorkerThread) -> None:
-        self._thread = thread
+        self.thread = thread
 
     def passes(self) -> bool:
         """Whether user code of a program is running, where a handler may run."""
-        return self._thread.inside
+        return self.thread.inside
 
     permits = passes
-
-    def are_due(self, thread: WorkerThread) -> bool:
-        """Whether deferred handlers are to be run, and this is the thread that runs them."""
-        return thread is self._thread and self.are_missed()
-
-    def deliver_to_caller(self) -> None:
-        """Runs the deferred handlers while no user code of a program is running."""
-        self._thread.inside = True
-        try:
-            self.deliver()
-        finally:
-            self._thread.inside = False

@@ -6,18 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import split_over
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, Unmapped, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, run_mapped
 from shardtensor.spmd.outputs import joined, same_forms
 from shardtensor.spmd.program import around
-from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
@@ -84,7 +81,7 @@ def shard_map(
         raise ArgumentTypeError(f"shard_map: f is a {type(f).__name__}; wanted a function")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise ArgumentTypeError(f"shard_map: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
-    _check_specs(in_specs, "in_specs", "an argument that is passed as it is")
+    _check_specs(in_specs, "in_specs", "an argument that is passed unchanged")
     _check_specs(out_specs, "out_specs", "a result that is None")
     given = _given_names(axis_names)
 
@@ -132,15 +129,11 @@ def _run(
 def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> MappedArgument:
     """Returns an argument for all calls: its blocks, or the argument itself where no leaf is an array to be split."""
     rows: list[list[ShardedTensor] | None] = []
-    count = 0
     found = leaves(argument)
     for leaf, spec, path in zip(found, specs, paths(argument, what), strict=True):
-        if spec is None or (type(leaf) in SCALARS and not spec.chains):  # Python scalars stay weakly typed.
-            rows.append(None)
-            continue
-        blocks = _blocks(leaf, spec, mesh, over, path)
-        rows.append(blocks)
-        count = len(blocks)
+        whole = spec is None or (type(leaf) in SCALARS and not spec.chains)  # Python scalars stay weakly typed.
+        rows.append(None if whole else _blocks(leaf, spec, mesh, over, path))
+    count = max([len(row) for row in rows if row is not None], default=0)
     if not count:
         return MappedArgument(Unmapped(argument), False)
     held = [[Unmapped(leaf)] * count if row is None else row for leaf, row in zip(found, rows, strict=True)]
@@ -148,13 +141,11 @@ def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: 
 
 
 def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) -> list[ShardedTensor]:
-    if leaf is None or isinstance(leaf, (str, bytes)):
-        raise ArgumentTypeError(
-            f"shard_map: {path} is a {type(leaf).__name__}; wanted an array, or None in in_specs to pass it as it is"
-        )
-    array = as_operand(np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf, "shard_map")
+    array = argument_array(leaf, f"shard_map: {path}", "None in in_specs to pass it unchanged")
     if len(spec) > array.ndim:
-        raise ShapeError(f"shard_map: {path} has shape {array.shape}, and {spec} speaks of {len(spec)} dimensions")
+        raise ShapeError(
+            f"shard_map: {path} has shape {array.shape}, and {spec} has entries for {len(spec)} dimensions"
+        )
     chains = list(spec.chains_of(array.ndim))
     if isinstance(array, ShardedTensor) and len(over) < len(mesh.axis_names) and array.sharding.mesh == mesh:
         # The split along unmapped axes is kept.

@@ -16,9 +16,8 @@ from shardtensor.functions.placement import ensure_sharding, host_array
 from shardtensor.functions.shard_lists import device_row, split
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, mesh_of, shares
-from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, run_mapped
+from shardtensor.spmd.launch import MappedArgument, checked_axis, run_mapped
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
 
@@ -93,28 +92,25 @@ def smap(
             sharding = NamedSharding(mesh, _spec(entry, array.ndim, mesh))
             columns.append(MappedArgument(split(ensure_sharding(array, sharding, "smap")), True))
     submeshes = [mesh_of((device,)) for device in mesh.flat]
-    function = functools.partial(_call, fn, kwargs)
+    function = functools.partial(fn, **kwargs)
     owned = shares(row.flat, mesh.size) if devices is None else submeshes
     results = run_mapped(function, columns, submeshes, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
-    out = (
-        next(e for e in entries if any(axis is not None for axis in e)) if out_axes is None else _entry(out_axes, rank)
-    )
+    out = next(entry for entry in entries if set(entry) != {None}) if out_axes is None else _entry(out_axes, rank)
     same_forms(results, "smap")
-    results = [_raised(tree, out, out_axes is None) for tree in results]
-    return joined(results, lambda tree: _specs(tree, out, out_axes is None, mesh), mesh, mesh.axis_names, "smap")
-
-
-def _call(fn: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> Any:
-    return fn(*parts, **kwargs)
+    # By default, 0-d results get a dimension for each axis along which the argument was split, and are stacked.
+    order = sorted({a for a in out if a is not None}) if out_axes is None else []
+    stacked = tuple([None if a is None else order.index(a) for a in out]) if order else out
+    specs = [_spec_of(leaf, out if np.ndim(leaf) else stacked, len(order), mesh) for leaf in leaves(results[0])]
+    results = [map_leaves(lambda leaf: _with_dimensions(leaf, len(order)), tree) for tree in results]
+    return joined(results, lambda _: specs, mesh, mesh.axis_names, "smap")
 
 
 def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
     """Returns the names of the grid's axes; an empty tuple where none are given."""
     if axis_name is None:
         return ()
-    names = (
-        (axis_name,) if isinstance(axis_name, str) else tuple(axis_name) if isinstance(axis_name, (list, tuple)) else ()
-    )
+    given = axis_name if isinstance(axis_name, (list, tuple)) else (axis_name,)
+    names = tuple(given)
     if len(names) != rank or not all(isinstance(n, str) and n for n in names):
         raise ArgumentError(f"smap: axis_name is {axis_name!r:.60}; wanted a name for each of {rank} grid axes")
     return names
@@ -135,20 +131,15 @@ def _measured(
             continue
         array = host_array(argument, "smap")
         arrays.append(array)
-        found: list[int | None] = []
-        for k, axis in enumerate(entry):
-            if axis is None:
-                found.append(None)
-                continue
-            (at,) = _axis(axis, array.ndim, f"argument {number}")
-            found.append(at)
-            if sizes[k] not in (None, array.shape[at]):
+        at = tuple([a if a is None else checked_axis(a, array.ndim, f"smap: argument {number}") for a in entry])
+        for k, axis in enumerate(at):
+            if axis is not None and sizes[k] not in (None, array.shape[axis]):
                 raise ShapeError(
-                    f"smap: argument {number} has {array.shape[at]} elements along axis {axis}, and grid axis {k} "
-                    f"splits {sizes[k]} of an argument before it; wanted equal sizes"
+                    f"smap: argument {number} has {array.shape[axis]} elements along axis {entry[k]}, and grid axis "
+                    f"{k} splits {sizes[k]} of an argument before it; wanted equal sizes"
                 )
-            sizes[k] = array.shape[at]
-        counted.append(tuple(found))
+            sizes[k] = sizes[k] if axis is None else array.shape[axis]
+        counted.append(at)
     return arrays, counted, sizes
 
 
@@ -195,13 +186,6 @@ def _entry(given: Any, rank: int) -> Entry:
     return entry
 
 
-def _axis(axis: int, ndim: int, what: str) -> tuple[int, ...]:
-    try:
-        return (normalize_axis(axis, ndim),)
-    except ValueError as error:
-        raise type(error)(f"smap: {what}: {error}") from None
-
-
 def _grid_mesh(row: Mesh, sizes: Sequence[int | None], names: Sequence[str]) -> Mesh:
     """Returns the devices as a grid for dimensions of these sizes."""
     counts = [min(n, max(size or 1, 1)) for n, size in zip(even_factors(row.size, len(sizes)), sizes, strict=True)]
@@ -219,43 +203,25 @@ def even_factors(number: int, count: int) -> tuple[int, ...]:
     """
     if count == 1:
         return (number,)
-    choices = []
-    for factor in range(1, number + 1):
-        if number % factor == 0:
-            choices.append(tuple(sorted((factor, *even_factors(number // factor, count - 1)), reverse=True)))
+    divisors = [factor for factor in range(1, number + 1) if number % factor == 0]
+    choices = [tuple(sorted((f, *even_factors(number // f, count - 1)), reverse=True)) for f in divisors]
     return min(choices, key=lambda c: (c[0], [-f for f in reversed(c)]))
 
 
-def _specs(tree: Any, out: Entry, default: bool, mesh: Mesh) -> list[PartitionSpec]:
-    """Returns for each leaf of a result the partition spec that names the dimensions along which parts are
-    concatenated.
+def _spec_of(leaf: Any, entry: Entry, count: int, mesh: Mesh) -> PartitionSpec:
+    """Returns the partition spec that names the dimensions along which the parts of a result are concatenated; if the
+    result is 0-d, it gets ``count`` dimensions.
     """
-    specs = []
-    for leaf in leaves(tree):
-        entry = out
-        if not np.ndim(leaf) and default:
-            order = sorted({a for a in out if a is not None})
-            entry = tuple([None if a is None else order.index(a) for a in out])
-        ndim = np.ndim(leaf) or (len(set(out) - {None}) if default else 0)
-        for axis in entry:
-            if axis is not None and not -ndim <= axis < ndim:
-                raise ShapeError(
-                    f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to put the results "
-                    "together; give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
-                )
-        entry = tuple([None if a is None else a % ndim for a in entry])
-        specs.append(_spec(entry, ndim, mesh))
-    return specs
-
-
-def _raised(tree: Any, out: Entry, default: bool) -> Any:
-    """Returns a result whose 0-d arrays have new dimensions along which they can be stacked, if ``out_axes`` is the
-    default.
-    """
-    count = len({a for a in out if a is not None})
-    return map_leaves(lambda x: _with_dimensions(x, count) if default else x, tree)
+    ndim = np.ndim(leaf) or count
+    for axis in entry:
+        if axis is not None and not -ndim <= axis < ndim:
+            raise ShapeError(
+                f"smap: fn's result has shape {np.shape(leaf)} and no axis {axis} along which to join the results; "
+                "give out_axes, one of its axes for each grid axis (or None, where the results are equal)"
+            )
+    return _spec(tuple([None if a is None else a % ndim for a in entry]), ndim, mesh)
 
 
 def _with_dimensions(x: Any, count: int) -> Any:
     check_array(x, "smap: the result")
-    return reshape(x, (1,) * count) if x is not None and not np.ndim(x) else x
+    return x if x is None or np.ndim(x) else reshape(x, (1,) * count)

@@ -36,7 +36,9 @@ def ring(count: int, nbytes: int = 1) -> dict[tuple[st.Device, st.Device], int]:
 
 def drawn_of(pairs: dict[tuple[st.Device, st.Device], int], text: bool = False) -> Any:
     """The picture of bytes by (source, destination)."""
-    return picture(Moved.of(pairs), text=text)
+    there = {device: k for k, device in enumerate(dict.fromkeys(device for pair in pairs for device in pair))}
+    ends = np.array([[there[device] for device in pair] for pair in pairs], np.int64).reshape(-1, 2).T
+    return picture(Moved(list(there), *ends, np.array(list(pairs.values()), np.int64)), text=text)
 
 
 def mapped(body: Any, mesh: st.Mesh, x: Any) -> st.TransferLog:

@@ -213,7 +213,7 @@ def test_equal_results_come_once(backend: str) -> None:
         (lambda a: st.psum(a, "i")[: 1 + (st.axis_index("i") == 3)], 3),
         (lambda a: st.astype(st.psum(a, "i"), "float32" if st.axis_index("i") == 2 else "float64"), 2),
     ]:
-        with pytest.raises(st.ShapeError, match="pmap: the result is promised to be equal") as caught:
+        with pytest.raises(st.ShapeError, match="pmap: the result is declared to be equal") as caught:
             st.pmap(fn, x, axis_name="i", out_axes=None, devices=devices)
         assert f"on {backend}:0 and {backend}:{other} it differs" in str(caught.value)
 

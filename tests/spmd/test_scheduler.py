@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import faulthandler
+import functools
 import gc
 import itertools
 import os
@@ -34,7 +35,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import shardtensor as st
 from shardtensor.communication import communicator
 from shardtensor.host import blas_threads, signals, threads
-from shardtensor.spmd import breakpoints, launch, scheduler
+from shardtensor.spmd import launch, scheduler
 from shardtensor.spmd import program as programs
 from tests.conftest import Late
 from tests.layouts import array
@@ -631,7 +632,7 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
             "handler": signal.getsignal(signal.SIGALRM) is not handler,
             "held": bool(signals._active or signals._held or signals._missed),
             "limits": bool(blas_threads._shares._wanted),
-            "hook": sys.breakpointhook is not hook or breakpoints.prompts()._users,
+            "hook": sys.breakpointhook is not hook,
             "device": st.current_device() is not None,
         }
         wrong += [(what, place) for what, is_so in found.items() if is_so]
@@ -828,28 +829,28 @@ def test_breakpoint_calls_the_callers_hook(helped: None) -> None:
     assert len({thread for _, _, thread in stops}) == 1
 
 
-def test_a_map_that_starts_while_another_ends_restores_the_hook() -> None:
-    ending, started = threading.Event(), threading.Event()
+def test_a_map_that_starts_while_another_ends_counts_and_restores_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, started, hooks = threading.Event(), threading.Event(), [sys.breakpointhook]
+    restore_hook = scheduler.restore_hook
 
-    class Slow(breakpoints.Prompts):
-        def _put_back(self) -> None:
-            ending.set()
-            started.wait(0.1)  # It ends only without a lock.
-            super()._put_back()
+    def slow() -> None:
+        ending.set()
+        started.wait(0.1)  # It ends only without a lock.
+        restore_hook()
 
-    prompts, hook = Slow(), sys.breakpointhook
-    try:
-        prompts.__enter__()
-        with ThreadPoolExecutor(1) as pool:
-            ended = pool.submit(prompts.__exit__)
-            assert ending.wait(10)
-            with prompts:
-                started.set()
-                ended.result(10)
-                assert sys.breakpointhook is not hook
-        assert sys.breakpointhook is hook
-    finally:
-        sys.breakpointhook = hook
+    def fn(x: int) -> None:
+        started.set()
+        ended.result(10)
+        hooks.append(sys.breakpointhook)
+
+    monkeypatch.setattr(scheduler, "restore_hook", slow)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(st.pmap, lambda x: x, [1])
+        assert ending.wait(10)
+        st.pmap(fn, [1])
+    hook, inside = hooks
+    assert inside is not hook
+    assert sys.breakpointhook is hook
 
 
 def test_a_hook_that_a_program_sets_stays() -> None:
@@ -859,6 +860,20 @@ def test_a_hook_that_a_program_sets_stays() -> None:
         assert sys.breakpointhook is print
     finally:
         sys.breakpointhook = before
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_maps_that_took_long_start_in_several_threads(is_partial: bool, helped: None) -> None:
+    barrier = threading.Barrier(2)
+
+    def fn(x: Any, wait: Callable[..., Any] = time.sleep, seconds: float = 0.01) -> None:
+        wait(seconds)
+
+    def mapped(*args: Any) -> Any:
+        return functools.partial(fn, wait=args[0], seconds=args[1]) if is_partial else lambda x: fn(x, *args)
+
+    st.pmap(mapped(time.sleep, 0.01), [1, 2])
+    st.pmap(mapped(barrier.wait, 5), [1, 2])  # It breaks unless both programs run at the same time.
 
 
 def test_pdb_in_a_mapped_function() -> None:

@@ -863,7 +863,7 @@ def mapped(x: Any, in_specs: Any = ROWS, out_specs: Any = ROWS, body: Any = lamb
     (lambda x: mapped(x, body=lambda x: (x,) if st.axis_index("x") else x), st.ShapeError, ["different forms"]),
     (lambda x: mapped(x, body=lambda x: x[0] if st.axis_index("x") else x), st.ShapeError, ["(2, 3)", "(3,)"]),
     (lambda x: mapped(x, body=lambda x: x[:, st.axis_index("x") :]), st.ShapeError, ["do not fit together along axis 1"]),
-    (lambda x: mapped(x, st.P("x", "y"), st.P("x")), st.ShapeError, ["promised to be equal along", "'y'", "0", "1", "it differs"]),
+    (lambda x: mapped(x, st.P("x", "y"), st.P("x")), st.ShapeError, ["declared to be equal along", "'y'", "0", "1", "it differs"]),
 ])  # fmt: skip
 def test_errors(call: Any, kind: type[Exception], words: list[str], backend: str) -> None:
     value = array((4, 3), "float64", 1)

@@ -492,3 +492,15 @@ def test_memory_is_flat_over_many_maps(backend: str) -> None:
     after = in_use(backend)
     tracemalloc.stop()
     assert after - before < 20_000
+
+
+@everywhere
+def test_0d_results_are_stacked_whatever_the_axis(backend: str) -> None:
+    x = np.arange(48).reshape(2, 3, 8)
+    made = st.smap(lambda x: (x.sum(), None), x, axes=2, devices=st.devices(backend)[:2])[0]
+    assert made.tolist() == [x[..., :4].sum(), x[..., 4:].sum()]
+    made = st.smap(lambda x: x.sum(), x, axes=(2, 1), devices=st.devices(backend)[:4])
+    assert made.tolist() == [
+        [x[:, :2, c].sum() for c in (slice(0, 4), slice(4, 8))],
+        [x[:, 2:, c].sum() for c in (slice(0, 4), slice(4, 8))],
+    ]
