@@ -179,7 +179,8 @@ class _Pmap:
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
-        given = [None if self._devices is not None else _submesh_of(items) for items in zip(*call.lists, strict=True)]
+        calls = zip(*call.lists, strict=True) if self._devices is None else [()] * count
+        given = [next(filter(None, map(_submesh_of, items)), None) for items in calls]
         rows = [] if given and all(given) else _rows(_grid_of(self._devices))
         if self._devices is None and not any(given):
             row = tuple([submesh.flat[0] for submesh in rows])
