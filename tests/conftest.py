@@ -12,8 +12,10 @@ os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices on busy machines: a hundred times faster so
 
 import ctypes
+import functools
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -103,12 +105,21 @@ def no_races(request: pytest.FixtureRequest) -> Iterator[Any]:
         assert not found, found
 
 
+def forget() -> None:
+    """Empties the library's caches, those that drop what is old: they hold plans for thousands of devices."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("shardtensor")]:
+        for cached in vars(module).values():
+            if isinstance(cached, functools._lru_cache_wrapper) and cached.cache_parameters()["maxsize"]:
+                cached.cache_clear()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def memory_is_freed() -> Iterator[None]:
-    """What the tests of a module leave in pools goes back to the system, which the C library does when it is asked to;
-    and what they leave for good, such as a library that they imported, is not collected over and over.
+    """What the tests of a module leave in caches and pools goes back to the system, which the C library does when it is
+    asked to; and what they leave for good, such as a library that they imported, is not collected over and over.
     """
     yield
+    forget()
     gc.collect()
     gc.freeze()
     st.free_cache()
