@@ -46,7 +46,7 @@ def _like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
     return kinds[0].shape, sharded_dtype(kinds[0].dtype if dtype is None else dtype)
 
 
-@operator(_shaped)
+@operator(_shaped, operands=())
 def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array without initializing its elements, whose values are arbitrary.
 
@@ -60,7 +60,7 @@ def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
     """
 
 
-@operator(_like)
+@operator(_like, prototype=True)
 def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array like x without initializing its elements, whose values are arbitrary.
 
@@ -74,7 +74,7 @@ def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
     """
 
 
-@operator(_shaped)
+@operator(_shaped, operands=())
 def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of zeros.
 
@@ -85,7 +85,7 @@ def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
     """
 
 
-@operator(_like)
+@operator(_like, prototype=True)
 def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of zeros with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
@@ -96,7 +96,7 @@ def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
     """
 
 
-@operator(_shaped)
+@operator(_shaped, operands=())
 def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of ones.
 
@@ -107,7 +107,7 @@ def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Wher
     """
 
 
-@operator(_like)
+@operator(_like, prototype=True)
 def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of ones with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
@@ -135,7 +135,7 @@ def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> ShapeAndDtype:
     return checked_shape(shape), sharded_dtype(_kind_dtype(kinds[0]) if dtype is None else dtype)
 
 
-@operator(_filled)
+@operator(_filled, operands=("fill_value",))
 def full(
     shape: int | Shape, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
@@ -161,7 +161,7 @@ def _filled_like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
     return _like(kinds, dtype=dtype)
 
 
-@operator(_filled_like)
+@operator(_filled_like, operands=("x", "fill_value"), prototype=True)
 def full_like(
     x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
@@ -230,7 +230,7 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     return (count,), made
 
 
-@operator(_arange_rule)
+@operator(_arange_rule, operands=())
 def arange(
     start: float,
     /,
@@ -287,7 +287,7 @@ def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0,
     )
 
 
-@operator(_eye_rule)
+@operator(_eye_rule, operands=())
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:

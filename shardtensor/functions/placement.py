@@ -211,7 +211,7 @@ def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
     return reshard(x, sharding)
 
 
-@operator()
+@operator(escapes=True)
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
     """Returns a tensor x, or ``x[index]`` for a basic index, as a read-only NumPy array of x's dtype.
 
@@ -250,7 +250,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
     return read_only(array)
 
 
-@operator()
+@operator(operands=())
 def asarray(
     obj: Any, /, *, dtype: npt.DTypeLike | None = None, device: Where | None = None, copy: bool | None = None
 ) -> ShardedTensor:

@@ -73,14 +73,12 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
         )
     mesh = anchor(tensors).sharding.mesh if tensors else default_mesh()
     plan = (_mover_plan if op.movement else _rule_plan)(op, kinds, named, mesh)
-    return _as_array_plan(plan) if op.name in _ARRAYS else plan
-
-
-_ARRAYS = ("astype", "broadcast_to", "reshape", "where")
-"""Operators whose 0-d results are arrays in NumPy, not scalars; `astype` of a scalar gives a scalar."""
+    return _as_array_plan(plan) if op.keeps_arrays else plan
 
 
 def _as_array_plan(plan: Plan) -> Plan:
+    """Returns the plan whose 0-d results are arrays, except those of scalars."""
+
     def run(operands: Operands) -> ShardedTensor:
         result: ShardedTensor = plan(operands)
         if not result.ndim and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands):
@@ -277,10 +275,8 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     assert op.kernel is not None
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
-    # The first operand of these functions determines shape, dtype and layout; its elements are not read.
-    prototype = op.name.endswith("_like")
     committed = device is not None
-    if prototype and device is None and isinstance(kinds[0], Aval):
+    if op.prototype and device is None and isinstance(kinds[0], Aval):
         device, committed = kinds[0].sharding, kinds[0].committed
     sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
     value = aval(shape, dtype, sharding, committed)
@@ -294,8 +290,8 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
 
     def plan(operands: Operands) -> ShardedTensor:
         reserve(hosted)
-        fills = operands[1:] if prototype else operands
+        fills = operands[1:] if op.prototype else operands
         values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
-        return mark_array(run((None, *values) if prototype else values))
+        return mark_array(run((None, *values) if op.prototype else values))
 
     return plan

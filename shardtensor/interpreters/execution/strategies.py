@@ -21,7 +21,7 @@ from shardtensor.communication.transfer import OperandTransfer, as_dtype, send, 
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes, state_bytes
-from shardtensor.host.blockwise import FUNCTIONS, elementwise
+from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long, matmul
 from shardtensor.sharding.mesh import groups_along
@@ -110,8 +110,8 @@ class Strategies:
     def _on_whole(self) -> Callable[..., Any]:
         """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
         value, op = self.value, self.op
-        if value.nbytes >= POOLED_FROM and (op.is_ufunc or self.name in FUNCTIONS):
-            function = FUNCTIONS.get(self.name) or self._function
+        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise):
+            function = op.blockwise or self._function
             return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype)
         run = self.given or self._function
         if self.given:

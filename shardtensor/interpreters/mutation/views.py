@@ -247,7 +247,7 @@ def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
             return None
         view_spec = view_spec.only(None)
     value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
-    if view_spec.scalar or (scalar and not view_spec.shape and op.name not in ("getitem", "reshape")):
+    if view_spec.scalar or (scalar and not view_spec.shape and not op.array_views):
         return _element(base, view_spec, value)
     if scalar:  # A scalar is never written, so a copy is equivalent to a view.
         return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))

@@ -48,7 +48,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
 
     Args:
         out: the tensor; if it is a view, its base is written.
-        op: the operator; ``setitem`` for an assignment.
+        op: the operator.
         operands: the operands of ``op``.
         params: the values of the other parameters of ``op``.
         apply: the function that executes an operator that is not computed in place.
@@ -62,10 +62,9 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
             "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
         )
     base, view_spec = base_and_view(out)
-    if op.name == "setitem":
+    if op.assigns:
         _assign_at(base, view_spec, operands[1], params[0], out.dtype)
-    elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):
-        # Integer `pow` is excluded: it raises for negative exponents, when a part may already be written.
+    elif op.is_ufunc and out.dtype.kind not in op.fails_late:
         _update(out, base, view_spec, op, operands)
     else:
         result = apply(op, operands, params)
