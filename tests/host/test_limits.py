@@ -227,11 +227,11 @@ def kept(frozen: None) -> Iterator[None]:
 @pytest.fixture
 def small(kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The same, and results of this many bytes are large."""
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     for module in (memory_pool, strategies):
         monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
     yield 1 << 12
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
 
 
 def used() -> int:
@@ -953,7 +953,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, name: str, text: str = "Unable to a
         raise MemoryError(*[text] * bool(text))
 
     monkeypatch.setattr(np, name, lacks)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
 
 
 LACKING: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -985,7 +985,7 @@ def test_allocation_failures_in_libraries(name: str, size: int, monkeypatch: pyt
             DeviceMemoryError, match=rf"^{name}: there is no memory left; delete arrays, or work on smaller parts$"
         ):
             call(x)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     np.testing.assert_array_equal(np.asarray(call(x)), wanted)
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(size)))
 
@@ -1012,7 +1012,7 @@ def test_allocation_failures_in_writes(name: str, size: int, alone: bool, monkey
         raising(patch, function)
         with pytest.raises(DeviceMemoryError, match=rf"^{function}: Unable to allocate"):
             write(x, y)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(size)))
     wanted = np.arange(float(size))
     write(wanted, np.ones(size))

@@ -5,20 +5,17 @@ See `shardtensor.interpreters.execution.planning` for the plans.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
-from shardtensor.errors import ArgumentTypeError
-from shardtensor.interpreters.execution.planning import Kind, make_plan
-from shardtensor.interpreters.execution.strategies import Plan
-from shardtensor.sharding.mesh import default_mesh
+from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
-
-_plans: dict[tuple[Any, ...], Plan] = {}
-_PLANS_KEPT = 4096
 
 
 def run(op: Op, operands: Operands, params: Params) -> Any:
@@ -49,17 +46,25 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
             return run(op, tuple([as_operand(x, op.name) for x in operands]), params)
     if op.algorithm:
         return op.algorithm(*operands, *params)
-    key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)
-    if not placed and not (op.creates and params[-1] is not None):
-        # The result's layout is that of the default mesh, which can change between calls.
-        key = (*key, default_mesh())
+    # Without tensors, the result's layout is that of the default mesh, which can change between calls.
+    mesh = None if placed or (op.creates and params[-1] is not None) else default_mesh()
     try:
-        plan = _plans.get(key)
-    except TypeError:  # A parameter is not hashable, such as a list of axes.
-        return run(op, operands, tuple(_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)))
-    if plan is None:
-        plan = _keep(key, make_plan(op, kinds, params))
-    return plan(operands)
+        plan = _cached_plan(op, params, tuple(map(type, params)), mesh, *kinds)
+    except ShardTensorError:
+        raise
+    except TypeError:
+        if _is_hashable(params):
+            raise
+        return run(op, operands, tuple([_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)]))
+    return plan.run(operands)
+
+
+@functools.lru_cache(4096)
+def _cached_plan(op: Op, params: Params, types: tuple[type, ...], mesh: Mesh | None, *kinds: Kind) -> Plan:
+    """Returns the plan of an operator; those that were not used for long are dropped. Equal parameters may differ in
+    type, and ``mesh`` is the default mesh where the plan depends on it.
+    """
+    return make_plan(op, kinds, params)
 
 
 def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:
@@ -67,12 +72,12 @@ def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:
     return run(OPS[name], (x,), params)  # type: ignore[no-any-return]
 
 
-def _keep(key: tuple[Any, ...], plan: Plan) -> Plan:
-    """Caches a plan and returns it; the oldest plans are removed beyond ``_PLANS_KEPT``."""
-    while len(_plans) >= _PLANS_KEPT:
-        _plans.pop(next(iter(_plans)), None)
-    _plans[key] = plan
-    return plan
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _hashable(op: Op, name: str, value: Any) -> Any:
@@ -80,8 +85,6 @@ def _hashable(op: Op, name: str, value: Any) -> Any:
         return tuple(_hashable(op, name, v) for v in value)
     if isinstance(value, (np.ndarray, ShardedTensor)) and value.ndim == 0:
         return value.item()
-    try:
-        hash(value)
-    except TypeError:
-        raise ArgumentTypeError(f"{op.name}: {name} is a {type(value).__name__}, which it does not take") from None
+    if not _is_hashable(value):
+        raise ArgumentTypeError(f"{op.name}: {name} is a {type(value).__name__}, which it does not take")
     return value

@@ -31,7 +31,8 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, whole_of
 
-Plan = Callable[[Operands], Any]
+Run = Callable[[Operands], Any]
+"""The function of a plan: takes the operands and returns the result."""
 Named = dict[str, Any]
 Moves = Sequence[OperandTransfer | None]
 
@@ -87,12 +88,12 @@ class Strategies:
         """The operator in the backend's namespace. It is looked up at first use, since a backend may lack it."""
         return function_of(self.backend, self.name)
 
-    def whole(self) -> Plan:
+    def whole(self) -> Run:
         """Returns the plan that runs the operator once over whole buffers, for a backend with shared memory."""
         name, value, moves, run = self.name, self.value, self.moves, self._on_whole()
         everything_stays = all(m is None or m.stays for m in moves)
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             if everything_stays:
                 arrays = []
                 for x in operands:
@@ -105,7 +106,7 @@ class Strategies:
                 arrays = [x if m is None else m.whole(x, name) for x, m in zip(operands, moves, strict=True)]
             return tensor(value, Storage(whole_of(run(*arrays), value)))
 
-        return plan
+        return run_plan
 
     def _on_whole(self) -> Callable[..., Any]:
         """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
@@ -119,7 +120,7 @@ class Strategies:
             run = functools.partial(run, self.backend.xp, context)
         return functools.partial(run, **self.params) if self.params else run
 
-    def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Plan | None:
+    def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Run | None:
         """Returns the plan that runs a long reduction or product block by block, for a backend with shared memory.
 
         None for other operators, short operands, scalar operands, empty results and simulated devices.
@@ -144,26 +145,26 @@ class Strategies:
         reduction = BlockedReduction(kind, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
         state = element_bytes(combine, value, moves[0].source, self.params)  # type: ignore[union-attr]
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
             if partial_axes and is_recording():
                 record_transfer(name, 0, True, lambda: self._records(groups, state))
             return tensor(value, Storage(whole_of(reduction(*wholes), value)))
 
-        return plan
+        return run_plan
 
-    def per_shard(self) -> Plan:
+    def per_shard(self) -> Run:
         """Returns the plan that runs the operator once per shard, each on its own device."""
         positions = range(len(self.devices))
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             arrays = [self._run(self.kernel, k, operands, columns) for k in positions]
             return tensor(self.value, offloaded(self.value, arrays))
 
-        return plan
+        return run_plan
 
-    def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Plan:
+    def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Run:
         """Returns the plan that runs the operator once per shard and combines the partial results in mesh order.
 
         Args:
@@ -191,7 +192,7 @@ class Strategies:
                     return dict(zip(members, together, strict=True))
             return all_reduce(members, group.contributors, states, ops, group.size, group.chunked and not shared_memory)
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             own = {k: self._run(partial, k, operands, columns) for k in computing}
             states = [own.get(t) for t in twin]
@@ -208,7 +209,7 @@ class Strategies:
                 return tensor(value, Storage(whole_of(results[0], value)))
             return tensor(value, Storage(arrays=tuple([whole_of(results[k], value) for k in range(len(devices))])))
 
-        return plan
+        return run_plan
 
     def _groups(self, partial_axes: tuple[str, ...]) -> list[_Group]:
         """Returns the groups of devices that combine their partial results along the mesh axes ``partial_axes``."""
