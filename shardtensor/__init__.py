@@ -18,6 +18,7 @@ from shardtensor.errors import (
     AxisError,
     BackendError,
     CollectiveError,
+    ConcretizationError,
     DeviceMemoryError,
     DonatedError,
     IndexingError,
@@ -131,6 +132,7 @@ from shardtensor.functions.shard_lists import shard, to_batched_list
 from shardtensor.functions.statistical import all, any, max, mean, min, prod, std, sum, var
 from shardtensor.host.memory_pool import CacheInfo, cache_info, free_cache, set_cache_limit
 from shardtensor.host.threads import num_threads, set_num_threads
+from shardtensor.interpreters.infer import ShapeDtypeStruct, eval_shape
 from shardtensor.sharding.abstract_mesh import AbstractMesh
 from shardtensor.sharding.layout import NamedSharding, SingleDeviceSharding
 from shardtensor.sharding.mesh import Mesh, make_mesh, use_mesh
@@ -172,6 +174,7 @@ __all__ = [
     "BackendError",
     "CacheInfo",
     "CollectiveError",
+    "ConcretizationError",
     "Device",
     "DeviceMemoryError",
     "DonatedError",
@@ -182,6 +185,7 @@ __all__ = [
     "P",
     "PartitionSpec",
     "RangeError",
+    "ShapeDtypeStruct",
     "ShapeError",
     "Shard",
     "ShardTensorError",
@@ -237,6 +241,7 @@ __all__ = [
     "empty",
     "empty_like",
     "equal",
+    "eval_shape",
     "exp",
     "expand_dims",
     "expm1",

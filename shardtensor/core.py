@@ -62,6 +62,8 @@ class Op:
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
+        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the aval of the result, or a list
+            of avals, without elements. The plan of any other operator determines it.
         view_spec: for operators that return a view in NumPy: ``view_spec(spec, *params)`` returns the view spec of the
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
@@ -92,6 +94,7 @@ class Op:
         "error_name",
         "escapes",
         "fails_late",
+        "infer",
         "is_ufunc",
         "keeps_arrays",
         "kernel",
@@ -134,6 +137,7 @@ class Op:
         self.movement: Callable[..., Any] | None = None
         self.composite: Callable[..., Any] | None = None
         self.algorithm: Callable[..., Any] | None = None
+        self.infer: Callable[..., Any] | None = None
         self.view_spec: Callable[..., Any] | None = None
         self.blockwise: Callable[..., Any] | None = None
         arguments = inspect.signature(function).parameters
@@ -248,7 +252,7 @@ def operator(
 
 def implements(function: Callable[..., Any], part: str) -> Callable[[Function], Function]:
     """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
-    ``algorithm``, ``view_spec`` or ``blockwise``.
+    ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``.
     """
 
     def attach(body: Function) -> Function:

@@ -6,13 +6,14 @@ See `shardtensor.interpreters.execution.planning` for the plans.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
-from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.interpreters.execution.planning import Kind, Plan, kind_of, make_plan
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -46,17 +47,27 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
             return run(op, tuple([as_operand(x, op.name) for x in operands]), params)
     if op.algorithm:
         return op.algorithm(*operands, *params)
+    return _plan(op, params, kinds, placed).run(operands)
+
+
+def plan_of(op: Op, operands: Operands, params: Params) -> Plan:
+    """Returns the plan by which `run` runs an operator that has no algorithm of its own; it reads no elements."""
+    kinds = [kind_of(as_operand(x, op.name)) for x in operands]
+    return _plan(op, params, kinds, any(type(x) is ShardedTensor for x in operands))
+
+
+def _plan(op: Op, params: Params, kinds: Sequence[Kind], placed: bool) -> Plan:
     # Without tensors, the result's layout is that of the default mesh, which can change between calls.
     mesh = None if placed or (op.creates and params[-1] is not None) else default_mesh()
     try:
-        plan = _cached_plan(op, params, tuple(map(type, params)), mesh, *kinds)
+        return _cached_plan(op, params, tuple(map(type, params)), mesh, *kinds)
     except ShardTensorError:
         raise
     except TypeError:
         if _is_hashable(params):
             raise
-        return run(op, operands, tuple([_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)]))
-    return plan.run(operands)
+        params = tuple([_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)])
+        return _plan(op, params, kinds, placed)
 
 
 @functools.lru_cache(4096)

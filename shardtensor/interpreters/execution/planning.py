@@ -130,6 +130,13 @@ def _as_arrays(execute: Run) -> Run:
     return run
 
 
+def kind_of(x: Any) -> Kind:
+    """Returns the kind of an operand: a tensor, a host array, a Python scalar or None."""
+    if type(x) is ShardedTensor:
+        return x._aval
+    return type(x) if type(x) in SCALARS else None if x is None else host_aval(x.shape, x.dtype)
+
+
 def _as_array(kind: Kind) -> HostAval:
     """Returns the aval of a Python scalar as a host array."""
     assert isinstance(kind, type)
