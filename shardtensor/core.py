@@ -193,20 +193,21 @@ class Interpreter(abc.ABC):
         """
 
 
-_innermost: ContextVar[Interpreter | None] = ContextVar("shardtensor_interpreter", default=None)
-_outermost: Interpreter
+# The contexts hold the bound methods `apply`: a call of an operator looks up one attribute less.
+_innermost: ContextVar[Callable[..., Any] | None] = ContextVar("shardtensor_interpreter", default=None)
+_outermost: Callable[..., Any]
 
 
 def set_default_interpreter(interpreter: Interpreter) -> None:
     """Sets the interpreter of calls outside of all other interpreters. The module of the eager interpreter calls it."""
     global _outermost
-    _outermost = interpreter
+    _outermost = interpreter.apply
 
 
 @contextlib.contextmanager
-def interpreting(interpreter: Interpreter | None) -> Iterator[None]:
-    """Makes ``interpreter`` the innermost one in the context; None means the default interpreter."""
-    token = _innermost.set(interpreter)
+def interpreting(interpreter: Interpreter) -> Iterator[None]:
+    """Makes ``interpreter`` the innermost one in the context."""
+    token = _innermost.set(interpreter.apply)
     try:
         yield
     finally:
@@ -214,23 +215,26 @@ def interpreting(interpreter: Interpreter | None) -> Iterator[None]:
 
 
 def interpret_by(interpreter: Interpreter | None) -> None:
-    """As `interpreting`, for the rest of this context: a program of a map has a context of its own."""
-    _innermost.set(interpreter)
+    """Makes ``interpreter`` the only one for the rest of this context, which is that of a program; None means the
+    default interpreter.
+    """
+    _innermost.set(None if interpreter is None else interpreter.apply)
 
 
 def innermost() -> Interpreter | None:
     """Returns the innermost interpreter of this context, or None if it is the default interpreter."""
-    return _innermost.get()
+    apply = _innermost.get()
+    return None if apply is None else apply.__self__  # type: ignore[attr-defined]
 
 
 def bind(op: Op, operands: Operands, params: Params) -> Any:
     """Passes one call of an operator to the innermost interpreter and returns the result."""
-    return (_innermost.get() or _outermost).apply(op, operands, params)
+    return (_innermost.get() or _outermost)(op, operands, params)
 
 
 def bind_into(out: Any, op: Op, operands: Operands, params: Params) -> None:
     """Passes one call whose result is written into the tensor ``out`` to the innermost interpreter."""
-    (_innermost.get() or _outermost).write(out, op, operands, params)
+    (_innermost.get() or _outermost).__self__.write(out, op, operands, params)  # type: ignore[attr-defined]
 
 
 def call(name: str, *operands: Any, **params: Any) -> Any:

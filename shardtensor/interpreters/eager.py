@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from shardtensor.core import Interpreter, Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
 from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
-from shardtensor.interpreters.execution.plan_cache import run
+from shardtensor.interpreters.execution.plan_cache import planned, run
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.tensor.tensor import ShardedTensor
@@ -41,7 +41,10 @@ class EagerInterpreter(Interpreter):
                 result = op.composite(*(operands if not op.variadic else (operands,)), *params)
                 if result is not NotImplemented:
                     return result
-            return run(op, operands, params)
+            if op.algorithm:
+                return run(op, operands, params)
+            plan, operands = planned(op, operands, params)
+            return plan.run(operands)
         except (ShardTensorError, OverflowError, MemoryError) as error:
             _raise_from(op, error)
 

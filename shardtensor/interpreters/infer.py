@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
 from shardtensor.errors import ConcretizationError, ShardTensorError
-from shardtensor.interpreters.execution.plan_cache import plan_of
+from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.mutation.views import infer_view
 from shardtensor.interpreters.mutation.writes import check_result, check_writable, checked_update, computes_in_place
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
@@ -115,7 +115,7 @@ class InferInterpreter(Interpreter):
                 return [_result(value) for value in found] if isinstance(found, list) else _result(found)
             if op.algorithm:
                 return op.algorithm(*operands, *params)
-            result = _result(plan_of(op, operands, params).result)
+            result = _result(planned(op, operands, params)[0].result)
             return mark_array(result) if op.keeps_arrays or op.creates else result
         except ShardTensorError as error:
             raise_in_the_name_of(op, error)

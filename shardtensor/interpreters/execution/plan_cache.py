@@ -6,14 +6,13 @@ See `shardtensor.interpreters.execution.planning` for the plans.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
-from shardtensor.interpreters.execution.planning import Kind, Plan, kind_of, make_plan
+from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -24,11 +23,22 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
 
     Args:
         op: the operator.
-        operands: tensors, host arrays, scalars, nested lists, or None for an optional operand.
+        operands: tensors, host arrays, scalars, or None for an optional operand.
         params: the values of its other parameters, in the order of ``op.params``.
 
     Raises:
         ShardTensorError: the operator does not accept the operands or parameters.
+    """
+    if op.algorithm:
+        return op.algorithm(*[as_operand(x, op.name) for x in operands], *params)
+    plan, operands = planned(op, operands, params)
+    return plan.run(operands)
+
+
+def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]:
+    """Returns the plan of an operator that has no algorithm of its own, and the operands in the form that plans take.
+
+    No element of a tensor is read.
     """
     kinds: list[Kind] = []
     placed = False
@@ -44,30 +54,17 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
         elif x is None:
             kinds.append(None)
         else:
-            return run(op, tuple([as_operand(x, op.name) for x in operands]), params)
-    if op.algorithm:
-        return op.algorithm(*operands, *params)
-    return _plan(op, params, kinds, placed).run(operands)
-
-
-def plan_of(op: Op, operands: Operands, params: Params) -> Plan:
-    """Returns the plan by which `run` runs an operator that has no algorithm of its own; it reads no elements."""
-    kinds = [kind_of(as_operand(x, op.name)) for x in operands]
-    return _plan(op, params, kinds, any(type(x) is ShardedTensor for x in operands))
-
-
-def _plan(op: Op, params: Params, kinds: Sequence[Kind], placed: bool) -> Plan:
+            return planned(op, tuple([as_operand(x, op.name) for x in operands]), params)
     # Without tensors, the result's layout is that of the default mesh, which can change between calls.
     mesh = None if placed or (op.creates and params[-1] is not None) else default_mesh()
     try:
-        return _cached_plan(op, params, tuple(map(type, params)), mesh, *kinds)
+        return _cached_plan(op, params, params and tuple(map(type, params)), mesh, *kinds), operands
     except ShardTensorError:
         raise
     except TypeError:
         if _is_hashable(params):
             raise
-        params = tuple([_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)])
-        return _plan(op, params, kinds, placed)
+        return planned(op, operands, tuple([_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)]))
 
 
 @functools.lru_cache(4096)

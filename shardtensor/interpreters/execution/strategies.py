@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, as_dtype, send, whole_array
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes, state_bytes
+from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long, matmul
@@ -143,12 +143,11 @@ class Strategies:
         kernel = matmul if name == "matmul" else self.kernel
         kind = "reduce" if len(moves) == 1 else "dot" if name == "tensordot" else name
         reduction = BlockedReduction(kind, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
-        state = element_bytes(combine, value, moves[0].source, self.params)  # type: ignore[union-attr]
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
             if partial_axes and is_recording():
-                record_transfer(name, 0, True, lambda: self._records(groups, state))
+                record_transfer(name, 0, True, lambda: self._records(groups))
             return tensor(value, Storage(whole_of(reduction(*wholes), value)))
 
         return run_plan
@@ -171,43 +170,68 @@ class Strategies:
             monoid: how partial results are computed, merged and finished.
             partial_axes: the mesh axes along which partial results are combined.
         """
-        value, backend, contexts, devices = self.value, self.backend, self.contexts, self.devices
-        shared_memory = backend.shared_memory
-        partial = monoid.partial or self.kernel
         groups = self._groups(partial_axes)
-        # Where memory is shared, only the first of the devices that hold the same part computes it.
-        twin: Sequence[int] = range(len(devices))
-        if shared_memory:
-            first: dict[Any, int] = {}
-            twin = [first.setdefault(context.boxes, k) for k, context in enumerate(contexts)]
-        computing = sorted({twin[k] for group in groups for k in group.contributors})
+        return (self._reduce_shared if self.backend.shared_memory else self._reduce_separate)(monoid, groups)
+
+    def _reduce_shared(self, monoid: Monoid, groups: Sequence[_Group]) -> Run:
+        """Returns the plan of a reduction where devices share a memory: it needs no current device and no copies, and
+        groups that hold the same parts share one result.
+        """
+        value, contexts, params, xp, name = self.value, self.contexts, self.params, self.backend.xp, self.name
+        partial: Any = monoid.partial or self.given or self._from_namespace
+        function = self._function if partial == self._from_namespace else None
+        parts = [tuple([contexts[k].boxes for k in group.contributors]) for group in groups]
+        first = {contexts[k].boxes: k for group in groups for k in reversed(group.contributors)}
+        # The partial results that are combined to each distinct result, and the group of each device.
+        distinct = {boxes: [first[b] for b in boxes] for boxes in parts}
+        holds = {k: boxes for group, boxes in zip(groups, parts, strict=True) for k in group.members}
+        indices = [None if move is None else index for move, index in zip(self.moves, self.indices, strict=True)]
+
+        def run_plan(operands: Operands) -> ShardedTensor:
+            wholes = [x if m is None else m.whole(x, name) for x, m in zip(operands, self.moves, strict=True)]
+            results = {}
+            for boxes, positions in distinct.items():
+                states = []
+                for k in positions:
+                    arrays = [x if index is None else x[index[k]] for x, index in zip(wholes, indices, strict=True)]
+                    states.append(
+                        function(*arrays, **params) if function else partial(xp, contexts[k], *arrays, **params)
+                    )
+                total = functools.reduce(functools.partial(monoid.merge, xp), states)
+                results[boxes] = whole_of(monoid.finish(xp, contexts[positions[0]], total, **params), value)
+            if is_recording():
+                record_transfer(name, 0, True, lambda: self._records(groups))
+            if len(results) == 1:
+                return tensor(value, Storage(results[parts[0]]))
+            return tensor(value, Storage(arrays=tuple([results[holds[k]] for k in range(len(contexts))])))
+
+        return run_plan
+
+    def _reduce_separate(self, monoid: Monoid, groups: Sequence[_Group]) -> Run:
+        """Returns the plan of a reduction on separate memories."""
+        value, backend, devices = self.value, self.backend, self.devices
+        partial = monoid.partial or self.kernel
+        computing = sorted(k for group in groups for k in group.contributors)
         ops = self._reduce_ops(monoid)
         exact = monoid.reduces if value.dtype.kind in "iu" else ""
 
-        def combine(group: _Group, states: Sequence[Any]) -> dict[int, Any]:
+        def combine(group: _Group, states: Mapping[int, Any]) -> dict[int, Any]:
             members = group.members
             if exact and len(group.contributors) == len(members) > 1:
                 together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
                 if together is not None:
                     return dict(zip(members, together, strict=True))
-            return all_reduce(members, group.contributors, states, ops, group.size, group.chunked and not shared_memory)
+            return all_reduce(members, group.contributors, states, ops, group.size, group.chunked)
 
         def run_plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
-            own = {k: self._run(partial, k, operands, columns) for k in computing}
-            states = [own.get(t) for t in twin]
+            states = {k: self._run(partial, k, operands, columns) for k in computing}
             if is_recording():
-                first = groups[0]
-                state = state_bytes(states[first.contributors[0]]) // first.size
-                record_transfer(self.name, 0, True, lambda: self._records(groups, state))
+                record_transfer(self.name, 0, True, lambda: self._records(groups))
             results: dict[int, Any] = {}
             for group in groups:
                 results |= combine(group, states)
-            if not shared_memory:
-                return tensor(value, offloaded(value, [results[k] for k in range(len(devices))]))
-            if len(groups) == 1:
-                return tensor(value, Storage(whole_of(results[0], value)))
-            return tensor(value, Storage(arrays=tuple([whole_of(results[k], value) for k in range(len(devices))])))
+            return tensor(value, offloaded(value, [results[k] for k in range(len(devices))]))
 
         return run_plan
 
@@ -223,8 +247,11 @@ class Strategies:
             groups.append(_Group(members, contributors, size, chunked))
         return groups
 
-    def _records(self, groups: Sequence[_Group], state: int) -> TransferBatch:
-        """Returns the records of the messages within the groups, for states of ``state`` bytes per result element."""
+    def _records(self, groups: Sequence[_Group]) -> TransferBatch:
+        """Returns the records of the messages by which the groups combine their partial results."""
+        assert self.op.combine is not None
+        source = next(move.source for move in self.moves if move is not None)
+        state = element_bytes(self.op.combine, self.value, source, self.params)
         itemsize = self.value.dtype.itemsize
         sent = [messages(g.members, g.contributors, g.size * state, g.size * itemsize, g.chunked) for g in groups]
         sources, destinations, sizes = np.array(list(itertools.chain(*sent)), np.int64).reshape(-1, 3).T
@@ -236,10 +263,10 @@ class Strategies:
     def _reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
         value, backend, contexts, devices, params = self.value, self.backend, self.contexts, self.devices, self.params
-        shared_memory, xp = backend.shared_memory, backend.xp
+        xp = backend.xp
 
         def carry(state: Any, source: int, destination: int) -> Any:
-            if shared_memory or source == destination:
+            if source == destination:
                 return state
             return _each_array(lambda array: send(array, devices[source], devices[destination]), state)
 
@@ -251,7 +278,7 @@ class Strategies:
             with backend.on(devices[k]):
                 result = _typed(backend, monoid.finish(xp, contexts[k], state, **params), value)
                 # The other devices receive a contiguous copy, and all of them must have the same memory layout.
-                return result if shared_memory else backend.contiguous(result)
+                return backend.contiguous(result)
 
         def cut(k: int, state: Any, begin: int, end: int) -> Any:
             with backend.on(devices[k]):
