@@ -19,7 +19,7 @@ from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import ReduceOps, all_reduce, messages
 from shardtensor.core import OPS
 from shardtensor.functions.monoids import MONOIDS
-from shardtensor.interpreters.execution import plan_cache, planning, shard_reduction, strategies
+from shardtensor.interpreters.execution import plan_cache, strategies
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
 from tests.layouts import MESHES, NAMES, READ_ONLY, all_specs, array, everywhere, mesh_of, meshes, on_host, specs
@@ -511,12 +511,14 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above compares the general way with itself."""
     taken = []
 
-    def spy(name: str, value: Any, params: Any, move: Any, general: Any) -> Any:
-        plan = shard_reduction.partial_sums(name, value, params, move, general)
-        taken.append((name, plan is not general))
+    in_one_pass = strategies.Strategies.reduce_in_one_pass
+
+    def spy(self: strategies.Strategies, monoid: Any, general: Any) -> Any:
+        plan = in_one_pass(self, monoid, general)
+        taken.append((self.name, plan is not general))
         return plan
 
-    monkeypatch.setattr(planning, "partial_sums", spy)
+    monkeypatch.setattr(strategies.Strategies, "reduce_in_one_pass", spy)
     monkeypatch.setattr(
         plan_cache, "_cached_plan", functools.lru_cache(plan_cache._cached_plan.__wrapped__)
     )  # of other tests

@@ -33,7 +33,6 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.abstract_plan import abstract_plan
-from shardtensor.interpreters.execution.shard_reduction import partial_sums
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -206,7 +205,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         return plan("reduce", run=reduce)
     # The partial result of every shard is needed only if a listener records the bytes of their combination.
     exact = value.dtype.kind in monoid.exact
-    fast = strategies.whole() if exact else partial_sums(op.name, value, params, moves[0], reduce)
+    fast = strategies.whole() if exact else strategies.reduce_in_one_pass(monoid, reduce)
     return plan("reduce", run=lambda operands: (reduce if is_recording() else fast)(operands))
 
 

@@ -24,8 +24,9 @@ from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long, matmul
+from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.mesh import groups_along
-from shardtensor.sharding.rules import Rule, name_sizes
+from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
@@ -207,6 +208,42 @@ class Strategies:
 
         return run_plan
 
+    def reduce_in_one_pass(self, monoid: Monoid, general: Run) -> Run:
+        """Returns the plan that computes the partial results of all shards by one call of a ufunc, or the ``general``
+        plan where that is not possible: for other dtypes than float32 and float64, and other layouts.
+
+        A C-contiguous array that is split only along its first dimension is reshaped to (parts, rows of a part, other
+        dimensions). Reducing the second dimension gives the partial results of all shards in one or two calls of NumPy
+        (part sizes differ by at most one). NumPy reduces each part by the same inner loop as a separate array, and the
+        parts are combined in mesh order, so the result has the same bits as that of the general plan.
+        """
+        move, value, params, name = self.moves[0], self.value, self.params, self.name
+        if not monoid.reduces or move is None or not move.stays or move.source.dtype not in ("f4", "f8"):
+            return general  # Complex products are rounded differently in vectorized loops than one by one.
+        source = move.source
+        assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
+        grid, gone = source.grid, reduced_axes(params.get("axis"), source.ndim)
+        by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and _in_order(grid)
+        if not by_rows or params.get("dtype") not in (None, source.dtype):
+            return general
+        ufunc, keepdims, rest = getattr(np, monoid.reduces), params["keepdims"], source.shape[1:]
+        runs, axes = _runs(grid.offsets[0].tolist()), tuple([a + 1 for a in gone])
+        count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
+
+        def run_plan(operands: Operands) -> ShardedTensor:
+            whole = operands[0]._storage.array
+            if whole is None:
+                whole = whole_array(operands[0], name)
+            if not whole.flags.c_contiguous:
+                return general(operands)  # type: ignore[no-any-return]
+            sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
+            total = _accumulated(ufunc, sums[0] if len(sums) == 1 else np.concatenate(sums))
+            if keepdims:
+                total = total.reshape(value.shape)
+            return tensor(value, Storage(whole_of(total / count if count else total, value)))
+
+        return run_plan
+
     def _reduce_separate(self, monoid: Monoid, groups: Sequence[_Group]) -> Run:
         """Returns the plan of a reduction on separate memories."""
         value, backend, devices = self.value, self.backend, self.devices
@@ -331,3 +368,32 @@ def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
         return tuple([_each_array(function, part) for part in state])
     # An exact type test, because np.float64 is a subclass of float but counts as an array here.
     return state if type(state) in (int, float) else function(state)
+
+
+def _accumulated(ufunc: np.ufunc, parts: np.ndarray[Any, Any]) -> Any:
+    """Combines ``parts`` along their first dimension, one after the other.
+
+    ``ufunc.reduce`` over the first of two dimensions in row-major order does this many times faster than
+    ``ufunc.accumulate``. Over a single dimension it sums pairwise, so ``accumulate`` is used there.
+    """
+    rows = parts.reshape(len(parts), -1)
+    if rows.shape[1] == 1:
+        return ufunc.accumulate(parts, axis=0)[-1]
+    return ufunc.reduce(rows, axis=0).reshape(parts.shape[1:])
+
+
+def _in_order(grid: Grid) -> bool:
+    """Whether mesh order, in which partial results are combined, is the order of the parts of the first dimension."""
+    return bool(np.all(np.diff(grid.parts[grid.owners(), 0]) > 0))
+
+
+def _runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Returns (begin, end, number of parts) for each run of consecutive non-empty parts of equal size."""
+    sizes = [b - a for a, b in itertools.pairwise(bounds)]
+    runs, begin = [], 0
+    for size, group in itertools.groupby(sizes):
+        number = len(list(group))
+        if size:
+            runs.append((begin, begin + size * number, number))
+        begin += size * number
+    return runs
