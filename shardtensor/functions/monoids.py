@@ -37,8 +37,8 @@ class Monoid:
         finish: computes the result from the last state, ``finish(xp, context, state, **params)``.
         exact: the kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
             grouped, so that the operator may run once over the whole array where devices share one memory.
-        reduces: the name of the ufunc whose reduction gives the states and merges them (for a mean, before the division);
-            `Backend.all_reduce` may merge integer states by it. Empty if there is none.
+        reduces: the name of the ufunc whose reduction gives the states (of a mean, before the division) and merges
+            them; `Backend.all_reduce` may merge integer states by it. Empty if there is none.
         several: whether computing the state of a shard passes over its elements several times.
     """
 

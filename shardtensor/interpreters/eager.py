@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 from shardtensor.core import Interpreter, Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
 from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
-from shardtensor.interpreters.execution.plan_cache import planned, run
+from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.tensor import ShardedTensor
 
 
@@ -42,7 +43,11 @@ class EagerInterpreter(Interpreter):
                 if result is not NotImplemented:
                     return result
             if op.algorithm:
-                return run(op, operands, params)
+                for x in operands:
+                    if type(x) is not ShardedTensor:
+                        operands = tuple([as_operand(y, op.name) for y in operands])
+                        break
+                return op.algorithm(*operands, *params)
             plan, operands = planned(op, operands, params)
             return plan.run(operands)
         except (ShardTensorError, OverflowError, MemoryError) as error:

@@ -58,7 +58,7 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
     # Without tensors, the result's layout is that of the default mesh, which can change between calls.
     mesh = None if placed or (op.creates and params[-1] is not None) else default_mesh()
     try:
-        return _cached_plan(op, params, params and tuple(map(type, params)), mesh, *kinds), operands
+        return _cached_plan(op, mesh, *params, *kinds), operands
     except ShardTensorError:
         raise
     except TypeError:
@@ -67,12 +67,13 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
         return planned(op, operands, tuple([_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)]))
 
 
-@functools.lru_cache(4096)
-def _cached_plan(op: Op, params: Params, types: tuple[type, ...], mesh: Mesh | None, *kinds: Kind) -> Plan:
-    """Returns the plan of an operator; those that were not used for long are dropped. Equal parameters may differ in
-    type, and ``mesh`` is the default mesh where the plan depends on it.
+@functools.lru_cache(4096, typed=True)  # Parameters that are equal, such as 1 and True, may differ in type.
+def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
+    """Returns the plan of an operator; plans that have not been used for a long time are dropped. ``mesh`` is the
+    default mesh if the plan depends on it, otherwise None.
     """
-    return make_plan(op, kinds, params)
+    count = len(op.params)
+    return make_plan(op, params_and_kinds[count:], params_and_kinds[:count])
 
 
 def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:
