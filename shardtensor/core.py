@@ -8,16 +8,18 @@ A declaration is a function with a signature and a docstring, but no body::
 The decorator registers the operator and returns the function that users call. It has the declared signature, and its
 body is the call ``bind(op, operands, params)``, which passes the call to the innermost interpreter. The interpreter
 defines what the call means: execute the operator on sharded tensors (`shardtensor.interpreters.eager`), execute it on
-one device inside a mapped function (`shardtensor.interpreters.device`), or infer only the result's aval on a simulated
-device (`shardtensor.interpreters.abstract_device`).
+one device inside a mapped function (`shardtensor.interpreters.device`), or infer only the result's aval
+(`shardtensor.interpreters.abstract_device`, `shardtensor.interpreters.infer`).
 """
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -38,8 +40,10 @@ class Op:
         name: the public name.
         error_name: the name that error messages begin with: for an internal operator, the public operator that it
             implements.
-        operands: the names of the array arguments, in order; one name if the operator takes a sequence of arrays.
-        optional: the names of the operands that may be None.
+        operands: the names of the array arguments, in order; one name if the operator takes a sequence of arrays. The
+            declaration names them, except where they are the first arguments, as many as the rule has operands (one
+            if the rule is no string).
+        optional: the names of the operands that may be None, which is their default.
         params: the names of the other arguments, in order. `bind` receives their values, defaults included.
         positional: the number of arguments that can be passed by position.
         variadic: whether the operator takes a sequence of arrays.
@@ -58,22 +62,41 @@ class Op:
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
+        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the aval of the result, or a list
+            of avals, without elements. The plan of any other operator determines it.
         view_spec: for operators that return a view in NumPy: ``view_spec(spec, *params)`` returns the view spec of the
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
+        blockwise: for elementwise operators that are no ufuncs: the function of the same operands and parameters that
+            computes blocks of host arrays (see `shardtensor.host.blockwise`).
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
         lists_only: whether an array is rejected as the sequence of arrays, since its rows would be taken as the items.
         creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
+        prototype: for an operator that creates arrays: whether its first operand gives the shape, dtype and layout, and
+            its elements are not read.
+        keeps_arrays: whether a 0-d result is an array, as in NumPy; the 0-d results of other operators are scalars.
+        array_views: whether a view of a scalar is an array, as ``x[...]`` is in NumPy.
+        fails_late: the kinds of dtype (NumPy's letters) for which the kernel can raise an error after it has written a
+            part of its result.
+        assigns: whether the operator is the assignment ``x[index] = value``, of which only the value is computed.
+        escapes: whether the result leaves the library (a host array, a capsule), so that the call needs elements.
     """
 
     __slots__ = (
         "algorithm",
+        "array_views",
+        "assigns",
+        "blockwise",
         "combine",
         "composite",
         "creates",
         "dispatch",
         "error_name",
+        "escapes",
+        "fails_late",
+        "infer",
         "is_ufunc",
+        "keeps_arrays",
         "kernel",
         "lists_only",
         "movement",
@@ -82,6 +105,7 @@ class Op:
         "optional",
         "params",
         "positional",
+        "prototype",
         "rule",
         "split",
         "variadic",
@@ -89,7 +113,21 @@ class Op:
     )  # fmt: skip
 
     def __init__(
-        self, function: Callable[..., Any], rule: Any, combine: str | None, error_name: str | None, lists_only: bool
+        self,
+        function: Callable[..., Any],
+        rule: Any = None,
+        *,
+        operands: tuple[str, ...] | None = None,
+        variadic: bool = False,
+        combine: str | None = None,
+        error_name: str | None = None,
+        lists_only: bool = False,
+        prototype: bool = False,
+        keeps_arrays: bool = False,
+        array_views: bool = False,
+        fails_late: str = "",
+        assigns: bool = False,
+        escapes: bool = False,
     ) -> None:
         self.name = function.__name__
         self.error_name = error_name or self.name
@@ -99,17 +137,25 @@ class Op:
         self.movement: Callable[..., Any] | None = None
         self.composite: Callable[..., Any] | None = None
         self.algorithm: Callable[..., Any] | None = None
+        self.infer: Callable[..., Any] | None = None
         self.view_spec: Callable[..., Any] | None = None
-        arguments = inspect.signature(function).parameters.values()
-        kinds = {a.name: str(a.annotation) for a in arguments}
-        self.operands = tuple(n for n, kind in kinds.items() if "ArrayLike" in kind)
-        self.optional = tuple(n for n in self.operands if "None" in kinds[n])
-        self.lists_only = lists_only
-        self.variadic = any("Sequence[ArrayLike]" in kind for kind in kinds.values())
-        self.params = tuple(n for n in kinds if n not in self.operands)
-        self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments)
+        self.blockwise: Callable[..., Any] | None = None
+        arguments = inspect.signature(function).parameters
+        count = rule.partition("->")[0].count(",") + 1 if isinstance(rule, str) else 1
+        self.operands = tuple(arguments)[:count] if operands is None else operands
+        self.optional = tuple(n for n in self.operands if arguments[n].default is None)
+        self.variadic = variadic
+        self.params = tuple(n for n in arguments if n not in self.operands)
+        self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments.values())
         self.is_ufunc = rule in ("... -> ...", "..., ... -> ...") and isinstance(getattr(np, self.name, None), np.ufunc)
+        self.lists_only = lists_only
         self.creates = "device" in self.params
+        self.prototype = prototype
+        self.keeps_arrays = keeps_arrays
+        self.array_views = array_views
+        self.fails_late = fails_late
+        self.assigns = assigns
+        self.escapes = escapes
         self.split: Callable[..., tuple[Operands, Params]]
         self.dispatch = _dispatcher(self, function)
 
@@ -129,40 +175,56 @@ def lookup(name: str) -> Op:
     return OPS[name]
 
 
-class Interpreter(Protocol):
-    """Defines what a call of an operator means.
+class Interpreter(abc.ABC):
+    """Defines what calls of operators mean. Interpreters form a stack, of which the innermost one gets every call."""
 
-    An interpreter may also have a method ``into(out, op, operands, params)``, which runs the operator and writes the
-    result into the tensor ``out`` (see `bind_into`).
-    """
+    __slots__ = ()
 
-    def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
+    @abc.abstractmethod
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of ``op``. Operands are tensors, host or backend arrays, scalars, or None for an optional
         operand that is not given.
         """
 
+    @abc.abstractmethod
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Writes the result of ``op`` into the tensor ``out``: ``x[i] = v`` (the operator `setitem`), ``x += y`` and
+        ``out=``. There is no default, so that no interpreter misses writes.
+        """
 
-_innermost: ContextVar[Interpreter | None] = ContextVar("shardtensor_interpreter", default=None)
-_outermost: Interpreter
-_outermost_into: Callable[..., None]
+
+# The contexts hold the bound methods `apply`: a call of an operator looks up one attribute less.
+_innermost: ContextVar[Callable[..., Any] | None] = ContextVar("shardtensor_interpreter", default=None)
+_outermost: Callable[..., Any]
 
 
-def set_default_interpreter(interpreter: Interpreter, into: Callable[..., None]) -> None:
-    """Sets the interpreter of calls outside of all other interpreters, and the function that writes for interpreters
-    without a method ``into``. The module of the eager interpreter calls it once.
-    """
-    global _outermost, _outermost_into
-    _outermost, _outermost_into = interpreter, into
+def set_default_interpreter(interpreter: Interpreter) -> None:
+    """Sets the interpreter of calls outside of all other interpreters. The module of the eager interpreter calls it."""
+    global _outermost
+    _outermost = interpreter.apply
+
+
+@contextlib.contextmanager
+def interpreting(interpreter: Interpreter) -> Iterator[None]:
+    """Makes ``interpreter`` the innermost one in the context."""
+    token = _innermost.set(interpreter.apply)
+    try:
+        yield
+    finally:
+        _innermost.reset(token)
 
 
 def interpret_by(interpreter: Interpreter | None) -> None:
-    """Makes ``interpreter`` the innermost one for the rest of this context; None means the default interpreter."""
-    _innermost.set(interpreter)
+    """Makes ``interpreter`` the only one for the rest of this context, which is that of a program; None means the
+    default interpreter.
+    """
+    _innermost.set(None if interpreter is None else interpreter.apply)
 
 
 def innermost() -> Interpreter | None:
     """Returns the innermost interpreter of this context, or None if it is the default interpreter."""
-    return _innermost.get()
+    apply = _innermost.get()
+    return None if apply is None else apply.__self__  # type: ignore[attr-defined]
 
 
 def bind(op: Op, operands: Operands, params: Params) -> Any:
@@ -171,11 +233,8 @@ def bind(op: Op, operands: Operands, params: Params) -> Any:
 
 
 def bind_into(out: Any, op: Op, operands: Operands, params: Params) -> None:
-    """Passes one call whose result is written into the tensor ``out`` to the innermost interpreter, or to the default
-    one if the innermost has no method ``into``. It is called for ``x[i] = v`` (the operator `setitem`), ``x += y`` and
-    ``out=``.
-    """
-    getattr(_innermost.get(), "into", _outermost_into)(out, op, operands, params)
+    """Passes one call whose result is written into the tensor ``out`` to the innermost interpreter."""
+    (_innermost.get() or _outermost).__self__.write(out, op, operands, params)  # type: ignore[attr-defined]
 
 
 def call(name: str, *operands: Any, **params: Any) -> Any:
@@ -184,12 +243,12 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 
 
 def operator(
-    rule: Any = None, *, combine: str | None = None, error_name: str | None = None, lists_only: bool = False
+    rule: Any = None, **properties: Any
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Declares an operator; see the module's docstring for an example, and `Op` for the arguments."""
+    """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties."""
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        op = OPS[function.__name__] = Op(function, rule, combine, error_name, lists_only)
+        op = OPS[function.__name__] = Op(function, rule, **properties)
         return cast("Callable[Arguments, Result]", op.dispatch)
 
     return declare
@@ -197,7 +256,7 @@ def operator(
 
 def implements(function: Callable[..., Any], part: str) -> Callable[[Function], Function]:
     """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
-    ``algorithm`` or ``view_spec``.
+    ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``.
     """
 
     def attach(body: Function) -> Function:

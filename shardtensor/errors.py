@@ -49,6 +49,10 @@ class InterchangeError(ShardTensorError, BufferError):
     """Memory cannot be shared with another library in the requested form."""
 
 
+class ConcretizationError(ShardTensorError, TypeError):
+    """The elements of a tensor are needed where only its shape, dtype and sharding are known."""
+
+
 class TransferError(ShardTensorError, RuntimeError):
     """An operator would transfer bytes implicitly under ``transfer_guard("disallow")``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import tracemalloc
@@ -112,7 +113,7 @@ def cut(module: Any, **sizes: Any) -> Iterator[None]:
             patch.setattr(module, name, size)
         for other in (memory_pool, strategies):
             patch.setattr(other, "POOLED_FROM", 1)
-        patch.setattr(plan_cache, "_plans", {})
+        patch.setattr(plan_cache, "_cached_plan", functools.lru_cache(plan_cache._cached_plan.__wrapped__))
         yield
 
 

@@ -45,7 +45,7 @@ class ReduceOps:
 
 
 def all_reduce(
-    group: Sequence[int], contributors: Sequence[int], states: Sequence[Any], ops: ReduceOps, size: int, chunked: bool
+    group: Sequence[int], contributors: Sequence[int], states: Any, ops: ReduceOps, size: int, chunked: bool
 ) -> dict[int, Any]:
     """Combines the states of devices, and returns the result for every device of a group, by position.
 

@@ -45,7 +45,7 @@ def _like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
     return kinds[0].shape, sharded_dtype(kinds[0].dtype if dtype is None else dtype)
 
 
-@operator(_shaped)
+@operator(_shaped, operands=())
 def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array without initializing its elements, whose values are arbitrary.
 
@@ -59,7 +59,7 @@ def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
     """
 
 
-@operator(_like)
+@operator(_like, prototype=True)
 def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array like x without initializing its elements, whose values are arbitrary.
 
@@ -73,7 +73,7 @@ def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
     """
 
 
-@operator(_shaped)
+@operator(_shaped, operands=())
 def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of zeros.
 
@@ -84,7 +84,7 @@ def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
     """
 
 
-@operator(_like)
+@operator(_like, prototype=True)
 def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of zeros with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
@@ -95,7 +95,7 @@ def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
     """
 
 
-@operator(_shaped)
+@operator(_shaped, operands=())
 def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of ones.
 
@@ -106,7 +106,7 @@ def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Wher
     """
 
 
-@operator(_like)
+@operator(_like, prototype=True)
 def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
     """Creates an array of ones with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
@@ -134,7 +134,7 @@ def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> ShapeAndDtype:
     return _shaped(kinds, shape=shape, dtype=_kind_dtype(kinds[0]) if dtype is None else dtype)
 
 
-@operator(_filled)
+@operator(_filled, operands=("fill_value",))
 def full(
     shape: int | Shape, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
@@ -160,7 +160,7 @@ def _filled_like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
     return _like(kinds, dtype=dtype)
 
 
-@operator(_filled_like)
+@operator(_filled_like, operands=("x", "fill_value"), prototype=True)
 def full_like(
     x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:
@@ -225,7 +225,7 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     return (count,), made
 
 
-@operator(_arange_rule)
+@operator(_arange_rule, operands=())
 def arange(
     start: float,
     /,
@@ -280,7 +280,7 @@ def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0,
     return _shaped(kinds, shape=(n_rows, n_rows if n_cols is None else n_cols), dtype=dtype)
 
 
-@operator(_eye_rule)
+@operator(_eye_rule, operands=())
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: npt.DTypeLike | None = None, device: Where = None
 ) -> ShardedTensor:

@@ -10,12 +10,13 @@ import numpy.typing as npt
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.host import blockwise
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
-@operator("... -> ...")
+@operator("... -> ...", keeps_arrays=True)
 def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> ShardedTensor:
     """Casts x to ``dtype`` element by element, by NumPy's unsafe casting: floats are truncated towards zero when cast
     to integers, and complex numbers lose their imaginary part when cast to real ones.
@@ -44,6 +45,9 @@ def _astype_itself(x: Any, dtype: Any, copy: bool) -> Any:
 @implements(astype, "kernel")
 def _astype(xp: Any, context: ShardContext, x: Any, *, dtype: Any, copy: bool) -> Any:
     return xp.asarray(x, dtype=context.dtype)
+
+
+implements(astype, "blockwise")(blockwise.cast)
 
 
 def _dtype_of(x: Any) -> Any:

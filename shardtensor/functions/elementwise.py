@@ -20,6 +20,8 @@ Raises:
 
 from __future__ import annotations
 
+import numpy as np
+
 from shardtensor.core import implements, operator
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -498,7 +500,7 @@ def positive(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ... -> ...")
+@operator("..., ... -> ...", fails_late="iu")
 def pow(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """x1 to the power of x2, ``x1**x2``, with 0**0 = 1; for two integers an integer, which requires x2 >= 0.
 
@@ -636,3 +638,7 @@ def trunc(x: ArrayLike, /) -> ShardedTensor:
     >>> st.trunc(st.asarray([1.8, -1.8])).tolist()
     [1.0, -1.0]
     """
+
+
+implements(clip, "blockwise")(np.clip)
+implements(round, "blockwise")(np.round)

@@ -21,7 +21,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, tens
 from shardtensor.tensor.value import Aval
 
 
-@operator()
+@operator(array_views=True)
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """Returns ``x[index]``, with NumPy's semantics and x's dtype.
 
@@ -101,7 +101,7 @@ def _gather_on_device(xp: Any, context: ShardContext, x: Any, *, index: Any) -> 
     return x[index]
 
 
-@operator()
+@operator(operands=("x", "value"), assigns=True)
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
 

@@ -41,7 +41,7 @@ from shardtensor.tensor.value import aval, on_devices
 # -- import ----------------------------------------------------------------------------------------
 
 
-@operator()
+@operator(operands=())
 def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = None) -> ShardedTensor:
     """Converts an array of another library, or a list of them, to a tensor that shares their memory where possible.
 
@@ -267,7 +267,7 @@ def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Sha
 # -- export ----------------------------------------------------------------------------------------
 
 
-@operator()
+@operator(escapes=True)
 def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
     """Returns the DLPack device type and device number of x's memory; it implements ``x.__dlpack_device__()``.
 
@@ -293,7 +293,7 @@ def _memory_of(x: ShardedTensor, device: Device) -> Memory:
     return HOST_MEMORY if isinstance(x._storage, OffloadedStorage) else backend_of(device).dlpack_device(device)
 
 
-@operator()
+@operator(escapes=True)
 def to_dlpack(
     x: ArrayLike,
     /,

@@ -31,7 +31,7 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
     return f"{left}, {right} -> {'... ' * (rows or columns)}{'i ' * rows}{'j' * columns}"
 
 
-@operator(_matmul_rule, combine="sum")
+@operator(_matmul_rule, operands=("x1", "x2"), combine="sum")
 def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
 
@@ -78,7 +78,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: Axes = 2) -> str:
     return f"{' '.join(names1)}, {' '.join(names2)} -> {' '.join(result)}"
 
 
-@operator(_tensordot_rule, combine="sum")
+@operator(_tensordot_rule, operands=("x1", "x2"), combine="sum")
 def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 
@@ -129,7 +129,7 @@ def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
     return f"{' '.join(terms[0])}, {' '.join(terms[1])} -> {' '.join(n for n in longest if n != 'k')}"
 
 
-@operator(_vecdot_rule, combine="sum")
+@operator(_vecdot_rule, operands=("x1", "x2"), combine="sum")
 def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> ShardedTensor:
     """Computes the dot product of vectors along ``axis``, with the elements of a complex x1 conjugated.
 

@@ -232,7 +232,7 @@ def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shap
     return f"{' '.join(left)} -> {' '.join(right)}", new
 
 
-@operator(_broadcast_rule)
+@operator(_broadcast_rule, keeps_arrays=True)
 def broadcast_to(x: ArrayLike, /, shape: Shape) -> ShardedTensor:
     """Broadcasts x to ``shape``: adds leading dimensions and repeats dimensions of size 1.
 
@@ -279,7 +279,7 @@ def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
 # -- reshape ---------------------------------------------------------------------------------------
 
 
-@operator()
+@operator(keeps_arrays=True, array_views=True)
 def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> ShardedTensor:
     """Reshapes x to ``shape``, with the elements in row-major order.
 

@@ -38,7 +38,8 @@ class Monoid:
         finish: computes the result from the last state, ``finish(xp, context, state, **params)``.
         exact: the kinds of result dtype (NumPy's letters) for which the result does not depend on how the elements are
             grouped, so that the operator may run once over the whole array where devices share one memory.
-        reduces: the name of the reduction by which `Backend.all_reduce` can merge integer states; empty if none can.
+        reduces: the name of the ufunc whose reduction gives the states (of a mean, before the division) and merges
+            them; `Backend.all_reduce` may merge integer states by it. Empty if there is none.
         several: whether computing the state of a shard passes over its elements several times.
     """
 
@@ -194,7 +195,7 @@ MONOIDS: dict[str, Monoid] = {
     "min": Monoid(_by("minimum"), exact="biu", reduces="minimum"),
     "any": Monoid(_by("logical_or"), exact="b"),
     "all": Monoid(_by("logical_and"), exact="b"),
-    "mean": Monoid(_mean_merge, _mean_partial, _mean_finish),
+    "mean": Monoid(_mean_merge, _mean_partial, _mean_finish, reduces="add"),
     "var": Monoid(_var_merge, _var_partial, _var_finish, several=True),
     "std": Monoid(_var_merge, _var_partial, _std_finish, several=True),
     "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),

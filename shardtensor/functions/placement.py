@@ -70,6 +70,12 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
     """
 
 
+@implements(reshard, "infer")
+def _infer_reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> Aval:
+    x = x if isinstance(x, ShardedTensor) else np.asarray(x)
+    return aval(x.shape, x.dtype, as_sharding(sharding, x.ndim, "reshard"), True)
+
+
 @implements(reshard, "algorithm")
 def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
     return reshard_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", donate=donate, may_alias=may_alias)
@@ -195,7 +201,7 @@ def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
     return reshard(x, sharding)
 
 
-@operator()
+@operator(escapes=True)
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
     """Returns a tensor x, or ``x[index]`` for a basic index, as a read-only NumPy array of x's dtype.
 
@@ -232,7 +238,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
     return read_only(whole if at is None else np.asarray(whole[to_numpy(at)]))
 
 
-@operator()
+@operator(operands=())
 def asarray(
     obj: Any, /, *, dtype: npt.DTypeLike | None = None, device: Where | None = None, copy: bool | None = None
 ) -> ShardedTensor:
@@ -258,6 +264,18 @@ def asarray(
     >>> st.asarray([[1, 2], [3, 4]], dtype="float32").dtype
     dtype('float32')
     """
+
+
+@implements(asarray, "infer")
+def _infer_asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> Aval:
+    wanted = None if dtype is None else sharded_dtype(dtype)
+    x = obj if isinstance(obj, ShardedTensor) else host_array(obj, "asarray", wanted)
+    if isinstance(x, ShardedTensor) and device is None:
+        sharding, committed = x.sharding, x.committed
+    else:
+        target = default_mesh() if device is None else device
+        sharding, committed = as_sharding(target, x.ndim, "asarray"), device is not None
+    return aval(x.shape, x.dtype if wanted is None else wanted, sharding, committed)
 
 
 @implements(asarray, "algorithm")

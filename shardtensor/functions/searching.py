@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardtensor.core import operator
+from shardtensor.core import implements, operator
+from shardtensor.host import blockwise
 from shardtensor.sharding.rules import arg_extremum
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -40,7 +41,7 @@ def argmin(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) 
     """
 
 
-@operator("..., ..., ... -> ...")
+@operator("..., ..., ... -> ...", keeps_arrays=True)
 def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Selects elements of x1 where ``condition`` is true and elements of x2 elsewhere.
 
@@ -58,3 +59,6 @@ def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTenso
     >>> st.where(st.asarray([True, False]), st.asarray([1.0, 2.0]), 0).tolist()
     [1.0, 0.0]
     """
+
+
+implements(where, "blockwise")(blockwise.where)

@@ -22,7 +22,7 @@ from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.value import Aval, aval
 
 
 @operator()
@@ -51,15 +51,28 @@ def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | Non
     """
 
 
-@implements(shard, "algorithm")
-def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
+def _layout_of_list(x: Any, axis: int, devices: Any) -> NamedSharding:
+    """Returns the sharding of the tensor whose shards `shard` returns."""
     ndim = np.ndim(x)
     if not ndim:
         raise ShapeError("shard: x has no dimensions to split; wanted at least one")
     along = normalize_axis(axis, ndim)
-    row = device_row(devices, "shard")
-    whole = reshard_to(x, NamedSharding(row, P(*[None] * along, "d")), "shard")
-    return split(whole)
+    return NamedSharding(device_row(devices, "shard"), P(*[None] * along, "d"))
+
+
+@implements(shard, "infer")
+def _infer_shard(x: Any, axis: int, devices: Any) -> list[Aval]:
+    x = x if isinstance(x, ShardedTensor) else np.asarray(x)
+    grid = _layout_of_list(x, axis, devices).grid(x.shape)
+    return [
+        aval(grid.shape(k), x.dtype, as_sharding(device, x.ndim, "shard"), True)
+        for k, device in enumerate(grid.devices)
+    ]
+
+
+@implements(shard, "algorithm")
+def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
+    return split(reshard_to(x, _layout_of_list(x, axis, devices), "shard"))
 
 
 def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:

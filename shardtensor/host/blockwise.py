@@ -103,7 +103,7 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
     fastest = {_fastest(a) for a in (out, *operands) if a.shape == out.shape} - {None}
     mixed = len(fastest) > 1 and out.size > _LEAST
     short = max(traffic * BYTE, out.size * _SLOW.get(name, 0.0)) < LONG
-    if (short and not mixed) or (function is _cast and _drops(out, arrays[0])):
+    if (short and not mixed) or (function is cast and _drops(out, arrays[0])):
         function(*arrays, out=out)
         return
     arrays = [a.reshape(()) if _is_array(a) and a.size == 1 else a for a in arrays]
@@ -149,7 +149,7 @@ def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
         array: an array that broadcasts to the shape of ``out`` and shares no memory with it, or a scalar.
         breaks: whether an exception of a signal handler, such as KeyboardInterrupt, may leave ``out`` half written.
     """
-    into(out, _cast, (array,), breaks=breaks)
+    into(out, cast, (array,), breaks=breaks)
 
 
 def copied(array: HostArray) -> HostArray:
@@ -163,20 +163,17 @@ def copied(array: HostArray) -> HostArray:
 
 def as_dtype(array: HostArray, dtype: np.dtype[Any]) -> HostArray:
     """Returns the array converted to ``dtype``, in the same dimension order; the array itself if it has that dtype."""
-    return array if array.dtype == dtype else elementwise(_cast, (array,), array.shape, dtype)
+    return array if array.dtype == dtype else elementwise(cast, (array,), array.shape, dtype)
 
 
-def _cast(array: Any, *, out: HostArray) -> None:
+def cast(array: Any, *, out: HostArray) -> None:
+    """Copies ``array`` into ``out``, converted to its dtype. NumPy's warnings call the operation by this name, too."""
     np.copyto(out, array, casting="unsafe")
 
 
-def _where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
+def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
+    """As ``numpy.where``, into ``out``."""
     out[...] = np.where(condition, x1, x2)
-
-
-_cast.__name__, _where.__name__ = "cast", "where"  # NumPy uses these names in warnings.
-FUNCTIONS: dict[str, Function] = {"clip": np.clip, "round": np.round, "where": _where, "astype": _cast}
-"""The elementwise functions that are not ufuncs, by the name of the operator."""
 
 
 # -- division into blocks --------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""The interpreters: an operator call is executed eagerly, executed on one device of a map, or planned without elements.
+"""The interpreters: an operator call is executed eagerly, executed on one device of a map, or only inferred.
 
-`eager` is the default interpreter, `device` the interpreter inside mapped functions, and `abstract_device` the
-interpreter inside simulated mapped functions. `execution` infers, plans and runs one operator; `mutation` implements
-views and writes. A call enters through `shardtensor.core.bind` and returns tensors or arrays of a backend.
+`eager` is the default interpreter, `device` the interpreter inside mapped functions, `abstract_device` the
+interpreter inside simulated mapped functions, and `infer` that of `st.eval_shape`. Each is a subclass of
+`shardtensor.core.Interpreter` and defines `apply` and `write`. `execution` infers, plans and runs one operator;
+`mutation` implements views and writes. A call enters through `shardtensor.core.bind` and returns tensors or arrays of a
+backend.
 
 Maps and the scheduler must not be imported here.
 """

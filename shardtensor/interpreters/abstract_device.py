@@ -10,9 +10,8 @@ from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import as_tensor
 from shardtensor.communication.transfer import abstract_operand
-from shardtensor.core import Op, Operands, Params
-from shardtensor.interpreters.eager import apply
-from shardtensor.interpreters.eager import into as write_into
+from shardtensor.core import Interpreter, Op, Operands, Params
+from shardtensor.interpreters.eager import EAGER
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.storage import Donated
 from shardtensor.tensor.tensor import ShardedTensor
@@ -23,7 +22,7 @@ _made: dict[Any, AbstractArray] = {}
 _KEPT = 4096
 
 
-class AbstractDeviceInterpreter:
+class AbstractDeviceInterpreter(Interpreter):
     """The interpreter inside a mapped function on a simulated device, where every array is a `ShardedTensor`.
 
     Args:
@@ -33,7 +32,7 @@ class AbstractDeviceInterpreter:
     def __init__(self, device: Device) -> None:
         self.device = device
 
-    def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Plans ``op`` and returns its result, a tensor without elements. The devices share the cached results."""
         if op.name == "asarray" and params[2] is None and not isinstance(params[0], ShardedTensor):
             # The array is created on this device, so no transfer is recorded.
@@ -49,7 +48,7 @@ class AbstractDeviceInterpreter:
                 key = found = None
             if found is not None:
                 return as_tensor(found, self.device)
-        result = apply(op, operands, params)
+        result = EAGER.apply(op, operands, params)
         if key is not None and result.ndim and result.device == self.device:
             _made[key] = AbstractArray(result.shape, result.dtype)
             if len(_made) > _KEPT:
@@ -66,9 +65,9 @@ class AbstractDeviceInterpreter:
         plain = x.ndim and x.device == self.device and type(x._storage) is not Donated
         return (x.shape, x.dtype) if plain else None
 
-    def into(self, out: Any, op: Op, operands: Operands, params: Params) -> None:
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Plans a write of the result of ``op`` into ``out``."""
-        write_into(out, op, self._here(operands), params)
+        EAGER.write(out, op, self._here(operands), params)
 
     def _here(self, operands: Operands) -> Operands:
         """Replaces host arrays by tensors on this device, as a real device converts them; no transfer is recorded.

@@ -11,8 +11,8 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend, function_of
 from shardtensor.backend.registry import backend_of
-from shardtensor.core import Op, Operands, Params
-from shardtensor.interpreters.eager import apply
+from shardtensor.core import Interpreter, Op, Operands, Params
+from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import result_dtype
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh
@@ -46,7 +46,7 @@ class _NoContext:
         """Does nothing: `suspend` saved no state."""
 
 
-class DeviceInterpreter:
+class DeviceInterpreter(Interpreter):
     """The interpreter inside a mapped function: operators on arrays of the backend return arrays of the device.
 
     Calls with a `ShardedTensor`, such as one that the function closes over, and calls with ``device=`` are executed by
@@ -66,12 +66,12 @@ class DeviceInterpreter:
         stands = type(self.backend).on is Backend.on and type(self.backend).capture_modes is Backend.capture_modes
         self.no_context = _NoContext((device,)) if stands else None
 
-    def __call__(self, op: Op, operands: Operands, params: Params, /) -> Any:
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` on the device and returns an array of its backend."""
         named = dict(zip(op.params, params, strict=True))
         elsewhere = named.pop("device", None) is not None or (op.algorithm and not op.kernel)
         if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
-            return apply(op, operands, params)
+            return EAGER.apply(op, operands, params)
         if op.composite:
             result = op.composite(*(operands if not op.variadic else (operands,)), *params)
             if result is not NotImplemented:
@@ -79,6 +79,10 @@ class DeviceInterpreter:
         scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)
         arrays = [self._array(x, op.name, scalars_alone) for x in operands]
         return self._run(op, arrays, named)
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Writes into a `ShardedTensor`, such as one that the function closes over, as the eager interpreter does."""
+        EAGER.write(out, op, operands, params)
 
     def _array(self, x: Any, caller: str, also_scalars: bool) -> Any:
         if x is None or (type(x) in SCALARS and not also_scalars) or self.backend.is_array(x):

@@ -2,66 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from shardtensor.core import Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
+from shardtensor.core import Interpreter, Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
 from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
-from shardtensor.interpreters.execution.plan_cache import run
+from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.tensor import ShardedTensor
 
 
-def apply(op: Op, operands: Operands, params: Params) -> Any:
-    """Executes one operator and returns its result: a view of the first operand where NumPy returns one, otherwise an
-    independent tensor.
+class EagerInterpreter(Interpreter):
+    """Executes each operator when it is called.
 
-    Raises:
-        ShardTensorError: the operator failed; the message starts with its name, or with the name of the inner function
-            that raised.
+    Every error of an operator starts with its name, or with the name of the inner function that raised.
     """
+
+    __slots__ = ()
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one operator and returns its result: a view of the first operand where NumPy returns one, otherwise
+        an independent tensor.
+
+        Raises:
+            ShardTensorError: the operator failed.
+        """
+        try:
+            if op.view_spec and type(operands[0]) is ShardedTensor:
+                view = make_view(op, operands[0], params)
+                if view is not None:
+                    return view
+            if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
+                element = compute_on_owners(op, operands)
+                if element is not None:
+                    return element
+            if op.composite:
+                result = op.composite(*(operands if not op.variadic else (operands,)), *params)
+                if result is not NotImplemented:
+                    return result
+            if op.algorithm:
+                for x in operands:
+                    if type(x) is not ShardedTensor:
+                        operands = tuple([as_operand(y, op.name) for y in operands])
+                        break
+                return op.algorithm(*operands, *params)
+            plan, operands = planned(op, operands, params)
+            return plan.run(operands)
+        except (ShardTensorError, OverflowError, MemoryError) as error:
+            _raise_from(op, error)
+
+    def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
+        """Executes one operator and writes its result into the tensor ``out``, in place where possible.
+
+        Raises:
+            ShardTensorError: the operator failed. The value of ``out`` is then unchanged.
+        """
+        try:
+            write(out, op, operands, params, self.apply)
+        except (ShardTensorError, OverflowError, MemoryError) as error:
+            _raise_from(op, error)
+
+
+def _raise_from(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
+    """Raises an error of the library or of NumPy as an error that names the operator."""
     try:
-        if op.view_spec and type(operands[0]) is ShardedTensor:
-            view = make_view(op, operands[0], params)
-            if view is not None:
-                return view
-        if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
-            element = compute_on_owners(op, operands)
-            if element is not None:
-                return element
-        if op.composite:
-            result = op.composite(*(operands if not op.variadic else (operands,)), *params)
-            if result is not NotImplemented:
-                return result
-        return run(op, operands, params)
-    except ShardTensorError as error:
-        raise_in_the_name_of(op, error)
-    except OverflowError as error:
-        raise _out_of_range(op, error) from None
-    except MemoryError as error:
-        raise out_of_memory(op.error_name, error) from None
+        if isinstance(error, ShardTensorError):
+            raise_in_the_name_of(op, error)
+        if isinstance(error, MemoryError):
+            raise out_of_memory(op.error_name, error) from None
+        raise RangeError(
+            f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast"
+        ) from None
+    finally:
+        del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
-def into(out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None:
-    """Executes one operator and writes its result into the tensor ``out``.
-
-    Raises:
-        ShardTensorError: as `apply` does. The value of ``out`` is then unchanged.
-    """
-    try:
-        write(out, op, operands, params, apply)
-    except ShardTensorError as error:
-        raise_in_the_name_of(op, error)
-    except OverflowError as error:
-        raise _out_of_range(op, error) from None
-    except MemoryError as error:
-        raise out_of_memory(op.error_name, error) from None
-
-
-def _out_of_range(op: Op, error: OverflowError) -> RangeError:
-    """Converts NumPy's error for a Python number that a dtype cannot hold to an error with the operator's name."""
-    return RangeError(f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast")
-
-
-set_default_interpreter(apply, into)
+EAGER = EagerInterpreter()
+set_default_interpreter(EAGER)

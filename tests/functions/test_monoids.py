@@ -19,7 +19,7 @@ from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import ReduceOps, all_reduce, messages
 from shardtensor.core import OPS
 from shardtensor.functions.monoids import MONOIDS
-from shardtensor.interpreters.execution import plan_cache, planning, shard_reduction, strategies
+from shardtensor.interpreters.execution import plan_cache, strategies
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
 from tests.layouts import MESHES, NAMES, READ_ONLY, all_specs, array, everywhere, mesh_of, meshes, on_host, specs
@@ -334,7 +334,7 @@ def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytes
         found = []
         for limit in 1, 1 << 30:
             monkeypatch.setattr(strategies, "CHUNKED_FROM", limit)
-            plan_cache._plans.clear()
+            plan_cache._cached_plan.cache_clear()
             with st.transfers() as log:
                 found.append(getattr(st, name)(given, axis=(0, 1) if name in ("sum", "max") else 0))
             if limit == 1:
@@ -511,13 +511,17 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above compares the general way with itself."""
     taken = []
 
-    def spy(name: str, value: Any, params: Any, move: Any, general: Any) -> Any:
-        plan = shard_reduction.partial_sums(name, value, params, move, general)
-        taken.append((name, plan is not general))
+    in_one_pass = strategies.Strategies.reduce_in_one_pass
+
+    def spy(self: strategies.Strategies, monoid: Any, general: Any) -> Any:
+        plan = in_one_pass(self, monoid, general)
+        taken.append((self.name, plan is not general))
         return plan
 
-    monkeypatch.setattr(planning, "partial_sums", spy)
-    monkeypatch.setattr(plan_cache, "_plans", {})  # of other tests
+    monkeypatch.setattr(strategies.Strategies, "reduce_in_one_pass", spy)
+    monkeypatch.setattr(
+        plan_cache, "_cached_plan", functools.lru_cache(plan_cache._cached_plan.__wrapped__)
+    )  # of other tests
     mesh = mesh_of((4,), "numpy")
     x = on(mesh, st.P("x"), np.ones((13, 3)))
     st.sum(x)

@@ -218,11 +218,11 @@ def kept() -> Iterator[None]:
 @pytest.fixture
 def small(kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The same, and results of this many bytes are large."""
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     for module in (memory_pool, strategies):
         monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
     yield 1 << 12
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
 
 
 def used() -> int:
@@ -940,7 +940,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, name: str, text: str = "Unable to a
         raise MemoryError(*[text] * bool(text))
 
     monkeypatch.setattr(np, name, lacks)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
 
 
 LACKING: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -972,7 +972,7 @@ def test_memory_errors_of_libraries(name: str, size: int, monkeypatch: pytest.Mo
             DeviceMemoryError, match=rf"^{name}: there is no memory left; delete arrays, or work on smaller parts$"
         ):
             call(x)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     np.testing.assert_array_equal(np.asarray(call(x)), wanted)
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(size)))
 
@@ -999,7 +999,7 @@ def test_memory_errors_in_writes(name: str, size: int, exclusive: bool, monkeypa
         raising(patch, function)
         with pytest.raises(DeviceMemoryError, match=rf"^{function}: Unable to allocate"):
             write(x, y)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(size)))
     wanted = np.arange(float(size))
     write(wanted, np.ones(size))

@@ -804,9 +804,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
 
     monkeypatch.setattr(np, "matmul", watched)
     monkeypatch.setattr(blocked_reduction, "_FACTORS", (64, 64, 1 << 26))
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     yield found
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -900,7 +900,7 @@ def test_fork_inside_of_a_limit() -> None:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Many small blocks, each of which takes some hundredths of a second."""
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     monkeypatch.setattr(blockwise, "_BLOCK", 1 << 12)
     monkeypatch.setattr(blockwise, "_LEAST", 1 << 12)
     monkeypatch.setattr(blockwise, "LONG", 1e-9)
@@ -911,7 +911,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (memory_pool, strategies):
         monkeypatch.setattr(module, "POOLED_FROM", 1 << 12)
     yield
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) -> list[int]:
@@ -925,7 +925,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) ->
 
     slow.__name__ = name
     monkeypatch.setattr(np, name, slow)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     return calls
 
 
@@ -1006,7 +1006,7 @@ def test_ctrl_c_in_long_operators(name: str, threads: int, blocks: None, monkeyp
         assert 2 <= count <= 9 * threads
         time.sleep(0.06)
         assert len(calls) == count
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     np.testing.assert_array_equal(np.asarray(x), np.arange(float(SIZE)))
     np.testing.assert_array_equal(np.asarray(y), np.arange(float(SIZE)))
     np.testing.assert_array_equal(np.asarray(LONG[name](x, y)), wanted)
@@ -1064,7 +1064,7 @@ def test_ctrl_c_in_writes(
     with monkeypatch.context() as patch, st.set_num_threads(threads):
         calls = slowed(patch, slow, 0.015)
         took = interrupted(lambda: write(x, y), 0.01, calls)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     assert calls
     assert took is not None
     found = np.asarray(x)
@@ -1104,7 +1104,7 @@ def test_handlers_that_do_not_raise(name: str, threads: int, blocks: None, monke
         calls = slowed(patch, name, 0.005)
         found: list[Any] = []
         assert interrupted(lambda: found.append(LONG[name](x, y)), 0.01, calls) is None
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     np.testing.assert_array_equal(np.asarray(found[0]), wanted)
     assert heard == [(signal.SIGINT, True)]
     all_is_well()
@@ -1317,7 +1317,7 @@ def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         calls = slowed(patch, "add", 0.05)
         took = interrupted(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"), calls=calls)
-    plan_cache._plans.clear()
+    plan_cache._cached_plan.cache_clear()
     assert took is not None
     assert took < 1
     made = in_time(lambda: st.pmap(lambda x: st.psum(x + x, "i"), items, axis_name="i"))

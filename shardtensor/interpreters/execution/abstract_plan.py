@@ -37,14 +37,14 @@ def abstract_plan(
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
         partial_axes: the mesh axes along which partial results are combined.
     """
-    owing = functools.cache(lambda: _combination(op, value, params, moves, partial_axes))
+    schedule = functools.cache(lambda: _combination(op, value, params, moves, partial_axes))
 
     def plan(operands: Operands) -> ShardedTensor:
         for x, move in zip(operands, moves, strict=True):
             if move is not None:
                 move.whole(x, op.name)
         if partial_axes and op.combine and is_recording():
-            owing().announce()
+            schedule().announce()
         return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
 
     return plan
@@ -55,7 +55,7 @@ def _combination(
 ) -> Schedule:
     """Returns the schedule of messages that combine the partial results along the mesh axes ``partial_axes``.
 
-    It is the schedule of `shardtensor.interpreters.execution.strategies.Strategies.combined` on real devices.
+    It is the schedule of `shardtensor.interpreters.execution.strategies.Strategies.reduce` on real devices.
     """
     assert op.combine is not None
     mesh = value.sharding.mesh

@@ -5,20 +5,17 @@ See `shardtensor.interpreters.execution.planning` for the plans.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
-from shardtensor.errors import ArgumentTypeError
-from shardtensor.interpreters.execution.planning import Kind, make_plan
-from shardtensor.interpreters.execution.strategies import Plan
-from shardtensor.sharding.mesh import default_mesh
+from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
-
-_plans: dict[tuple[Any, ...], Plan] = {}
-_PLANS_KEPT = 4096
 
 
 def run(op: Op, operands: Operands, params: Params) -> Any:
@@ -26,11 +23,22 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
 
     Args:
         op: the operator.
-        operands: tensors, host arrays, scalars, nested lists, or None for an optional operand.
+        operands: tensors, host arrays, scalars, or None for an optional operand.
         params: the values of its other parameters, in the order of ``op.params``.
 
     Raises:
         ShardTensorError: the operator does not accept the operands or parameters.
+    """
+    if op.algorithm:
+        return op.algorithm(*[as_operand(x, op.name) for x in operands], *params)
+    plan, operands = planned(op, operands, params)
+    return plan.run(operands)
+
+
+def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]:
+    """Returns the plan of an operator that has no algorithm of its own, and the operands in the form that plans take.
+
+    No element of a tensor is read.
     """
     kinds: list[Kind] = []
     placed = False
@@ -46,20 +54,26 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
         elif x is None:
             kinds.append(None)
         else:
-            return run(op, tuple([as_operand(x, op.name) for x in operands]), params)
-    if op.algorithm:
-        return op.algorithm(*operands, *params)
-    key: tuple[Any, ...] = (op, params, *map(type, params), *kinds)
-    if not placed and not (op.creates and params[-1] is not None):
-        # The result's layout is that of the default mesh, which can change between calls.
-        key = (*key, default_mesh())
+            return planned(op, tuple([as_operand(x, op.name) for x in operands]), params)
+    # Without tensors, the result's layout is that of the default mesh, which can change between calls.
+    mesh = None if placed or (op.creates and params[-1] is not None) else default_mesh()
     try:
-        plan = _plans.get(key)
-    except TypeError:  # A parameter is not hashable, such as a list of axes.
-        return run(op, operands, tuple(_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)))
-    if plan is None:
-        plan = _keep(key, make_plan(op, kinds, params))
-    return plan(operands)
+        return _cached_plan(op, mesh, *params, *kinds), operands
+    except ShardTensorError:
+        raise
+    except TypeError:
+        if _is_hashable(params):
+            raise
+        return planned(op, operands, tuple([_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)]))
+
+
+@functools.lru_cache(4096, typed=True)  # Parameters that are equal, such as 1 and True, may differ in type.
+def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
+    """Returns the plan of an operator; plans that have not been used for a long time are dropped. ``mesh`` is the
+    default mesh if the plan depends on it, otherwise None.
+    """
+    count = len(op.params)
+    return make_plan(op, params_and_kinds[count:], params_and_kinds[:count])
 
 
 def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:
@@ -67,12 +81,12 @@ def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:
     return run(OPS[name], (x,), params)  # type: ignore[no-any-return]
 
 
-def _keep(key: tuple[Any, ...], plan: Plan) -> Plan:
-    """Caches a plan and returns it; the oldest plans are removed beyond ``_PLANS_KEPT``."""
-    while len(_plans) >= _PLANS_KEPT:
-        _plans.pop(next(iter(_plans)), None)
-    _plans[key] = plan
-    return plan
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _hashable(op: Op, name: str, value: Any) -> Any:
@@ -80,8 +94,6 @@ def _hashable(op: Op, name: str, value: Any) -> Any:
         return tuple(_hashable(op, name, v) for v in value)
     if isinstance(value, (np.ndarray, ShardedTensor)) and value.ndim == 0:
         return value.item()
-    try:
-        hash(value)
-    except TypeError:
-        raise ArgumentTypeError(f"{op.name}: {name} is a {type(value).__name__}, which it does not take") from None
+    if not _is_hashable(value):
+        raise ArgumentTypeError(f"{op.name}: {name} is a {type(value).__name__}, which it does not take")
     return value

@@ -1,12 +1,12 @@
 """The planner: it propagates shardings, plans the transfers of the operands, and selects a strategy for the operator.
 
-A plan is a closure that takes the operands and returns the result. Where devices share one memory, an operator whose
-result does not depend on the split runs once on the whole buffer; elsewhere, and where partial results have to be
-combined, it runs once per shard.
+Where devices share one memory, an operator whose result does not depend on the split runs once on the whole buffer;
+elsewhere, and where partial results have to be combined, it runs once per shard.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,14 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move
-from shardtensor.communication.transfer import TransferPlan, abstract_operand, gather, operand_transfer, pieces_of
+from shardtensor.communication.transfer import (
+    OperandTransfer,
+    TransferPlan,
+    abstract_operand,
+    gather,
+    operand_transfer,
+    pieces_of,
+)
 from shardtensor.communication.transfer_log import is_recording, logger, record_transfer
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
@@ -26,13 +33,12 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.abstract_plan import abstract_plan
-from shardtensor.interpreters.execution.shard_reduction import partial_sums
-from shardtensor.interpreters.execution.strategies import Named, Plan, Strategies
+from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.sharding.spec import P
+from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
@@ -40,6 +46,41 @@ from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 
 Kind = Aval | HostAval | type | None
 """An operand as plans see it: its aval, or the type of a Python scalar; None for an optional operand that is absent."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """How one operator runs on operands of known kinds. Plans are compared by everything but their function.
+
+    Attributes:
+        op: the operator.
+        strategy: ``"whole"`` (once on whole buffers), ``"blocks"`` (block by block), ``"per shard"``, ``"reduce"`` (per
+            shard, then combined), ``"move"`` (a `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
+        result: the aval of the result.
+        transfers: the transfer of each operand to the layout that the operator needs; None for a scalar, and for all
+            operands of a strategy that reads them where they are.
+        partial_axes: the mesh axes along which partial results are combined.
+        run: executes the plan: takes the operands and returns the result.
+    """
+
+    op: Op
+    strategy: str
+    result: Aval
+    transfers: tuple[OperandTransfer | None, ...]
+    partial_axes: Chain
+    run: Run = dataclasses.field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """The operator, the strategy and the result's layout on one line, and a line for each operand that moves."""
+        value = self.result
+        lines = [f"{self.op.name}: {self.strategy} -> {value.dtype}{list(value.shape)} {value.sharding.spec}"]
+        if self.partial_axes:
+            lines[0] += f", partial results combined along {', '.join(self.partial_axes)}"
+        for name, transfer in zip(self.op.operands * len(self.transfers), self.transfers, strict=False):
+            if transfer is not None and not transfer.stays:
+                nbytes = transfer.movement.size * transfer.source.dtype.itemsize
+                lines.append(f"  {name} -> {transfer.target.spec}: {nbytes} bytes")
+        return "\n".join(lines)
 
 
 def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
@@ -73,21 +114,26 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
         )
     mesh = anchor(tensors).sharding.mesh if tensors else default_mesh()
     plan = (_mover_plan if op.movement else _rule_plan)(op, kinds, named, mesh)
-    return _as_array_plan(plan) if op.name in _ARRAYS else plan
+    return dataclasses.replace(plan, run=_as_arrays(plan.run)) if op.keeps_arrays else plan
 
 
-_ARRAYS = ("astype", "broadcast_to", "reshape", "where")
-"""Operators whose 0-d results are arrays in NumPy, not scalars; `astype` of a scalar gives a scalar."""
+def _as_arrays(execute: Run) -> Run:
+    """Returns the function of a plan whose 0-d results are arrays, except those of scalars."""
 
-
-def _as_array_plan(plan: Plan) -> Plan:
     def run(operands: Operands) -> ShardedTensor:
-        result: ShardedTensor = plan(operands)
+        result: ShardedTensor = execute(operands)
         if not result.ndim and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands):
             mark_array(result)
         return result
 
     return run
+
+
+def kind_of(x: Any) -> Kind:
+    """Returns the kind of an operand: a tensor, a host array, a Python scalar or None."""
+    if type(x) is ShardedTensor:
+        return x._aval
+    return type(x) if type(x) in SCALARS else None if x is None else host_aval(x.shape, x.dtype)
 
 
 def _as_array(kind: Kind) -> HostAval:
@@ -144,22 +190,30 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         operand_transfer(k, t) if isinstance(k, (Aval, HostAval)) and t else None
         for k, t in zip(kinds, targets, strict=True)
     ]
+    partial_axes = propagated.partial_axes if op.combine else ()
+    plan = functools.partial(Plan, op, result=value, transfers=tuple(moves), partial_axes=partial_axes)
     if value.backend.simulated:
-        return abstract_plan(op, value, params, moves, propagated.partial_axes)
-    contexts = _contexts(value, targets, shapes)
-    strategies = Strategies(op, value, params, moves, contexts)
-    if value.backend.shared_memory and (plan := strategies.in_blocks(rule, propagated.partial_axes)):
-        return plan
-    if not propagated.partial_axes or not op.combine:
-        return strategies.whole() if value.backend.shared_memory else strategies.per_shard()
+        return plan("abstract", run=abstract_plan(op, value, params, moves, partial_axes))
+    strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes))
+    if value.backend.shared_memory and (in_blocks := strategies.in_blocks(rule, partial_axes)):
+        return plan("blocks", run=in_blocks)
+    if not partial_axes or not op.combine:
+        return _once(plan, strategies)
     monoid = MONOIDS[op.combine]
-    with_reduce = strategies.reduce(monoid, propagated.partial_axes)
+    reduce = strategies.reduce(monoid, partial_axes)
     if not value.backend.shared_memory:
-        return with_reduce
+        return plan("reduce", run=reduce)
     # The partial result of every shard is needed only if a listener records the bytes of their combination.
     exact = value.dtype.kind in monoid.exact
-    fast = strategies.whole() if exact else partial_sums(op.name, value, params, moves[0], with_reduce)
-    return lambda operands: (with_reduce if is_recording() else fast)(operands)
+    fast = strategies.whole() if exact else strategies.reduce_in_one_pass(monoid, reduce)
+    return plan("reduce", run=lambda operands: (reduce if is_recording() else fast)(operands))
+
+
+def _once(plan: Callable[..., Plan], strategies: Strategies) -> Plan:
+    """Returns the plan that runs the operator once on whole buffers where devices share a memory, else per shard."""
+    if strategies.backend.shared_memory:
+        return plan("whole", run=strategies.whole())
+    return plan("per shard", run=strategies.per_shard())
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -229,8 +283,9 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
             abstract_move.announce()
         return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
 
+    plan = functools.partial(Plan, op, result=value, transfers=(first,) if first else (), partial_axes=())
     if value.backend.simulated:
-        return abstract_result
+        return plan("abstract", run=abstract_result)
 
     def whole(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
@@ -252,7 +307,7 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
             results = _reshaped(results, result.devices, value.grid.shape)
         return tensor(value, offloaded(value, results))
 
-    return whole if value.backend.shared_memory else per_shard
+    return plan("move", run=whole if value.backend.shared_memory else per_shard)
 
 
 def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
@@ -277,25 +332,25 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     assert op.kernel is not None
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
-    # The first operand of these functions determines shape, dtype and layout; its elements are not read.
-    prototype = op.name.endswith("_like")
     committed = device is not None
-    if prototype and device is None and isinstance(kinds[0], Aval):
+    if op.prototype and device is None and isinstance(kinds[0], Aval):
         device, committed = kinds[0].sharding, kinds[0].committed
     sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
     value = aval(shape, dtype, sharding, committed)
+    plan = functools.partial(Plan, op, result=value, transfers=(None,) * len(kinds), partial_axes=())
     if value.backend.simulated:
-        return lambda operands: mark_array(tensor(value, Storage(AbstractArray(value.shape, value.dtype))))
+        empty = lambda operands: mark_array(tensor(value, Storage(AbstractArray(value.shape, value.dtype))))  # noqa: E731
+        return plan("abstract", run=empty)
     strategies = Strategies(
         op, value, params, [None] * len(kinds), _contexts(value, [None] * len(kinds), [()] * len(kinds))
     )
-    run = strategies.whole() if value.backend.shared_memory else strategies.per_shard()
+    fill = strategies.whole() if value.backend.shared_memory else strategies.per_shard()
     hosted = value.nbytes if value.backend.shared_memory else 0
 
-    def plan(operands: Operands) -> ShardedTensor:
+    def run(operands: Operands) -> ShardedTensor:
         reserve(hosted)
-        fills = operands[1:] if prototype else operands
+        fills = operands[1:] if op.prototype else operands
         values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
-        return mark_array(run((None, *values) if prototype else values))
+        return mark_array(fill((None, *values) if op.prototype else values))
 
-    return plan
+    return plan("create", run=run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,18 +20,20 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, as_dtype, send, whole_array
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes, state_bytes
-from shardtensor.host.blockwise import FUNCTIONS, elementwise
+from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes
+from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long, matmul
+from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.mesh import groups_along
-from shardtensor.sharding.rules import Rule, name_sizes
+from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, whole_of
 
-Plan = Callable[[Operands], Any]
+Run = Callable[[Operands], Any]
+"""The function of a plan: takes the operands and returns the result."""
 Named = dict[str, Any]
 Moves = Sequence[OperandTransfer | None]
 
@@ -87,12 +89,12 @@ class Strategies:
         """The operator in the backend's namespace. It is looked up at first use, since a backend may lack it."""
         return function_of(self.backend, self.name)
 
-    def whole(self) -> Plan:
+    def whole(self) -> Run:
         """Returns the plan that runs the operator once over whole buffers, for a backend with shared memory."""
         name, value, moves, run = self.name, self.value, self.moves, self._on_whole()
         everything_stays = all(m is None or m.stays for m in moves)
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             if everything_stays:
                 arrays = []
                 for x in operands:
@@ -105,13 +107,13 @@ class Strategies:
                 arrays = [x if m is None else m.whole(x, name) for x, m in zip(operands, moves, strict=True)]
             return tensor(value, Storage(whole_of(run(*arrays), value)))
 
-        return plan
+        return run_plan
 
     def _on_whole(self) -> Callable[..., Any]:
         """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
         value, op = self.value, self.op
-        if value.nbytes >= POOLED_FROM and (op.is_ufunc or self.name in FUNCTIONS):
-            function = FUNCTIONS.get(self.name) or self._function
+        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise):
+            function = op.blockwise or self._function
             return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype)
         run = self.given or self._function
         if self.given:
@@ -119,7 +121,7 @@ class Strategies:
             run = functools.partial(run, self.backend.xp, context)
         return functools.partial(run, **self.params) if self.params else run
 
-    def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Plan | None:
+    def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Run | None:
         """Returns the plan that runs a long reduction or product block by block, for a backend with shared memory.
 
         None for other operators, short operands, scalar operands, empty results and simulated devices.
@@ -142,73 +144,133 @@ class Strategies:
         kernel = matmul if name == "matmul" else self.kernel
         kind = "reduce" if len(moves) == 1 else "dot" if name == "tensordot" else name
         reduction = BlockedReduction(kind, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
-        state = element_bytes(combine, value, moves[0].source, self.params)  # type: ignore[union-attr]
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
             if partial_axes and is_recording():
-                record_transfer(name, 0, True, lambda: self._records(groups, state))
+                record_transfer(name, 0, True, lambda: self._records(groups))
             return tensor(value, Storage(whole_of(reduction(*wholes), value)))
 
-        return plan
+        return run_plan
 
-    def per_shard(self) -> Plan:
+    def per_shard(self) -> Run:
         """Returns the plan that runs the operator once per shard, each on its own device."""
         positions = range(len(self.devices))
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             arrays = [self._run(self.kernel, k, operands, columns) for k in positions]
             return tensor(self.value, offloaded(self.value, arrays))
 
-        return plan
+        return run_plan
 
-    def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Plan:
+    def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Run:
         """Returns the plan that runs the operator once per shard and combines the partial results in mesh order.
 
         Args:
             monoid: how partial results are computed, merged and finished.
             partial_axes: the mesh axes along which partial results are combined.
         """
-        value, backend, contexts, devices = self.value, self.backend, self.contexts, self.devices
-        shared_memory = backend.shared_memory
-        partial = monoid.partial or self.kernel
         groups = self._groups(partial_axes)
-        # Where memory is shared, only the first of the devices that hold the same part computes it.
-        twin: Sequence[int] = range(len(devices))
-        if shared_memory:
-            first: dict[Any, int] = {}
-            twin = [first.setdefault(context.boxes, k) for k, context in enumerate(contexts)]
-        computing = sorted({twin[k] for group in groups for k in group.contributors})
+        return (self._reduce_shared if self.backend.shared_memory else self._reduce_separate)(monoid, groups)
+
+    def _reduce_shared(self, monoid: Monoid, groups: Sequence[_Group]) -> Run:
+        """Returns the plan of a reduction where devices share a memory: it needs no current device and no copies, and
+        groups that hold the same parts share one result.
+        """
+        value, contexts, params, xp, name = self.value, self.contexts, self.params, self.backend.xp, self.name
+        partial: Any = monoid.partial or self.given or self._from_namespace
+        function = self._function if partial == self._from_namespace else None
+        parts = [tuple([contexts[k].boxes for k in group.contributors]) for group in groups]
+        first = {contexts[k].boxes: k for group in groups for k in reversed(group.contributors)}
+        # The partial results that are combined to each distinct result, and the group of each device.
+        distinct = {boxes: [first[b] for b in boxes] for boxes in parts}
+        holds = {k: boxes for group, boxes in zip(groups, parts, strict=True) for k in group.members}
+        indices = [None if move is None else index for move, index in zip(self.moves, self.indices, strict=True)]
+
+        def run_plan(operands: Operands) -> ShardedTensor:
+            wholes = [x if m is None else m.whole(x, name) for x, m in zip(operands, self.moves, strict=True)]
+            results = {}
+            for boxes, positions in distinct.items():
+                states = []
+                for k in positions:
+                    arrays = [x if index is None else x[index[k]] for x, index in zip(wholes, indices, strict=True)]
+                    states.append(
+                        function(*arrays, **params) if function else partial(xp, contexts[k], *arrays, **params)
+                    )
+                total = functools.reduce(functools.partial(monoid.merge, xp), states)
+                results[boxes] = whole_of(monoid.finish(xp, contexts[positions[0]], total, **params), value)
+            if is_recording():
+                record_transfer(name, 0, True, lambda: self._records(groups))
+            if len(results) == 1:
+                return tensor(value, Storage(results[parts[0]]))
+            return tensor(value, Storage(arrays=tuple([results[holds[k]] for k in range(len(contexts))])))
+
+        return run_plan
+
+    def reduce_in_one_pass(self, monoid: Monoid, general: Run) -> Run:
+        """Returns the plan that computes the partial results of all shards by one call of a ufunc, or the ``general``
+        plan where that is not possible: for other dtypes than float32 and float64, and other layouts.
+
+        A C-contiguous array that is split only along its first dimension is reshaped to (parts, rows of a part, other
+        dimensions). Reducing the second dimension gives the partial results of all shards in one or two calls of NumPy
+        (part sizes differ by at most one). NumPy reduces each part by the same inner loop as a separate array, and the
+        parts are combined in mesh order, so the result has the same bits as that of the general plan.
+        """
+        move, value, params, name = self.moves[0], self.value, self.params, self.name
+        if not monoid.reduces or move is None or not move.stays or move.source.dtype not in ("f4", "f8"):
+            return general  # Complex products are rounded differently in vectorized loops than one by one.
+        source = move.source
+        assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
+        grid, gone = source.grid, reduced_axes(params.get("axis"), source.ndim)
+        by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and _in_order(grid)
+        if not by_rows or params.get("dtype") not in (None, source.dtype):
+            return general
+        ufunc, keepdims, rest = getattr(np, monoid.reduces), params["keepdims"], source.shape[1:]
+        runs, axes = _runs(grid.offsets[0].tolist()), tuple([a + 1 for a in gone])
+        count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
+
+        def run_plan(operands: Operands) -> ShardedTensor:
+            whole = operands[0]._storage.array
+            if whole is None:
+                whole = whole_array(operands[0], name)
+            if not whole.flags.c_contiguous:
+                return general(operands)  # type: ignore[no-any-return]
+            sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
+            total = _accumulated(ufunc, sums[0] if len(sums) == 1 else np.concatenate(sums))
+            if keepdims:
+                total = total.reshape(value.shape)
+            return tensor(value, Storage(whole_of(total / count if count else total, value)))
+
+        return run_plan
+
+    def _reduce_separate(self, monoid: Monoid, groups: Sequence[_Group]) -> Run:
+        """Returns the plan of a reduction on separate memories."""
+        value, backend, devices = self.value, self.backend, self.devices
+        partial = monoid.partial or self.kernel
+        computing = sorted(k for group in groups for k in group.contributors)
         ops = self._reduce_ops(monoid)
         exact = monoid.reduces if value.dtype.kind in "iu" else ""
 
-        def combine(group: _Group, states: Sequence[Any]) -> dict[int, Any]:
+        def combine(group: _Group, states: Mapping[int, Any]) -> dict[int, Any]:
             members = group.members
             if exact and len(group.contributors) == len(members) > 1:
                 together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
                 if together is not None:
                     return dict(zip(members, together, strict=True))
-            return all_reduce(members, group.contributors, states, ops, group.size, group.chunked and not shared_memory)
+            return all_reduce(members, group.contributors, states, ops, group.size, group.chunked)
 
-        def plan(operands: Operands) -> ShardedTensor:
+        def run_plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
-            own = {k: self._run(partial, k, operands, columns) for k in computing}
-            states = [own.get(t) for t in twin]
+            states = {k: self._run(partial, k, operands, columns) for k in computing}
             if is_recording():
-                first = groups[0]
-                state = state_bytes(states[first.contributors[0]]) // first.size
-                record_transfer(self.name, 0, True, lambda: self._records(groups, state))
+                record_transfer(self.name, 0, True, lambda: self._records(groups))
             results: dict[int, Any] = {}
             for group in groups:
                 results |= combine(group, states)
-            if not shared_memory:
-                return tensor(value, offloaded(value, [results[k] for k in range(len(devices))]))
-            if len(groups) == 1:
-                return tensor(value, Storage(whole_of(results[0], value)))
-            return tensor(value, Storage(arrays=tuple([whole_of(results[k], value) for k in range(len(devices))])))
+            return tensor(value, offloaded(value, [results[k] for k in range(len(devices))]))
 
-        return plan
+        return run_plan
 
     def _groups(self, partial_axes: tuple[str, ...]) -> list[_Group]:
         """Returns the groups of devices that combine their partial results along the mesh axes ``partial_axes``."""
@@ -222,8 +284,11 @@ class Strategies:
             groups.append(_Group(members, contributors, size, chunked))
         return groups
 
-    def _records(self, groups: Sequence[_Group], state: int) -> TransferBatch:
-        """Returns the records of the messages within the groups, for states of ``state`` bytes per result element."""
+    def _records(self, groups: Sequence[_Group]) -> TransferBatch:
+        """Returns the records of the messages by which the groups combine their partial results."""
+        assert self.op.combine is not None
+        source = next(move.source for move in self.moves if move is not None)
+        state = element_bytes(self.op.combine, self.value, source, self.params)
         itemsize = self.value.dtype.itemsize
         sent = [messages(g.members, g.contributors, g.size * state, g.size * itemsize, g.chunked) for g in groups]
         sources, destinations, sizes = np.array(list(itertools.chain(*sent)), np.int64).reshape(-1, 3).T
@@ -235,10 +300,10 @@ class Strategies:
     def _reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
         value, backend, contexts, devices, params = self.value, self.backend, self.contexts, self.devices, self.params
-        shared_memory, xp = backend.shared_memory, backend.xp
+        xp = backend.xp
 
         def carry(state: Any, source: int, destination: int) -> Any:
-            if shared_memory or source == destination:
+            if source == destination:
                 return state
             return _each_array(lambda array: send(array, devices[source], devices[destination]), state)
 
@@ -250,7 +315,7 @@ class Strategies:
             with backend.on(devices[k]):
                 result = _typed(backend, monoid.finish(xp, contexts[k], state, **params), value)
                 # The other devices receive a contiguous copy, and all of them must have the same memory layout.
-                return result if shared_memory else backend.contiguous(result)
+                return backend.contiguous(result)
 
         def cut(k: int, state: Any, begin: int, end: int) -> Any:
             with backend.on(devices[k]):
@@ -303,3 +368,32 @@ def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
         return tuple([_each_array(function, part) for part in state])
     # An exact type test, because np.float64 is a subclass of float but counts as an array here.
     return state if type(state) in (int, float) else function(state)
+
+
+def _accumulated(ufunc: np.ufunc, parts: np.ndarray[Any, Any]) -> Any:
+    """Combines ``parts`` along their first dimension, one after the other.
+
+    ``ufunc.reduce`` over the first of two dimensions in row-major order does this many times faster than
+    ``ufunc.accumulate``. Over a single dimension it sums pairwise, so ``accumulate`` is used there.
+    """
+    rows = parts.reshape(len(parts), -1)
+    if rows.shape[1] == 1:
+        return ufunc.accumulate(parts, axis=0)[-1]
+    return ufunc.reduce(rows, axis=0).reshape(parts.shape[1:])
+
+
+def _in_order(grid: Grid) -> bool:
+    """Whether mesh order, in which partial results are combined, is the order of the parts of the first dimension."""
+    return bool(np.all(np.diff(grid.parts[grid.owners(), 0]) > 0))
+
+
+def _runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Returns (begin, end, number of parts) for each run of consecutive non-empty parts of equal size."""
+    sizes = [b - a for a, b in itertools.pairwise(bounds)]
+    runs, begin = [], 0
+    for size, group in itertools.groupby(sizes):
+        number = len(list(group))
+        if size:
+            runs.append((begin, begin + size * number, number))
+        begin += size * number
+    return runs

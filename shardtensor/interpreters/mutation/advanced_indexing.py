@@ -226,6 +226,12 @@ def _adjacent(advanced: Sequence[bool]) -> bool:
 # -- reading ---------------------------------------------------------------------------------------
 
 
+@implements(gather, "infer")
+def _infer_gather(x: Any, index: Any) -> Aval:
+    x = x if isinstance(x, ShardedTensor) else call("asarray", x)
+    return _layout(x._aval, AdvancedIndex(index, x.shape))
+
+
 @implements(gather, "algorithm")
 def _gather(x: Any, index: Any) -> ShardedTensor:
     result = _gathered(x, index)

@@ -236,8 +236,22 @@ def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
         x: the tensor; it may be a view itself.
         params: the values of the operator's parameters.
     """
+    found = infer_view(op, x, params)
+    if found is None:
+        return None
+    base, view_spec, value, is_element = found
+    if is_element:
+        return _element(base, view_spec, value)
+    if x._is_scalar:  # A scalar is never written, so a copy is equivalent to a view.
+        return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
+    return tensor(value, View(base, view_spec))
+
+
+def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor, ViewSpec, Aval, bool] | None:
+    """Returns the base and the view spec of the result of an operator on ``x``, its aval, and whether it is a scalar;
+    None where the result is no view. No elements are read.
+    """
     base, view_spec = base_and_view(x)
-    scalar = x._is_scalar
     assert op.view_spec is not None
     view_spec = op.view_spec(view_spec, *params)
     if view_spec is None or 0 in view_spec.shape:
@@ -247,11 +261,8 @@ def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
             return None
         view_spec = view_spec.only(None)
     value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
-    if view_spec.scalar or (scalar and not view_spec.shape and op.name not in ("getitem", "reshape")):
-        return _element(base, view_spec, value)
-    if scalar:  # A scalar is never written, so a copy is equivalent to a view.
-        return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
-    return tensor(value, View(base, view_spec))
+    is_element = view_spec.scalar or (x._is_scalar and not view_spec.shape and not op.array_views)
+    return base, view_spec, value, is_element
 
 
 def base_and_view(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec]:

@@ -22,17 +22,18 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer_log import is_recording, record_copy
-from shardtensor.core import Op, Operands, Params
+from shardtensor.core import Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.functions.indexing import setitem
 from shardtensor.host import blockwise, memory_pool
-from shardtensor.interpreters.execution.planning import Kind, result_dtype
+from shardtensor.interpreters.execution.planning import Kind, kind_of, result_dtype
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex
 from shardtensor.interpreters.mutation.views import base_and_view, local_view, locate
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_view_spec
-from shardtensor.tensor.operands import as_operand, converted, host_aval
+from shardtensor.tensor.operands import as_operand, converted
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, current_storage, tensor, write_state_of
 from shardtensor.tensor.value import Aval, join
@@ -48,7 +49,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
 
     Args:
         out: the tensor; if it is a view, its base is written.
-        op: the operator; ``setitem`` for an assignment.
+        op: the operator.
         operands: the operands of ``op``.
         params: the values of the other parameters of ``op``.
         apply: the function that executes an operator that is not computed in place.
@@ -56,47 +57,74 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     Raises:
         ShapeError, ArgumentTypeError, IndexingError: NumPy would not write the result either; ``out`` is unchanged.
     """
+    check_writable(out)
+    base, view_spec = base_and_view(out)
+    if op.assigns:
+        _assign_at(base, view_spec, operands[1], params[0], out.dtype)
+    elif computes_in_place(op, out):
+        operands = checked_update(op, operands, out)
+        if out.size:
+            _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
+    else:
+        result = apply(op, operands, params)
+        check_result(op, result, out)
+        if result.size:
+            _write(base, view_spec, Elementwise(op.name, None, (result,), out.dtype))
+
+
+def check_writable(out: ShardedTensor) -> None:
+    """Raises ArgumentTypeError if ``out`` is a scalar."""
     if out._is_scalar:
         raise ArgumentTypeError(
             "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
             "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
         )
-    base, view_spec = base_and_view(out)
-    if op.name == "setitem":
-        _assign_at(base, view_spec, operands[1], params[0], out.dtype)
-    elif op.is_ufunc and not (op.name == "pow" and out.dtype.kind in "iu"):
-        # Integer `pow` is excluded: it raises for negative exponents, when a part may already be written.
-        _update(out, base, view_spec, op, operands)
-    else:
-        result = apply(op, operands, params)
-        if result.shape != view_spec.shape:
-            raise ShapeError(f"out has shape {view_spec.shape} and the result {result.shape}; wanted equal shapes")
-        _check_cast(op.name, result.dtype, out.dtype)
-        if result.size:
-            _write(base, view_spec, Elementwise(op.name, None, (result,), out.dtype))
+
+
+def computes_in_place(op: Op, out: ShardedTensor) -> bool:
+    """Whether the result of an operator is computed in the memory of ``out``, instead of being copied there."""
+    return op.is_ufunc and out.dtype.kind not in op.fails_late
+
+
+def check_result(op: Op, result: ShardedTensor, out: ShardedTensor) -> None:
+    """Raises ShapeError or ArgumentTypeError if the result of an operator cannot be written into ``out``."""
+    if result.shape != out.shape:
+        raise ShapeError(f"out has shape {out.shape} and the result {result.shape}; wanted equal shapes")
+    _check_cast(op.name, result.dtype, out.dtype)
 
 
 def _assign_at(base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
     """Writes ``view[index] = value``, where the view is the part ``view_spec`` of ``base``."""
+    found = _assignment(view_spec, value, index, dtype)
+    # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which needs no write.
+    if found and not is_view(value, base, found[0]):
+        _write(base, *found)
+
+
+def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> tuple[ViewSpec, WriteOp] | None:
+    """Returns the part that ``view[index] = value`` writes and the write op, after all checks; None if it is empty."""
     at = canonical(index, view_spec.shape)
     if at is None:
         if _is_scalar(value) and _is_mask(index, view_spec.shape):
             scalar, mask = _checked_value(value, dtype, ()), as_operand(index, "setitem")
-            if view_spec.size:
-                _write(base, view_spec, Masked(mask, len(view_spec.shape), scalar))
-            return
+            return (view_spec, Masked(mask, len(view_spec.shape), scalar)) if view_spec.size else None
         chosen = AdvancedIndex(index, view_spec.shape)
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
         if math.prod(chosen.shape):
-            _write(base, view_spec, Scattered("setitem", None, chosen, [value], dtype))
-        elif chosen.rows:  # NumPy does not check the bounds of index arrays that select nothing.
+            return view_spec, Scattered("setitem", None, chosen, [value], dtype)
+        if chosen.rows:  # NumPy does not check the bounds of index arrays that select nothing.
             chosen.check()
-        return
+        return None
     target = view_spec.at(at)
     value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not has_ellipsis(index))
-    # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which needs no write.
-    if target.size and not is_view(value, base, target):
-        _write(base, target, Elementwise("setitem", None, (value,), dtype))
+    return (target, Elementwise("setitem", None, (value,), dtype)) if target.size else None
+
+
+@implements(setitem, "infer")
+def _infer_setitem(x: Any, value: Any, index: Any) -> Aval:
+    x = x if isinstance(x, ShardedTensor) else call("asarray", x)
+    _assignment(whole_view_spec(x.shape, ((),) * x.ndim), value, index, x.dtype)
+    return x._aval  # type: ignore[no-any-return]
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
@@ -154,22 +182,19 @@ def _checked_value(
     return value
 
 
-def _update(out: ShardedTensor, base: ShardedTensor, view_spec: ViewSpec, op: Op, operands: Operands) -> None:
-    """Writes the ufunc ``op`` of the operands into ``out``, the part ``view_spec`` of ``base``."""
-    operands = tuple([x if type(x) in SCALARS else as_operand(x, op.name) for x in operands])
+def checked_update(op: Op, operands: Operands, out: ShardedTensor) -> Operands:
+    """Returns the operands of a ufunc in the form that plans take.
+
+    Raises:
+        ShapeError, ArgumentTypeError, OverflowError: NumPy would not write the ufunc's result into ``out``.
+    """
+    operands = tuple([as_operand(x, op.name) for x in operands])
     if any(x is None for x in operands):
         raise ArgumentTypeError("an operand is None; wanted a tensor, an array or a scalar")
-    kinds = tuple(
-        [
-            type(x) if type(x) in SCALARS else x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
-            for x in operands
-        ]
-    )
-    _check_update(op, kinds, out._aval)
+    _check_update(op, tuple(map(kind_of, operands)), out._aval)
     if any(type(x) is int for x in operands):  # NumPy raises OverflowError if a Python int does not fit the dtype.
         getattr(np, op.name)(*[x if type(x) in SCALARS else np.empty(0, x.dtype) for x in operands])
-    if out.size:
-        _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
+    return operands
 
 
 @functools.lru_cache(1024)

@@ -1,0 +1,154 @@
+"""`st.eval_shape`: the layouts of results without elements, compared with the eager interpreter's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.core import OPS
+from shardtensor.tensor.pytree import leaves
+from tests.cases import CASES, sharded_somehow
+from tests.layouts import array, everywhere, mesh_of
+
+OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if op.escapes})
+
+
+def layouts(result: Any) -> list[Any]:
+    """Shape, dtype, sharding and placement of every tensor in a result."""
+    return [(x.shape, x.dtype, x.sharding, x.committed) for x in leaves(result)]
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            return layouts(call())
+        except st.ShardTensorError as error:
+            return type(error), str(error)
+
+
+@everywhere
+@pytest.mark.parametrize("name", OPERATORS)
+def test_inferred_layouts_are_those_of_the_eager_interpreter(name: str, backend: str) -> None:
+    @hypothesis.settings(max_examples=15)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        made = CASES[name](data)
+        operands = sharded_somehow(data, made, backend)
+        function = OPS[name].dispatch
+        wanted = outcome(lambda: made.run(function, operands))
+        found = outcome(lambda: st.eval_shape(lambda xs: made.run(function, xs), operands))
+        assert found == wanted
+
+    run()
+
+
+def split(backend: str, shape: tuple[int, ...] = (10, 6), dtype: str = "float32") -> st.ShardedTensor:
+    mesh = mesh_of((2, 2), backend)
+    return st.device_put(array(shape, dtype, 1), st.NamedSharding(mesh, st.P(*mesh.axis_names[: len(shape)])))
+
+
+def step(x: Any, w: Any) -> Any:
+    """Views, writes through views, reductions, products with a split contraction, lists and creation functions."""
+    y = st.zeros_like(x)
+    y[1:] = x[:-1] * 2
+    y[0] += 1
+    y[y.shape[0] // 2, ::2] = [1, 2, 3]
+    y.T[-1] -= 0.5
+    np.multiply(y, 2, out=y)
+    h = st.tanh(y @ w)
+    parts = [part.sum(axis=0) for part in st.unstack(h, axis=1)]
+    return {
+        "loss": st.mean(h),
+        "rows": st.stack(parts),
+        "flat": h.reshape(-1)[3:],
+        "one": h[2, 1],
+        "same": y,
+        "text": "!",
+    }
+
+
+@everywhere
+def test_programs(backend: str) -> None:
+    x, w = split(backend), split(backend, (6, 4))
+    before = np.array(x)
+    wanted = step(x, w)
+    found = st.eval_shape(step, x, w=w)
+    assert found["text"] == "!"
+    del found["text"], wanted["text"]
+    assert layouts(found) == layouts(wanted)
+    assert all(isinstance(leaf, st.ShapeDtypeStruct) for leaf in leaves(found))
+    np.testing.assert_array_equal(x, before)
+
+
+def test_structs_are_arguments_like_tensors() -> None:
+    x = split("numpy")
+    given = st.ShapeDtypeStruct(x.shape, "float32", x.sharding)
+    assert st.eval_shape(lambda x: x, x) == given == st.eval_shape(lambda x: x, given)
+    assert hash(given) == hash(st.eval_shape(lambda x: x, x))
+    assert given.committed
+    free = st.ShapeDtypeStruct((3,), "int8")
+    assert not free.committed
+    assert free.sharding.mesh.size == 8
+    assert repr(given) == "ShapeDtypeStruct(shape=(10, 6), dtype=float32, sharding=P('x', 'y'))"
+
+
+def test_nothing_is_computed_or_written(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, total = split(backend), st.zeros((10, 6))
+
+    def accumulate(x: Any) -> Any:
+        nonlocal total
+        total += x
+        return st.sum(st.exp(total) @ x.T)
+
+    with st.transfers() as log:
+        assert st.eval_shape(accumulate, x).shape == ()
+    assert not log.bytes
+    assert not np.any(total)
+
+
+CONCRETE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "float": (lambda x: float(x.sum()), "to_host"),
+    "branch": (lambda x: 1 if x[0, 0] > 0 else 2, "to_host"),
+    "asarray": (lambda x: np.asarray(x), "to_host"),
+    "mask": (lambda x: x[x > 0], "getitem"),
+    "masked write": (lambda x: x.__setitem__(x > 0, x), "setitem"),
+    "dlpack": (lambda x: np.from_dlpack(x), "to_dlpack|dlpack_device"),
+    "map": (lambda x: st.pmap(lambda s: s + 1, st.shard(x)), ""),
+    "shards": (lambda x: x.addressable_shards[0].data, ""),
+}
+
+
+@pytest.mark.parametrize("name", list(CONCRETE))
+def test_what_needs_elements_raises(name: str, backend: str) -> None:
+    function, caller = CONCRETE[name]
+    x = split(backend)
+    with pytest.raises(st.ConcretizationError, match=rf"^({caller}).*needs the elements of a tensor"):
+        st.eval_shape(function, x)
+    assert np.asarray(x + 1).shape == x.shape  # The eager interpreter is back.
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x @ x,
+        lambda x: x.reshape(7, 7),
+        lambda x: x.__setitem__(slice(1), np.ones((3, 3))),
+        lambda x: x.__setitem__((0, 11), 1),
+        lambda x: np.add(x, 1, out=x[1:]),
+        lambda x: x.sum().__iadd__(1) + x.sum(axis=5),
+        lambda x: st.concat([x, x.T]),
+    ],
+)
+def test_errors_are_those_of_the_eager_interpreter(function: Callable[[Any], Any]) -> None:
+    x = split("numpy")
+    failure = outcome(lambda: function(x))
+    assert isinstance(failure[0], type)
+    assert outcome(lambda: st.eval_shape(function, x)) == failure
