@@ -45,8 +45,8 @@ class Interrupts:
                 _active.append(self)
                 if len(_active) == 1:
                     _hold()
-            except BaseException:  # A handler that is not replaced yet may raise here.
-                self._leave()
+            except BaseException:  # A handler that is not replaced yet may raise here, after others were deferred.
+                self.__exit__()
                 raise
         return self
 

@@ -362,21 +362,21 @@ class Holders(stateful.RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory_pool = memory_pool.Pool()
-        self.memory_pool.limit = 1 << 16
-        self.given, memory_pool._pool = memory_pool._pool, self.memory_pool
+        self.pool = memory_pool.Pool()
+        self.pool.limit = 1 << 16
+        self.given, memory_pool._pool = memory_pool._pool, self.pool
         self.arrays: list[tuple[np.ndarray, int, int]] = []
         self.numbers = itertools.count(1)
         self.requests = 0
 
     def teardown(self) -> None:
         self.arrays.clear()
-        assert self.memory_pool.info().used == 0
+        assert self.pool.info().used == 0
         memory_pool._pool = self.given
 
     @stateful.rule(size=some.integers(1 << 9, 1 << 13), dtype=some.sampled_from(["u1", "i4", "f8", "c16"]))
     def allocate(self, size: int, dtype: str) -> None:
-        x = self.memory_pool.empty((size // 4, 4), np.dtype(dtype))
+        x = self.pool.empty((size // 4, 4), np.dtype(dtype))
         self.requests += x.nbytes >= memory_pool.POOLED_FROM
         number = next(self.numbers) % 251
         x[...] = number
@@ -401,12 +401,12 @@ class Holders(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def free(self) -> None:
-        self.memory_pool.free()
-        assert self.memory_pool.info().cached == 0
+        self.pool.free()
+        assert self.pool.info().cached == 0
 
     @stateful.rule(nbytes=some.sampled_from([0, 1 << 13, 1 << 15, 1 << 18]))
     def limit(self, nbytes: int) -> None:
-        self.memory_pool.limit = nbytes
+        self.pool.limit = nbytes
 
     @stateful.invariant()
     def arrays_do_not_share_memory(self) -> None:
@@ -415,9 +415,9 @@ class Holders(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def the_books_are_right(self) -> None:
-        info = self.memory_pool.info()
+        info = self.pool.info()
         assert info.used == sum({owner: capacity_of(x) for x, _, owner in self.arrays}.values())
-        assert info.cached == sum(c * len(waiting) for c, waiting in self.memory_pool._idle.items()) <= info.limit
+        assert info.cached == sum(c * len(waiting) for c, waiting in self.pool._idle.items()) <= info.limit
         assert info.hits + info.misses == self.requests
 
 
@@ -540,7 +540,7 @@ def test_threads(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: list[Any] = []
     start = threading.Barrier(8)
 
-    def strategies(number: int) -> None:
+    def work(number: int) -> None:
         random = np.random.default_rng(number)
         held: list[tuple[np.ndarray, int]] = []
         start.wait()
@@ -558,7 +558,7 @@ def test_threads(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=strategies, args=(n,)) for n in range(8)]
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

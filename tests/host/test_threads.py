@@ -241,7 +241,7 @@ def test_that_many_threads_work_at_once(count: int, four: None) -> None:
     most, at_once = [0], [0]
     lock = threading.Lock()
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         with lock:
             at_once[0] += 1
             most[0] = max(most[0], at_once[0])
@@ -249,7 +249,7 @@ def test_that_many_threads_work_at_once(count: int, four: None) -> None:
         with lock:
             at_once[0] -= 1
 
-    each(strategies, 20, threads=2)
+    each(work, 20, threads=2)
     assert most == [2]
 
 
@@ -285,7 +285,7 @@ def test_the_error_of_one_call(where: str, four: None) -> None:
     state = {"working": 0, "done": 0}
     lock, met = threading.Lock(), threading.Barrier(4)
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         with lock:
             state["working"] += 1
         try:
@@ -301,7 +301,7 @@ def test_the_error_of_one_call(where: str, four: None) -> None:
 
     for _ in range(3):
         with pytest.raises(LookupError, match="of one"):
-            each(strategies, 1000)
+            each(work, 1000)
         assert state["working"] == 0  # no helper is working
         assert state["done"] < 40
         state["done"] = 0
@@ -315,7 +315,7 @@ def test_the_error_of_one_call(where: str, four: None) -> None:
 def test_the_first_of_two_errors_is_the_callers(four: None) -> None:
     caller, met, failed = threading.get_ident(), threading.Barrier(2), threading.Event()
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         met.wait(5)
         if threading.get_ident() == caller:
             threading.Timer(0.02, failed.set).start()
@@ -324,13 +324,13 @@ def test_the_first_of_two_errors_is_the_callers(four: None) -> None:
         raise ValueError("second")
 
     with pytest.raises(KeyError, match="first"):
-        each(strategies, 2, threads=2)
+        each(work, 2, threads=2)
 
 
 def test_the_first_of_two_errors_is_a_helpers(four: None) -> None:
     caller, met, failed = threading.get_ident(), threading.Barrier(2), threading.Event()
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         met.wait(5)
         if threading.get_ident() == caller:
             failed.wait(5)
@@ -339,7 +339,7 @@ def test_the_first_of_two_errors_is_a_helpers(four: None) -> None:
         raise KeyError("first")
 
     with pytest.raises(KeyError, match="first"):
-        each(strategies, 2, threads=2)
+        each(work, 2, threads=2)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, MemoryError, Warning])
@@ -347,13 +347,13 @@ def test_the_first_of_two_errors_is_a_helpers(four: None) -> None:
 def test_errors_of_every_kind(kind: type[BaseException], threads: int, four: None) -> None:
     caller, met = threading.get_ident(), threading.Barrier(threads)
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         met.wait(5)
         if threads == 1 or threading.get_ident() != caller:
             raise kind("this")
 
     with pytest.raises(kind, match="this"):
-        each(strategies, threads, threads=threads)
+        each(work, threads, threads=threads)
 
 
 class Truthless(Exception):
@@ -364,13 +364,13 @@ class Truthless(Exception):
 def test_falsy_errors_are_raised(four: None) -> None:
     caller, met = threading.get_ident(), threading.Barrier(4)
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         met.wait(5)
         if threading.get_ident() != caller:
             raise Truthless
 
     with pytest.raises(Truthless):
-        each(strategies, 4)
+        each(work, 4)
 
 
 def test_arrays_are_not_kept_alive(four: None) -> None:
@@ -382,7 +382,7 @@ def test_arrays_are_not_kept_alive(four: None) -> None:
             held, seen = np.zeros(10), np.zeros(10)
             refs = [weakref.ref(held), weakref.ref(seen)]
 
-            def strategies(k: int, held: Any = held, fails: bool = fails) -> None:
+            def work(k: int, held: Any = held, fails: bool = fails) -> None:
                 time.sleep(0.001)
                 if fails and k > 2:
                     raise LookupError(held.size)
@@ -390,8 +390,8 @@ def test_arrays_are_not_kept_alive(four: None) -> None:
             context = contextvars.copy_context()
             context.run(STYLE.set, seen)
             with pytest.raises(LookupError) if fails else contextlib.nullcontext():
-                context.run(each, strategies, 12)
-            del held, seen, strategies, context
+                context.run(each, work, 12)
+            del held, seen, work, context
             deadline = time.perf_counter() + 2
             while any(ref() is not None for ref in refs) and time.perf_counter() < deadline:
                 time.sleep(0.001)
@@ -428,11 +428,11 @@ def test_each_in_many_threads(four: None) -> None:
             count, done = random_.randrange(12), list[int]()
             if random_.random() < 0.2:
 
-                def strategies(k: int, number: int = number) -> None:
+                def work(k: int, number: int = number) -> None:
                     raise LookupError(number)
 
                 try:
-                    each(strategies, count)
+                    each(work, count)
                 except LookupError as error:
                     if error.args != (number,):
                         wrong.append(turn)
@@ -477,19 +477,19 @@ def test_helpers_run_in_a_copy_of_the_callers_context(four: None) -> None:
     met = threading.Barrier(4)
     seen: list[Any] = []
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         met.wait(5)
         seen.append((STYLE.get(), np.geterr()["over"], st.num_threads(), len({*np.geterr().values()})))
         STYLE.set(f"mine {k}")  # which stays here
 
     with np.errstate(all="raise"), st.set_num_threads(4):
-        each(strategies, 4)
+        each(work, 4)
         helpers = seen[:]
     assert helpers == [("caller's", "raise", 4, 1)] * 4
     STYLE.set("other")
     seen.clear()
     with np.errstate(over="print", under="raise"), st.set_num_threads(4):
-        each(strategies, 4)
+        each(work, 4)
     assert [(style, mode) for style, mode, *_ in seen] == [("other", "print")] * 4
 
 
@@ -1110,17 +1110,43 @@ def test_handlers_that_do_not_raise(name: str, threads: int, blocks: None, monke
     all_is_well()
 
 
+def test_an_error_while_handlers_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals that were deferred before the error are handled at once, and not inside the next context."""
+    replace = signals._set_handler
+
+    def interrupted(number: int, handler: Any) -> None:
+        if number == signal.SIGALRM and signal.getsignal(number) is late:  # SIGINT is deferred already.
+            signal.raise_signal(signal.SIGALRM)
+        replace(number, handler)
+
+    def late(number: int, frame: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signals, "_set_handler", interrupted)
+            with pytest.raises(KeyboardInterrupt), signals.Interrupts():
+                pass
+        assert not signals._missed
+        assert signal.getsignal(signal.SIGALRM) is late
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    all_is_well()
+
+
 def test_signals_without_handlers(four: None) -> None:
     done: list[int] = []
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         if k == 3:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         time.sleep(0.002)
         done.append(k)
 
     with handled(signal.SIG_IGN):
-        each(strategies, 12)
+        each(work, 12)
     assert sorted(done) == list(range(12))
 
 
@@ -1129,7 +1155,7 @@ def test_signals_without_handlers(four: None) -> None:
 def test_signals_are_deferred_to_the_end(threads: int, number: int, error: type[BaseException], late: None) -> None:
     done: list[int] = []
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         if k == 3:
             signal.raise_signal(number)
         time.sleep(0.002)
@@ -1137,11 +1163,11 @@ def test_signals_are_deferred_to_the_end(threads: int, number: int, error: type[
 
     handler = signal.getsignal(number)
     with pytest.raises(error), st.set_num_threads(threads):
-        each(strategies, 40, breaks=False)
+        each(work, 40, breaks=False)
     assert sorted(done) == list(range(40))
     done.clear()
     with pytest.raises(error), st.set_num_threads(threads):
-        each(strategies, 40)
+        each(work, 40)
     assert 3 in done
     assert len(done) < 15
     assert signal.getsignal(number) is handler
@@ -1225,7 +1251,7 @@ def test_contexts_end_in_any_order(late: None) -> None:
 def test_ctrl_c_in_each_in_each(threads: int) -> None:
     done: list[tuple[int, int]] = []
 
-    def strategies(i: int, j: int) -> None:
+    def work(i: int, j: int) -> None:
         if (i, j) == (1, 1):
             signal.raise_signal(signal.SIGINT)
         time.sleep(0.004)  # the caller's thread hears it, also on a busy machine
@@ -1234,7 +1260,7 @@ def test_ctrl_c_in_each_in_each(threads: int) -> None:
     def run(**options: bool) -> None:
         done.clear()
         with pytest.raises(KeyboardInterrupt), st.set_num_threads(threads):
-            each(lambda i: each(lambda j: strategies(i, j), 6, **options), 8, **options)
+            each(lambda i: each(lambda j: work(i, j), 6, **options), 8, **options)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     run()
@@ -1297,7 +1323,7 @@ def test_handlers_set_meanwhile_are_kept(four: None) -> None:
     def mine(number: int, frame: Any) -> None:
         heard.append(number)
 
-    def strategies(k: int) -> None:
+    def work(k: int) -> None:
         if k == 2:
             signal.signal(signal.SIGINT, mine)
         if k == 4:
@@ -1305,7 +1331,7 @@ def test_handlers_set_meanwhile_are_kept(four: None) -> None:
 
     before = signal.getsignal(signal.SIGINT)
     try:
-        each(strategies, 6, threads=1)
+        each(work, 6, threads=1)
         assert signal.getsignal(signal.SIGINT) is mine
         assert heard == [signal.SIGINT]
     finally:
