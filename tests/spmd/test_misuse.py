@@ -953,7 +953,7 @@ def lock_held(d: Any) -> Any:
     return over(fn, d)
 
 
-@case("a donated argument used again", st.DonatedError, "pmap", "given away")
+@case("a donated argument used again", st.DonatedError, "pmap", "was donated")
 def donated(d: Any) -> Any:
     items = [st.device_put(np.zeros(3), device) for device in d[:4]]
     st.pmap(lambda x: st.psum(x, "i"), items, axis_name="i", donate=True)

@@ -210,7 +210,7 @@ class Strategies:
 
     def reduce_in_one_pass(self, monoid: Monoid, general: Run) -> Run:
         """Returns the plan that computes the partial results of all shards by one call of a ufunc, or the ``general``
-        plan where that is not possible: for other dtypes than float32 and float64, and other layouts.
+        plan where that is not possible: for products, other dtypes than float32 and float64, and other layouts.
 
         A C-contiguous array that is split only along its first dimension is reshaped to (parts, rows of a part, other
         dimensions). Reducing the second dimension gives the partial results of all shards in one or two calls of NumPy
@@ -218,7 +218,13 @@ class Strategies:
         parts are combined in mesh order, so the result has the same bits as that of the general plan.
         """
         move, value, params, name = self.moves[0], self.value, self.params, self.name
-        if not monoid.reduces or move is None or not move.stays or move.source.dtype not in ("f4", "f8"):
+        if (
+            len(self.moves) > 1
+            or not monoid.reduces
+            or move is None
+            or not move.stays
+            or move.source.dtype not in ("f4", "f8")
+        ):
             return general  # Complex products are rounded differently in vectorized loops than one by one.
         source = move.source
         assert isinstance(source, Aval)  # Only a tensor can stay in its layout.

@@ -96,9 +96,12 @@ def check_result(op: Op, result: ShardedTensor, out: ShardedTensor) -> None:
 def _assign_at(base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
     """Writes ``view[index] = value``, where the view is the part ``view_spec`` of ``base``."""
     found = _assignment(view_spec, value, index, dtype)
+    if found is None:
+        return
+    target, write_op = found
     # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which needs no write.
-    if found and not is_view(value, base, found[0]):
-        _write(base, *found)
+    if not (type(write_op) is Elementwise and is_view(value, base, target)):
+        _write(base, target, write_op)
 
 
 def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> tuple[ViewSpec, WriteOp] | None:
