@@ -105,8 +105,8 @@ class DeviceInterpreter(Interpreter):
         if op.creates:
             shape, dtype = op.rule(kinds, **named)
         else:
-            said = op.rule(shapes, **named) if callable(op.rule) else op.rule
-            shape = said[1] if isinstance(said, tuple) else shapes[0] if shapes else ()
+            rule = op.rule(shapes, **named) if callable(op.rule) else op.rule
+            shape = rule[1] if isinstance(rule, tuple) else shapes[0] if shapes else ()
             dtype = result_dtype(op, kinds, named) if shapes else None
         return op.kernel(xp, ShardContext.everywhere(shape, shapes, dtype), *arrays, **named)
 

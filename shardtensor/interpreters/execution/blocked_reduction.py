@@ -361,9 +361,9 @@ def _as_matrices(rule: Rule, combine: str) -> tuple[Rule, tuple[bool, ...]] | No
     gone = [name for name in x1 if name not in rule.result]
     if len(gone) != 1 or len(rule.result) != 2:
         return None
-    turns = x1[1] not in gone, x2[0] not in gone
-    turned = [names[::-1] if transposed else names for names, transposed in zip((x1, x2), turns, strict=True)]
-    return dataclasses.replace(rule, operands=tuple(turned)), turns
+    transposed = x1[1] not in gone, x2[0] not in gone
+    operands = tuple([names[::-1] if turned else names for names, turned in zip((x1, x2), transposed, strict=True)])
+    return dataclasses.replace(rule, operands=operands), transposed
 
 
 # -- blocks ----------------------------------------------------------------------------------------

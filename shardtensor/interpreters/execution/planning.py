@@ -26,7 +26,7 @@ from shardtensor.communication.transfer import (
     operand_transfer,
     pieces_of,
 )
-from shardtensor.communication.transfer_log import is_recording, logger, record_transfer
+from shardtensor.communication.transfer_log import is_recording, logger
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.data_movement import DataMovement
@@ -156,8 +156,8 @@ def anchor(tensors: Sequence[Aval]) -> Aval:
 
 def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
     shapes = [k.shape if isinstance(k, (Aval, HostAval)) else () for k in kinds]
-    said = op.rule(shapes, **params) if callable(op.rule) else op.rule
-    text, given_shape = (said, None) if isinstance(said, str) else said
+    rule_and_shape = op.rule(shapes, **params) if callable(op.rule) else op.rule
+    text, given_shape = (rule_and_shape, None) if isinstance(rule_and_shape, str) else rule_and_shape
     tensors = [k for k in kinds if isinstance(k, Aval)]
     committed = any(k.committed for k in tensors)
     layouts = [
@@ -269,8 +269,7 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
         if moved.note and movement().size:
             logger.info(moved.note)
         if is_recording():
-            n, said = dtype.itemsize, moved.explicit
-            record_transfer(op.name, movement().size * n, said, lambda: movement().records(n, copied, op.name, said))
+            movement().announce(dtype.itemsize, copied, op.name, moved.explicit)
 
     in_place = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
 

@@ -21,7 +21,7 @@ from shardtensor.communication import transfer
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import to_host_movement
-from shardtensor.communication.transfer_log import is_recording, record_transfer
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.indexing import gather
@@ -192,10 +192,8 @@ def _entry(entry: Any) -> Any:
     else:
         x = as_operand(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
         if isinstance(x, ShardedTensor) and is_recording():
-            movement, n, shared = to_host_movement(x._aval), x.dtype.itemsize, x._aval.backend.shared_memory
-            record_transfer(
-                "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
-            )
+            copied = not x._aval.backend.shared_memory
+            to_host_movement(x._aval).announce(x.dtype.itemsize, copied, "getitem")
         array = transfer.gather(x, "getitem")
     if array.dtype.kind not in "biu":
         raise IndexingError(f"an index array of dtype {array.dtype}; wanted integers or bools")

@@ -168,9 +168,7 @@ class ScalarElement(DeferredStorage):
             n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
             if is_recording() or not shared:
                 movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
-                record_transfer(
-                    "getitem", movement.size * n, False, lambda: movement.records(n, not shared, "getitem", False)
-                )
+                movement.announce(n, not shared, "getitem")
             if shared:
                 self._storage = Storage(self.parts[0])
             else:

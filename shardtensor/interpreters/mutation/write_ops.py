@@ -16,7 +16,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
 from shardtensor.communication.transfer import TransferPlan, as_dtype, copied
-from shardtensor.communication.transfer_log import is_recording, record_transfer
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, indexing_errors
 from shardtensor.interpreters.mutation.views import (
@@ -156,8 +156,7 @@ class _Delivery:
 
     def announce(self, caller: str, copied: bool) -> None:
         """Records the transfer, subject to the transfer guard."""
-        movement, n = self.movement, self.itemsize
-        record_transfer(caller, movement.size * n, False, lambda: movement.records(n, copied, caller, False))
+        self.movement.announce(self.itemsize, copied, caller)
 
     def run(self, dtype: Any) -> tuple[Any, ...]:
         """Runs the transfer and returns one array per device."""
