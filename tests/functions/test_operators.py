@@ -262,6 +262,15 @@ def test_numbers_that_do_not_fit_are_errors_that_name_the_operator(backend: str)
         st.asarray([1], copy=False)
 
 
+def test_a_tensor_on_one_device_is_joined_with_host_arrays(backend: str) -> None:
+    a, b = array((3, 2), "float64", 1), array((3, 2), "float64", 2)
+    x = st.device_put(a, mesh_of((2,), backend).flat[1])
+    for join, joined in ((st.concat, np.concatenate), (st.unshard, np.concatenate), (st.stack, np.stack)):
+        assert_same(join([x, b]), joined([a, b]))
+        assert_same(join([b, x]), joined([b, a]))
+        assert_same(join([x]), joined([a]))
+
+
 def test_manipulation_takes_scalars(backend: str) -> None:
     with st.use_mesh(mesh_of((2,), backend)):
         assert_same(st.reshape(2.5, (1, -1)), np.reshape(2.5, (1, -1)))
