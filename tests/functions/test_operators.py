@@ -271,6 +271,15 @@ def test_a_tensor_on_one_device_is_joined_with_host_arrays(backend: str) -> None
         assert_same(join([x]), joined([a]))
 
 
+def test_a_tensor_as_fill_value_does_not_choose_the_devices(backend: str) -> None:
+    meshes = mesh_of((2,), backend), mesh_of((4,), backend)
+    value = st.ones(3, device=meshes[0]).sum()
+    for mesh in meshes:
+        with st.use_mesh(mesh):
+            assert st.full((4,), value).sharding.mesh == mesh
+            assert st.full_like(np.ones(4), value).sharding.mesh == mesh
+
+
 def test_manipulation_takes_scalars(backend: str) -> None:
     with st.use_mesh(mesh_of((2,), backend)):
         assert_same(st.reshape(2.5, (1, -1)), np.reshape(2.5, (1, -1)))
