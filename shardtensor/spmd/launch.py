@@ -16,8 +16,8 @@ from shardtensor.communication.abstract_communicator import as_tensor
 from shardtensor.communication.communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
-from shardtensor.core import interpret_by
-from shardtensor.errors import ArgumentTypeError, BackendError, ShardingError
+from shardtensor.core import innermost, interpret_by
+from shardtensor.errors import ArgumentTypeError, BackendError, ConcretizationError, ShardingError
 from shardtensor.interpreters.abstract_device import AbstractDeviceInterpreter
 from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.sharding.mesh import Mesh, settle_on
@@ -114,8 +114,12 @@ def run_mapped(
 
     Raises:
         ShardingError: a name is bound by an enclosing map.
+        ConcretizationError: the map is called in `st.eval_shape`.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
     """
+    interpreter = innermost()
+    if interpreter is not None and not interpreter.runs_maps:
+        raise ConcretizationError(f"{caller}: a map needs the elements of a tensor, which eval_shape does not know")
     program = around()
     for name in names:
         if program and name in program.run.axes:
