@@ -72,7 +72,7 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
 @implements(reshard, "infer")
 def _infer_reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> Aval:
-    return _infer_put(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", True, donate, may_alias)
+    return _infer_transfer_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", True, donate, may_alias)
 
 
 @implements(reshard, "algorithm")
@@ -81,7 +81,7 @@ def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> S
 
 
 @operator(error_name="device_put", keeps_arrays=True)
-def put(
+def transfer_to(
     x: ArrayLike,
     /,
     sharding: NamedSharding,
@@ -93,14 +93,14 @@ def put(
 ) -> ShardedTensor:
     """Transfers x to another sharding as `reshard` does, for the function ``caller``, which errors and records name.
 
-    >>> from shardtensor.functions.placement import put
-    >>> put(np.arange(3), st.zeros(3).sharding, "device_put", committed=False).committed
+    >>> from shardtensor.functions.placement import transfer_to
+    >>> transfer_to(np.arange(3), st.zeros(3).sharding, "device_put", committed=False).committed
     False
     """
 
 
-@implements(put, "infer")
-def _infer_put(
+@implements(transfer_to, "infer")
+def _infer_transfer_to(
     x: Any, sharding: NamedSharding, caller: str, committed: bool, donate: bool, may_alias: bool | None
 ) -> Aval:
     _check_sharing(caller, donate, may_alias)
@@ -108,8 +108,8 @@ def _infer_put(
     return aval(x.shape, x.dtype, sharding, committed)
 
 
-@implements(put, "algorithm")
-def _put(
+@implements(transfer_to, "algorithm")
+def _transfer_to(
     x: Any, sharding: NamedSharding, caller: str, committed: bool, donate: bool, may_alias: bool | None
 ) -> ShardedTensor:
     return reshard_to(x, sharding, caller, committed=committed, donate=donate, may_alias=may_alias)
@@ -222,7 +222,9 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
         array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, "device_put")
         where = default_mesh() if device is None else device
         target = as_sharding(where, array.ndim, "device_put")
-        return put(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
+        return transfer_to(
+            array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias
+        )
 
     return map_leaves(one, x)
 

@@ -84,6 +84,15 @@ def _code_of(fn: Any) -> Any:
     return getattr(fn, "__code__", fn)
 
 
+def check_runs(caller: str) -> None:
+    """Raises ConcretizationError if the map ``caller`` is called in `st.eval_shape`, where no function runs."""
+    interpreter = innermost()
+    if interpreter is not None and not interpreter.runs_maps:
+        raise ConcretizationError(
+            f"{caller}: a map needs the elements of a tensor, and eval_shape has none; call it outside of the function"
+        )
+
+
 def run_mapped(
     fn: Callable[..., Any],
     columns: Sequence[MappedArgument],
@@ -114,12 +123,8 @@ def run_mapped(
 
     Raises:
         ShardingError: a name is bound by an enclosing map.
-        ConcretizationError: the map is called in `st.eval_shape`.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
     """
-    interpreter = innermost()
-    if interpreter is not None and not interpreter.runs_maps:
-        raise ConcretizationError(f"{caller}: a map needs the elements of a tensor, which eval_shape does not know")
     program = around()
     for name in names:
         if program and name in program.run.axes:

@@ -201,6 +201,12 @@ CONCRETE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "dlpack": (lambda x: np.from_dlpack(x), "to_dlpack|dlpack_device"),
     "map": (lambda x: st.pmap(lambda s: s + 1, st.shard(x)), "pmap"),
     "map of host arrays": (lambda x: st.pmap(pytest.fail, [np.ones(2)] * 2), "pmap"),
+    "map of an array": (lambda x: st.pmap(pytest.fail, np.ones((2, 3))), "pmap"),
+    "smap": (lambda x: st.smap(pytest.fail, x, axes=0), "smap"),
+    "shard_map": (
+        lambda x: st.shard_map(pytest.fail, mesh=x.device, in_specs=st.P(), out_specs=st.P())(x),
+        "shard_map",
+    ),
     "shards": (lambda x: x.addressable_shards[0].data, ""),
 }
 
