@@ -74,7 +74,8 @@ class Op:
         creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
         prototype: for an operator that creates arrays: whether its first operand gives the shape, dtype and layout, and
             its elements are not read.
-        keeps_arrays: whether a 0-d result is an array, as in NumPy; the 0-d results of other operators are scalars.
+        keeps_arrays: whether a 0-d result is an array, as in NumPy; the 0-d results of other operators are scalars, and
+            so is what a plan makes of scalars.
         array_views: whether a view of a scalar is an array, as ``x[...]`` is in NumPy.
         fails_late: the kinds of dtype (NumPy's letters) for which the kernel can raise an error after it has written a
             part of its result.
@@ -179,6 +180,9 @@ class Interpreter(abc.ABC):
     """Defines what calls of operators mean. Interpreters form a stack, of which the innermost one gets every call."""
 
     __slots__ = ()
+
+    runs_maps = True
+    """Whether mapped functions can run: their arguments are arrays with elements."""
 
     @abc.abstractmethod
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:

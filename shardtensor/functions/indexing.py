@@ -66,7 +66,11 @@ def _canonical_getitem(x: Any, index: Any) -> Any:
     if type(index) is Index:
         return NotImplemented
     found = canonical(index, np.shape(x))
-    return gather(x, index) if found is None else getitem(x, found)
+    if found is not None:
+        return getitem(x, found)
+    result = gather(x, index)
+    # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
+    return mark_array(result) if isinstance(result, ShardedTensor) and has_ellipsis(index) else result
 
 
 @implements(getitem, "kernel")
@@ -101,7 +105,7 @@ def _gather_on_device(xp: Any, context: ShardContext, x: Any, *, index: Any) -> 
     return x[index]
 
 
-@operator(operands=("x", "value"), assigns=True)
+@operator(operands=("x", "value"), keeps_arrays=True, assigns=True)
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
 

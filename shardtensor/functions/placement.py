@@ -43,7 +43,7 @@ from shardtensor.tensor.value import Aval, aval, whole_of
 Where = Device | Mesh | NamedSharding
 
 
-@operator()
+@operator(keeps_arrays=True)
 def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None) -> ShardedTensor:
     """Transfers x to another sharding, on the same or on other devices.
 
@@ -72,13 +72,52 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
 @implements(reshard, "infer")
 def _infer_reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> Aval:
-    x = x if isinstance(x, ShardedTensor) else np.asarray(x)
-    return aval(x.shape, x.dtype, as_sharding(sharding, x.ndim, "reshard"), True)
+    return _infer_transfer_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", True, donate, may_alias)
 
 
 @implements(reshard, "algorithm")
 def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
     return reshard_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", donate=donate, may_alias=may_alias)
+
+
+@operator(error_name="device_put", keeps_arrays=True)
+def transfer_to(
+    x: ArrayLike,
+    /,
+    sharding: NamedSharding,
+    caller: str,
+    *,
+    committed: bool = True,
+    donate: bool = False,
+    may_alias: bool | None = None,
+) -> ShardedTensor:
+    """Transfers x to another sharding as `reshard` does, for the function ``caller``, which errors and records name.
+
+    >>> from shardtensor.functions.placement import transfer_to
+    >>> transfer_to(np.arange(3), st.zeros(3).sharding, "device_put", committed=False).committed
+    False
+    """
+
+
+@implements(transfer_to, "infer")
+def _infer_transfer_to(
+    x: Any, sharding: NamedSharding, caller: str, committed: bool, donate: bool, may_alias: bool | None
+) -> Aval:
+    _check_sharing(caller, donate, may_alias)
+    x = x if isinstance(x, ShardedTensor) else np.asarray(x)
+    return aval(x.shape, x.dtype, sharding, committed)
+
+
+@implements(transfer_to, "algorithm")
+def _transfer_to(
+    x: Any, sharding: NamedSharding, caller: str, committed: bool, donate: bool, may_alias: bool | None
+) -> ShardedTensor:
+    return reshard_to(x, sharding, caller, committed=committed, donate=donate, may_alias=may_alias)
+
+
+def _check_sharing(caller: str, donate: bool, may_alias: bool | None) -> None:
+    if donate and may_alias:
+        raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
 
 
 def reshard_to(
@@ -91,8 +130,7 @@ def reshard_to(
     may_alias: bool | None = None,
 ) -> ShardedTensor:
     """Implements `reshard`; errors and records of transfers name ``caller``."""
-    if donate and may_alias:
-        raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
+    _check_sharing(caller, donate, may_alias)
     if not isinstance(x, ShardedTensor):
         x, donate = located(np.asarray(x)), False  # The memory of a host array remains its owner's.
         may_alias = bool(may_alias)  # By default a host array is copied, because the caller may write to it.
@@ -184,7 +222,9 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
         array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, "device_put")
         where = default_mesh() if device is None else device
         target = as_sharding(where, array.ndim, "device_put")
-        return reshard_to(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
+        return transfer_to(
+            array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias
+        )
 
     return map_leaves(one, x)
 
@@ -238,7 +278,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
     return read_only(whole if at is None else np.asarray(whole[to_numpy(at)]))
 
 
-@operator(operands=())
+@operator(operands=(), keeps_arrays=True)
 def asarray(
     obj: Any, /, *, dtype: npt.DTypeLike | None = None, device: Where | None = None, copy: bool | None = None
 ) -> ShardedTensor:
@@ -266,36 +306,50 @@ def asarray(
     """
 
 
-@implements(asarray, "infer")
-def _infer_asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> Aval:
-    wanted = None if dtype is None else sharded_dtype(dtype)
-    x = obj if isinstance(obj, ShardedTensor) else host_array(obj, "asarray", wanted)
-    if isinstance(x, ShardedTensor) and device is None:
-        sharding, committed = x.sharding, x.committed
-    else:
-        target = default_mesh() if device is None else device
-        sharding, committed = as_sharding(target, x.ndim, "asarray"), device is not None
-    return aval(x.shape, x.dtype if wanted is None else wanted, sharding, committed)
+@implements(asarray, "composite")
+def _asarray_in_place(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> Any:
+    if not isinstance(obj, ShardedTensor) or device is not None:
+        return NotImplemented
+    if dtype is None or obj.dtype == sharded_dtype(dtype):
+        return mark_array(obj.copy()) if copy else obj
+    _check_dtype(obj, sharded_dtype(dtype), copy)
+    return obj.astype(dtype)
 
 
-@implements(asarray, "algorithm")
-def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
+def _check_dtype(x: Any, dtype: np.dtype[Any], copy: bool | None) -> None:
+    if copy is False and x.dtype != dtype:
+        raise ShapeError(f"asarray: copy=False, and dtype {dtype} of an array of {x.dtype} needs a copy")
+
+
+def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> tuple[Any, Aval]:
+    """Returns ``obj`` as a tensor or a host array, of its own dtype, and the aval of the result, after all checks."""
     wanted = None if dtype is None else sharded_dtype(dtype)
     if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
         raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
     x = obj if isinstance(obj, ShardedTensor) else host_array(obj, "asarray", wanted)
-    if wanted is not None and x.dtype != wanted:
-        if copy is False:
-            raise ShapeError(f"asarray: copy=False, and dtype {wanted} of an array of {x.dtype} needs a copy")
-        x = x.astype(wanted)
-    if isinstance(x, ShardedTensor):
-        if device is None:
-            return mark_array(x.copy()) if copy and x is obj else x
-        return reshard_to(x, as_sharding(device, x.ndim, "asarray"), "asarray")
+    wanted = x.dtype if wanted is None else wanted
+    _check_dtype(x, wanted, copy)
+    if isinstance(x, ShardedTensor) and device is None:
+        return x, aval(x.shape, wanted, x.sharding, x.committed)
     target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
-    if copy is False and not aval(x.shape, x.dtype, target, True).backend.shared_memory:
+    value = aval(x.shape, wanted, target, device is not None)
+    if copy is False and not isinstance(x, ShardedTensor) and not value.backend.shared_memory:
         raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")
-    return reshard_to(x, target, "asarray", committed=device is not None, may_alias=copy is False)
+    return x, value
+
+
+@implements(asarray, "infer")
+def _infer_asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> Aval:
+    return _array_and_aval(obj, dtype, device, copy)[1]
+
+
+@implements(asarray, "algorithm")
+def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
+    x, value = _array_and_aval(obj, dtype, device, copy)
+    x = x if x.dtype == value.dtype else x.astype(value.dtype)
+    if not isinstance(x, ShardedTensor):
+        return reshard_to(x, value.sharding, "asarray", committed=value.committed, may_alias=copy is False)
+    return mark_array(x) if device is None else reshard_to(x, value.sharding, "asarray")
 
 
 @implements(asarray, "kernel")

@@ -14,7 +14,7 @@ from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
-from shardtensor.functions.placement import host_array, reshard_to
+from shardtensor.functions.placement import host_array, reshard_to, transfer_to
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
@@ -177,7 +177,7 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
     if not x.ndim:
         raise ShapeError("to_batched_list: x has no dimensions to cut; wanted at least one")
     if not isinstance(x, ShardedTensor):
-        x = reshard_to(x, as_sharding(default_mesh(), x.ndim, "to_batched_list"), "to_batched_list")
+        x = transfer_to(x, as_sharding(default_mesh(), x.ndim, "to_batched_list"), "to_batched_list")
     rows = x.shape[0]
     full = rows // batch_size * batch_size
     batches = [_rows(x, i, i + batch_size) for i in range(0, full, batch_size)]
@@ -194,4 +194,4 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
 def _rows(x: ShardedTensor, begin: int, end: int) -> ShardedTensor:
     """Returns rows ``begin`` to ``end`` as an independent tensor."""
     rows = x[begin:end]
-    return reshard_to(rows, rows.sharding, "to_batched_list", committed=rows.committed)
+    return transfer_to(rows, rows.sharding, "to_batched_list", committed=rows.committed)

@@ -51,7 +51,7 @@ class EagerInterpreter(Interpreter):
             plan, operands = planned(op, operands, params)
             return plan.run(operands)
         except (ShardTensorError, OverflowError, MemoryError) as error:
-            _raise_from(op, error)
+            raise_named(op, error)
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes one operator and writes its result into the tensor ``out``, in place where possible.
@@ -62,10 +62,10 @@ class EagerInterpreter(Interpreter):
         try:
             write(out, op, operands, params, self.apply)
         except (ShardTensorError, OverflowError, MemoryError) as error:
-            _raise_from(op, error)
+            raise_named(op, error)
 
 
-def _raise_from(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
+def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
     """Raises an error of the library or of NumPy as an error that names the operator."""
     try:
         if isinstance(error, ShardTensorError):

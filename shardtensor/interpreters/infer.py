@@ -7,14 +7,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
+from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ConcretizationError, ShardTensorError
+from shardtensor.interpreters.eager import raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
-from shardtensor.interpreters.mutation.views import infer_view
-from shardtensor.interpreters.mutation.writes import check_result, check_writable, checked_update, computes_in_place
-from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
+from shardtensor.interpreters.execution.planning import are_scalars
+from shardtensor.interpreters.mutation.views import View, base_and_view, infer_view
+from shardtensor.interpreters.mutation.writes import (
+    check_assignment,
+    check_result,
+    check_writable,
+    checked_update,
+    computes_in_place,
+)
+from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import default_mesh
-from shardtensor.tensor.operands import sharded_dtype
+from shardtensor.tensor.operands import as_operand, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import DeferredStorage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
@@ -37,8 +45,9 @@ class ShapeDtypeStruct:
     __slots__ = ("_aval",)
 
     def __init__(self, shape: Shape, dtype: Any, sharding: Any = None) -> None:
-        target = as_sharding(default_mesh() if sharding is None else sharding, len(shape), "ShapeDtypeStruct")
-        self._aval = aval(tuple(shape), sharded_dtype(dtype), target, sharding is not None)
+        sizes = checked_shape(shape, "ShapeDtypeStruct")
+        target = as_sharding(default_mesh() if sharding is None else sharding, len(sizes), "ShapeDtypeStruct")
+        self._aval = aval(sizes, sharded_dtype(dtype), target, sharding is not None)
 
     @property
     def shape(self) -> Shape:
@@ -61,10 +70,16 @@ class ShapeDtypeStruct:
         return self._aval.committed
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShapeDtypeStruct) and self._aval is other._aval
+        return isinstance(other, ShapeDtypeStruct) and self._fields() == other._fields()
 
     def __hash__(self) -> int:
-        return hash(self._aval)
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _struct_of, self._fields()
+
+    def _fields(self) -> tuple[Shape, np.dtype[Any], NamedSharding, bool]:
+        return self.shape, self.dtype, self.sharding, self.committed
 
     def __repr__(self) -> str:
         return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype}, sharding={self.sharding.spec})"
@@ -91,6 +106,8 @@ class InferInterpreter(Interpreter):
 
     __slots__ = ()
 
+    runs_maps = False
+
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of ``op`` as a tensor without elements.
 
@@ -104,41 +121,49 @@ class InferInterpreter(Interpreter):
             if op.view_spec and type(operands[0]) is ShardedTensor:
                 view = infer_view(op, operands[0], params)
                 if view is not None:
-                    _, _, value, is_element = view
-                    return _result(value) if is_element else mark_array(_result(value))
+                    base, view_spec, value, is_element = view
+                    if is_element:
+                        return _result(value)
+                    if operands[0]._is_scalar:
+                        return mark_array(_result(value))
+                    return tensor(value, View(base, view_spec))
             if op.composite:
                 result = op.composite(*(operands if not op.variadic else (operands,)), *params)
                 if result is not NotImplemented:
                     return result
-            if op.infer:
-                found = op.infer(*operands, *params)
-                return [_result(value) for value in found] if isinstance(found, list) else _result(found)
             if op.algorithm:
-                return op.algorithm(*operands, *params)
-            result = _result(planned(op, operands, params)[0].result)
-            return mark_array(result) if op.keeps_arrays or op.creates else result
-        except ShardTensorError as error:
-            raise_in_the_name_of(op, error)
+                operands = tuple([as_operand(x, op.name) for x in operands])
+                if not op.infer:
+                    return op.algorithm(*operands, *params)
+                found = op.infer(*operands, *params)
+                if isinstance(found, list):
+                    return [_result(value) for value in found]
+                return mark_array(_result(found)) if op.keeps_arrays else _result(found)
+            plan, operands = planned(op, operands, params)
+            is_array = op.creates or (op.keeps_arrays and not are_scalars(operands))
+            return mark_array(_result(plan.result)) if is_array else _result(plan.result)
+        except (ShardTensorError, OverflowError) as error:
+            raise_named(op, error)
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Checks that the result of ``op`` could be written into ``out``."""
         try:
             check_writable(out)
             if op.assigns:
-                self.apply(op, (out, operands[1]), params)
+                check_assignment(out, operands[1], params[0])
             elif computes_in_place(op, out):
                 checked_update(op, operands, out)
             else:
                 check_result(op, self.apply(op, operands, params), out)
-        except ShardTensorError as error:
-            raise_in_the_name_of(op, error)
+        except (ShardTensorError, OverflowError) as error:
+            raise_named(op, error)
 
 
 def _result(value: Aval) -> ShardedTensor:
     return tensor(value, _UNKNOWN)
 
 
-def eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Returns the shapes, dtypes and shardings of the results of ``fn(*args, **kwargs)``, without computing elements.
 
     The function is called once. Every operator infers the layout of its result by the rules that it follows when it
@@ -173,14 +198,19 @@ _INFER = InferInterpreter()
 def _without_elements(x: Any) -> Any:
     if isinstance(x, ShapeDtypeStruct):
         return mark_array(_result(x._aval))
-    if isinstance(x, ShardedTensor):
-        return _result(x._aval) if x._is_scalar else mark_array(_result(x._aval))
-    return x
+    if not isinstance(x, ShardedTensor):
+        return x
+    base, view_spec = base_and_view(x)
+    if base is not x:
+        return tensor(x._aval, View(_result(base._aval), view_spec))
+    return _result(x._aval) if x._is_scalar else mark_array(_result(x._aval))
 
 
 def _struct(x: Any) -> Any:
-    if not isinstance(x, ShardedTensor):
-        return x
+    return _struct_of(x.shape, x.dtype, x.sharding, x.committed) if isinstance(x, ShardedTensor) else x
+
+
+def _struct_of(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> ShapeDtypeStruct:
     found: ShapeDtypeStruct = object.__new__(ShapeDtypeStruct)
-    found._aval = x._aval
+    found._aval = aval(shape, dtype, sharding, committed)
     return found

@@ -16,8 +16,8 @@ from shardtensor.communication.abstract_communicator import as_tensor
 from shardtensor.communication.communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
-from shardtensor.core import interpret_by
-from shardtensor.errors import ArgumentTypeError, BackendError, ShardingError
+from shardtensor.core import innermost, interpret_by
+from shardtensor.errors import ArgumentTypeError, BackendError, ConcretizationError, ShardingError
 from shardtensor.interpreters.abstract_device import AbstractDeviceInterpreter
 from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.sharding.mesh import Mesh, settle_on
@@ -82,6 +82,15 @@ def _code_of(fn: Any) -> Any:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", fn)
+
+
+def check_runs(caller: str) -> None:
+    """Raises ConcretizationError if the map ``caller`` is called in `st.eval_shape`, where no function runs."""
+    interpreter = innermost()
+    if interpreter is not None and not interpreter.runs_maps:
+        raise ConcretizationError(
+            f"{caller}: a map needs the elements of a tensor, and eval_shape has none; call it outside of the function"
+        )
 
 
 def run_mapped(

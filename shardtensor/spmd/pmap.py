@@ -21,7 +21,7 @@ from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
-from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, check_runs, checked_axis, run_mapped
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
@@ -160,6 +160,7 @@ class _Pmap:
             raise ArgumentError(
                 "pmap: the mapped function was called without arguments; wanted lists or arrays to map over"
             )
+        check_runs("pmap")
         call = Call([*args, *kwargs.values()], len(args), self._static)
         fn = self._fn if not kwargs else _with_keywords(self._fn, len(args), tuple(kwargs))
         return self._over_lists(fn, call) if call.lists else self._over_arrays(fn, call)

@@ -17,7 +17,7 @@ from shardtensor.functions.shard_lists import device_row, split
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, mesh_of, shares
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, checked_axis, run_mapped
+from shardtensor.spmd.launch import MappedArgument, check_runs, checked_axis, run_mapped
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
 
@@ -79,6 +79,7 @@ def smap(
     """
     if not callable(fn):
         raise ArgumentTypeError(f"smap: fn is a {type(fn).__name__}; wanted a function")
+    check_runs("smap")
     entries, rank = _entries(args, axes)
     names = _names(axis_name, rank)
     arrays, entries, sizes = _measured(args, entries, rank)

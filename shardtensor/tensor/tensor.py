@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.core import OPS, bind_into, call
-from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, ShardTensorError
+from shardtensor.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AxisError,
+    ConcretizationError,
+    ShapeError,
+    ShardTensorError,
+)
 from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
@@ -364,7 +371,12 @@ class ShardedTensor(Operators):
         head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
         if self.is_donated:
             return f"{head} <donated>"
-        return head if self._aval.backend.simulated else f"{head}\n{_values(self)}"
+        if self._aval.backend.simulated:
+            return head
+        try:
+            return f"{head}\n{_values(self)}"
+        except ConcretizationError:  # In `st.eval_shape`.
+            return head
 
     def _repr_html_(self) -> str:
         from shardtensor.sharding.visualize import html

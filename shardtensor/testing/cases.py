@@ -467,6 +467,6 @@ def _reshard(data: Any) -> Case:
 # Creation functions and operators whose operand or result is not a single tensor are tested separately.
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
-    "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "unstack", "zeros",
-    "zeros_like",
+    "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
+    "zeros", "zeros_like",
 }  # fmt: skip

@@ -262,6 +262,24 @@ def test_numbers_that_do_not_fit_are_errors_that_name_the_operator(backend: str)
         st.asarray([1], copy=False)
 
 
+def test_a_tensor_on_one_device_is_joined_with_host_arrays(backend: str) -> None:
+    a, b = array((3, 2), "float64", 1), array((3, 2), "float64", 2)
+    x = st.device_put(a, mesh_of((2,), backend).flat[1])
+    for join, joined in ((st.concat, np.concatenate), (st.unshard, np.concatenate), (st.stack, np.stack)):
+        assert_same(join([x, b]), joined([a, b]))
+        assert_same(join([b, x]), joined([b, a]))
+        assert_same(join([x]), joined([a]))
+
+
+def test_a_tensor_as_fill_value_does_not_choose_the_devices(backend: str) -> None:
+    meshes = mesh_of((2,), backend), mesh_of((4,), backend)
+    value = st.ones(3, device=meshes[0]).sum()
+    for mesh in meshes:
+        with st.use_mesh(mesh):
+            assert st.full((4,), value).sharding.mesh == mesh
+            assert st.full_like(np.ones(4), value).sharding.mesh == mesh
+
+
 def test_manipulation_takes_scalars(backend: str) -> None:
     with st.use_mesh(mesh_of((2,), backend)):
         assert_same(st.reshape(2.5, (1, -1)), np.reshape(2.5, (1, -1)))

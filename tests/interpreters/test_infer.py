@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from shardtensor import tensor
 from shardtensor.core import OPS
+from shardtensor.functions.indexing import setitem
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.layouts import array, everywhere, mesh_of
@@ -22,7 +25,7 @@ OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if op.escapes}
 
 def layouts(result: Any) -> list[Any]:
     """Shape, dtype, sharding and placement of every tensor in a result."""
-    return [(x.shape, x.dtype, x.sharding, x.committed) for x in leaves(result)]
+    return [(x.shape, x.dtype, x.sharding, x.committed) if hasattr(x, "sharding") else x for x in leaves(result)]
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -88,6 +91,81 @@ def test_programs(backend: str) -> None:
     np.testing.assert_array_equal(x, before)
 
 
+def is_array(x: Any) -> bool:
+    """Whether a 0-d tensor is an array, which can be written, and not a scalar."""
+    try:
+        x[...] = 0
+    except st.ArgumentTypeError:
+        return False
+    return True
+
+
+SAME: dict[str, Callable[[Any], Any]] = {
+    "arrays": lambda x: [
+        is_array(made)
+        for made in (
+            st.asarray(1), st.asarray(x.sum()), st.asarray(x.sum(), copy=True), st.asarray(x.sum(), dtype="int8"),
+            st.asarray(x.sum(), device=x.device), st.reshard(x.sum(), x.device), st.device_put(x.sum(), x.device),
+            x.sum().copy(), np.copy(x.sum()), x[0, 0], x[0, 0, ...], x[np.array(0), 0], x[np.array(0), 0, ...],
+            x.sum().astype("int8"), st.asarray(1).astype("int8"), st.where(x.sum() > 0, x.sum(), x.max()),
+            st.where(True, x.sum(), x.max()), st.broadcast_to(x.sum(), ()), st.broadcast_to(1, ()),
+            x.sum().reshape(()), x.sum().real, st.flip(st.asarray(1)), x[:1, :1].squeeze(),
+            setitem(st.asarray(1), 2, ...),
+        )
+    ],
+    "scalars are replaced": lambda x: x.sum().astype("int32").__iadd__(1.5),
+    "arrays are written": lambda x: st.asarray(1).__iadd__(1.5),
+    "device_put": lambda x: [st.device_put({"x": x, "a": np.ones(3), "1": 1}), st.device_put(x.T, x.device)],
+    "batches": lambda x: [st.to_batched_list(x, 4), st.to_batched_list(np.ones((5, 2)), 3, leftover="repeat")],
+    "views of views": lambda x: [x.T[1:].T.reshape(-1), x.T.ravel(), x[::2].reshape(2, -1), x.T.reshape(4, 15)],
+    "no view": lambda x: x.T.reshape(-1, copy=False),
+    "no view of a row": lambda x: x[:, 1:].reshape(-1, copy=False),
+    "integers as an index": lambda x: [x[st.asarray([0, 1])], x[st.argmax(x, axis=0)], x[:0][st.zeros(0, dtype=int)]],
+    "written at integers": lambda x: x.__setitem__(st.argmax(x, axis=0), 1),
+    "asarray of a list": lambda x: st.asarray([1], copy=False),
+    "asarray of another dtype": lambda x: st.asarray(x, dtype="int8", copy=False),
+    "reshard of a list": lambda x: st.reshard([1, 2], x.device),
+    "both": lambda x: st.reshard(x, x.device, donate=True, may_alias=True),
+    "overflow": lambda x: st.zeros(3, dtype="int8").__iadd__(300),
+    "overflow of an element": lambda x: st.zeros(3, dtype="int8").__setitem__(0, 300),
+    "repr": lambda x: [type(repr(y)) for y in (x, x.T, x.sum())],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SAME))
+def test_results_and_errors_are_those_of_the_eager_interpreter(name: str, backend: str) -> None:
+    function = SAME[name]
+    assert outcome(lambda: st.eval_shape(function, split(backend))) == outcome(lambda: function(split(backend)))
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_an_index_out_of_bounds_raises(write: bool) -> None:
+    function = (lambda x: x.__setitem__([10], 1)) if write else (lambda x: x[[10]])
+    for call in (lambda: function(split("numpy")), lambda: st.eval_shape(function, split("numpy"))):
+        with pytest.raises(st.IndexingError, match="index 10 is out of bounds"):
+            call()
+
+
+def test_views_as_arguments_are_views() -> None:
+    with pytest.raises(st.ShapeError, match="reshape: copy=False"):
+        st.eval_shape(lambda x: x.reshape(-1, copy=False), split("numpy").T)
+
+
+def test_structs_are_values() -> None:
+    given = st.ShapeDtypeStruct([4, 2], "float32", mesh_of((2,), "numpy"))
+    assert pickle.loads(pickle.dumps(given)) == given
+    tensor.value.aval.cache_clear()
+    again = st.ShapeDtypeStruct((4, 2), "float32", mesh_of((2,), "numpy"))
+    assert again == given
+    assert hash(again) == hash(given)
+    assert again != st.ShapeDtypeStruct((4, 2), "float64", mesh_of((2,), "numpy"))
+    with pytest.raises(st.ShapeError, match=r"^ShapeDtypeStruct: shape .* negative"):
+        st.ShapeDtypeStruct((-1,), "float32")
+    with pytest.raises(st.ArgumentTypeError, match=r"^ShapeDtypeStruct: shape"):
+        st.ShapeDtypeStruct((4.5,), "float32")  # type: ignore[arg-type]
+    assert st.eval_shape(lambda fn: fn, fn=given) == given
+
+
 def test_structs_are_arguments_like_tensors() -> None:
     x = split("numpy")
     given = st.ShapeDtypeStruct(x.shape, "float32", x.sharding)
@@ -121,7 +199,14 @@ CONCRETE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "mask": (lambda x: x[x > 0], "getitem"),
     "masked write": (lambda x: x.__setitem__(x > 0, x), "setitem"),
     "dlpack": (lambda x: np.from_dlpack(x), "to_dlpack|dlpack_device"),
-    "map": (lambda x: st.pmap(lambda s: s + 1, st.shard(x)), ""),
+    "map": (lambda x: st.pmap(lambda s: s + 1, st.shard(x)), "pmap"),
+    "map of host arrays": (lambda x: st.pmap(pytest.fail, [np.ones(2)] * 2), "pmap"),
+    "map of an array": (lambda x: st.pmap(pytest.fail, np.ones((2, 3))), "pmap"),
+    "smap": (lambda x: st.smap(pytest.fail, x, axes=0), "smap"),
+    "shard_map": (
+        lambda x: st.shard_map(pytest.fail, mesh=x.device, in_specs=st.P(), out_specs=st.P())(x),
+        "shard_map",
+    ),
     "shards": (lambda x: x.addressable_shards[0].data, ""),
 }
 

@@ -55,8 +55,10 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
             kinds.append(None)
         else:
             return planned(op, tuple([as_operand(x, op.name) for x in operands]), params)
-    # Without tensors, the result's layout is that of the default mesh, which can change between calls.
-    mesh = None if placed or (op.creates and params[-1] is not None) else default_mesh()
+    if op.creates:  # Only a prototype and ``device=`` give the layout; a tensor that is the fill value does not.
+        placed = params[-1] is not None or (op.prototype and type(operands[0]) is ShardedTensor)
+    # Otherwise the result's layout is that of the default mesh, which can change between calls.
+    mesh = None if placed else default_mesh()
     try:
         return _cached_plan(op, mesh, *params, *kinds), operands
     except ShardTensorError:

@@ -122,11 +122,14 @@ def _as_arrays(execute: Run) -> Run:
 
     def run(operands: Operands) -> ShardedTensor:
         result: ShardedTensor = execute(operands)
-        if not result.ndim and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands):
-            mark_array(result)
-        return result
+        return result if result.ndim or are_scalars(operands) else mark_array(result)
 
     return run
+
+
+def are_scalars(operands: Operands) -> bool:
+    """Whether all operands are tensors that stand for scalars, so that the result does, too."""
+    return all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands)
 
 
 def kind_of(x: Any) -> Kind:

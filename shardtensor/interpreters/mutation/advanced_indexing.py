@@ -26,13 +26,13 @@ from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.indexing import gather
 from shardtensor.interpreters.mutation.views import gather_unrecorded, local_views, operand_shards
-from shardtensor.sharding.index import Index, canonical, has_ellipsis, is_array
+from shardtensor.sharding.index import Index, canonical, is_array
 from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import aligned, box_of, whole_view_spec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -116,18 +116,19 @@ class AdvancedIndex:
         return tuple([np.asarray(e, order="C") if isinstance(e, np.ndarray) else e for e in self.numpy])
 
     def check(self) -> None:
-        """Checks the bounds of the index arrays.
+        """Checks the bounds of the index arrays, unless they select nothing: NumPy does not check them then.
 
         Raises:
             IndexingError: an index is out of bounds.
         """
-        for walker in self._walkers:
-            walker.indices()
+        if self.rows:
+            for walker in self._walkers:
+                walker.indices()
 
     @functools.cached_property
     def arrays(self) -> list[HostArray]:
         """For each dimension in ``dims`` a flat array of non-negative indices, one for each selected position."""
-        if not self.rows:  # NumPy does not check the bounds of index arrays that select nothing.
+        if not self.rows:
             return [np.zeros(0, np.intp) for _ in self.dims]
         walks = [array for w in self._walkers for array in w.indices()]
         return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
@@ -227,17 +228,21 @@ def _adjacent(advanced: Sequence[bool]) -> bool:
 @implements(gather, "infer")
 def _infer_gather(x: Any, index: Any) -> Aval:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
-    return _layout(x._aval, AdvancedIndex(index, x.shape))
+    chosen = AdvancedIndex(without_elements(index), x.shape)
+    chosen.check()
+    return _layout(x._aval, chosen)
+
+
+def without_elements(index: Any) -> Any:
+    """Returns an index of the same shape with zeros in place of the elements of integer tensors, which are not read."""
+    if isinstance(index, tuple):
+        return tuple(map(without_elements, index))
+    is_integers = isinstance(index, ShardedTensor) and index.dtype.kind in "iu"
+    return np.broadcast_to(0, index.shape) if is_integers else index
 
 
 @implements(gather, "algorithm")
 def _gather(x: Any, index: Any) -> ShardedTensor:
-    result = _gathered(x, index)
-    # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
-    return mark_array(result) if has_ellipsis(index) else result
-
-
-def _gathered(x: Any, index: Any) -> ShardedTensor:
     if not isinstance(x, ShardedTensor):
         x = call("asarray", x)
     chosen = AdvancedIndex(index, x.shape)

@@ -27,7 +27,7 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import setitem
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.interpreters.execution.planning import Kind, kind_of, result_dtype
-from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex
+from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, without_elements
 from shardtensor.interpreters.mutation.views import base_and_view, local_view, locate
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
@@ -115,8 +115,7 @@ def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any
         value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
         if math.prod(chosen.shape):
             return view_spec, Scattered("setitem", None, chosen, [value], dtype)
-        if chosen.rows:  # NumPy does not check the bounds of index arrays that select nothing.
-            chosen.check()
+        chosen.check()
         return None
     target = view_spec.at(at)
     value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not has_ellipsis(index))
@@ -126,8 +125,15 @@ def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any
 @implements(setitem, "infer")
 def _infer_setitem(x: Any, value: Any, index: Any) -> Aval:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
-    _assignment(whole_view_spec(x.shape, ((),) * x.ndim), value, index, x.dtype)
+    check_assignment(x, value, index)
     return x._aval  # type: ignore[no-any-return]
+
+
+def check_assignment(x: ShardedTensor, value: Any, index: Any) -> None:
+    """Raises the error that ``x[index] = value`` would raise. It reads no elements of tensors except those of masks."""
+    found = _assignment(base_and_view(x)[1], value, without_elements(index), x.dtype)
+    if found is not None and type(found[1]) is Scattered:
+        found[1].chosen.check()
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
