@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ConcretizationError, ShardTensorError
-from shardtensor.interpreters.eager import raise_named
+from shardtensor.interpreters.eager import EAGER, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import are_scalars
 from shardtensor.interpreters.mutation.views import View, base_and_view, infer_view
@@ -112,9 +112,11 @@ class InferInterpreter(Interpreter):
         """Returns the result of ``op`` as a tensor without elements.
 
         Raises:
-            ConcretizationError: the result leaves the library, or its shape depends on elements.
+            ConcretizationError: the result needs unknown elements: it leaves the library, or its shape depends on them.
             ShardTensorError: the operator does not accept the operands or parameters.
         """
+        if op.escapes and not _is_unknown(operands[0]):
+            return EAGER.apply(op, operands, params)
         try:
             if op.escapes:
                 _UNKNOWN.stored()
@@ -157,6 +159,10 @@ class InferInterpreter(Interpreter):
                 check_result(op, self.apply(op, operands, params), out)
         except (ShardTensorError, OverflowError) as error:
             raise_named(op, error)
+
+
+def _is_unknown(x: Any) -> bool:
+    return isinstance(x, ShardedTensor) and getattr(x._storage, "base", x)._storage is _UNKNOWN
 
 
 def _result(value: Aval) -> ShardedTensor:

@@ -260,6 +260,12 @@ def test_numbers_that_do_not_fit_are_errors_that_name_the_operator(backend: str)
     assert not x.any()
     with pytest.raises(st.ShapeError, match="asarray: copy=False, and a list has no memory to share"):
         st.asarray([1], copy=False)
+    for x in np.ones(3), st.ones(3):
+        with pytest.raises(
+            st.ShapeError, match="asarray: copy=False, and dtype int32 of an array of float64 needs a copy"
+        ):
+            st.asarray(x, dtype="int32", copy=False)
+    assert st.asarray(np.ones(3), dtype="float64", copy=False).dtype == "float64"
 
 
 def test_a_tensor_on_one_device_is_joined_with_host_arrays(backend: str) -> None:

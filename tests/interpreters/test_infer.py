@@ -192,6 +192,13 @@ def test_nothing_is_computed_or_written(backend: str, monkeypatch: pytest.Monkey
     assert not np.any(total)
 
 
+def test_tensors_with_elements_can_be_read(backend: str) -> None:
+    """Only the elements of the arguments and of results are unknown."""
+    known = split(backend)
+    scale = st.eval_shape(lambda x: x * float(np.asarray(known)[0, 0]) + np.asarray(known).sum(), split(backend))
+    assert scale.shape == known.shape
+
+
 CONCRETE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "float": (lambda x: float(x.sum()), "to_host"),
     "branch": (lambda x: 1 if x[0, 0] > 0 else 2, "to_host"),
