@@ -112,7 +112,7 @@ def _new(shape: Shape, arrays: Sequence[Any]) -> Any:
 
 def _are_shards(operands: Sequence[Operand], sharding: NamedSharding) -> bool:
     """Returns whether operand k is a tensor on device k of the mesh only, for all k, and their dtypes are equal."""
-    submeshes = [x.sharding.mesh.flat if isinstance(x, Aval) else () for x in operands]
+    submeshes = [x.sharding.mesh.flat if isinstance(x, Aval) else () for x in operands]  # () for a host array.
     return submeshes == [(device,) for device in sharding.mesh.flat] and len({x.dtype for x in operands}) == 1
 
 

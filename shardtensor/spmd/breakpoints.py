@@ -11,8 +11,15 @@ from typing import Any
 def _wrapped(hook: Any) -> Any:
     """Returns the hook with a counter."""
     counter: Any = functools.lru_cache(maxsize=0)(hook)
-    counter.is_shardtensors = True
+    counter.counter = counter
     return counter
+
+
+def _is_counter(hook: Any) -> bool:
+    """Whether a hook is one that `_wrapped` returned. A hook that wraps one may have copied its attributes, and a mock
+    has any attribute.
+    """
+    return getattr(hook, "counter", None) is hook
 
 
 _counter = _wrapped(sys.breakpointhook)
@@ -30,7 +37,7 @@ def count_prompts() -> Callable[[], int]:
     """
     global _counter
     counter: Any = sys.breakpointhook
-    if not hasattr(counter, "is_shardtensors"):  # Otherwise a map in another thread has wrapped the hook.
+    if not _is_counter(counter):  # Otherwise a map in another thread has wrapped the hook.
         if _counter.__wrapped__ is not counter:
             _counter = _wrapped(counter)
         counter = sys.breakpointhook = _counter
@@ -41,5 +48,5 @@ def count_prompts() -> Callable[[], int]:
 def restore_hook() -> None:
     """Removes the counter. A hook that user code has set meanwhile stays."""
     counter: Any = sys.breakpointhook
-    if hasattr(counter, "is_shardtensors"):
+    if _is_counter(counter):
         sys.breakpointhook = counter.__wrapped__

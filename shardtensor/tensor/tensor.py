@@ -216,14 +216,15 @@ class ShardedTensor(Operators):
         return self._only_element("item").item()
 
     def __bool__(self) -> bool:
-        return bool(self._only_element("bool", " (x.any() and x.all() are true or false)"))
+        hint = " (x.any() and x.all() are true or false)"
+        return bool(self._only_element("bool", hint).reshape(())[()])
 
-    def _only_element(self, caller: str, hint: str = "") -> Any:
+    def _only_element(self, caller: str, hint: str = "") -> HostArray:
         if self.size != 1:
             raise ShapeError(
                 f"{caller}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one{hint}"
             )
-        return np.asarray(self).reshape(())[()]
+        return np.asarray(self)
 
     def __int__(self) -> int:
         return int(self._scalar("int"))

@@ -115,6 +115,19 @@ def test_concat_of_one_device_stays_there(backend: str) -> None:
     assert st.concat(parts).device == d
 
 
+def test_host_arrays_beside_tensors_on_one_device_each(backend: str) -> None:
+    """The tensors alone would be the shards of the result."""
+    values = [np.arange(4.0), np.arange(4.0) + 10, np.arange(4.0) + 20]
+    x, y = (st.device_put(value, d) for value, d in zip(values, st.devices(backend)[:2], strict=False))
+    host = values[2]
+    assert_same(st.concat([x, host]), np.concatenate([values[0], host]), exact=True)
+    assert_same(st.concat([host, x]), np.concatenate([host, values[0]]), exact=True)
+    assert_same(st.unshard([x, host]), np.concatenate([values[0], host]), exact=True)
+    assert_same(st.stack([x, host]), np.stack([values[0], host]), exact=True)
+    assert_same(st.stack([host, x], axis=1), np.stack([host, values[0]], axis=1), exact=True)
+    assert_same(st.stack([x, host, y]), np.stack([values[0], host, values[1]]), exact=True)
+
+
 def test_stack_and_concat_take_an_array_for_its_rows(backend: str) -> None:
     """As NumPy and JAX do."""
     value = array((3, 2), "float64", 1)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import greenlet
 import hypothesis
@@ -860,6 +861,18 @@ def test_a_hook_that_a_program_sets_stays() -> None:
         assert sys.breakpointhook is print
     finally:
         sys.breakpointhook = before
+
+
+@pytest.mark.parametrize("make", [lambda hook: Mock(), lambda hook: functools.wraps(hook)(lambda: hook())])
+def test_a_hook_with_attributes_of_the_counter_is_a_users_hook(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mock has any attribute, and a hook that wraps the counter has copies of the counter's attributes."""
+    mine: list[Any] = []
+    st.pmap(lambda x: mine.append(make(sys.breakpointhook)), [1])
+    monkeypatch.setattr(sys, "breakpointhook", mine[0])
+    inside: list[Any] = []
+    assert st.pmap(lambda x: inside.append(sys.breakpointhook) or x + 1, [1]) == [2]
+    assert inside[0] is not mine[0]
+    assert sys.breakpointhook is mine[0]
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
