@@ -1,0 +1,131 @@
+"""Plans as data, their cache, and the stack of interpreters."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.core import OPS, Interpreter, Op, innermost, interpreting
+from shardtensor.interpreters.eager import EAGER
+from shardtensor.interpreters.execution import plan_cache
+from shardtensor.interpreters.execution.plan_cache import planned
+from tests.layouts import mesh_of
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of plans of its own."""
+    cache = functools.lru_cache(4096, typed=True)(plan_cache._cached_plan.__wrapped__)
+    monkeypatch.setattr(plan_cache, "_cached_plan", cache)
+
+
+def split(backend: str, spec: st.P, shape: tuple[int, ...] = (8, 6)) -> st.ShardedTensor:
+    return st.device_put(np.ones(shape, "f4"), st.NamedSharding(mesh_of((2,), backend), spec))
+
+
+def plan(name: str, operands: tuple[Any, ...], *params: Any) -> Any:
+    return planned(OPS[name], operands, params)[0]
+
+
+def test_plans_are_compared_by_value(backend: str) -> None:
+    x, y = split(backend, st.P("x")), split(backend, st.P(None, "x"))
+    one, again = (plan("add", (x, y)) for _ in range(2))
+    assert one is again
+    plan_cache._cached_plan.cache_clear()
+    later = plan("add", (x, y))
+    assert later is not one
+    assert later == one
+    assert len({one, later, plan("add", (y, x)), plan("add", (x, x)), plan("multiply", (x, y))}) == 4
+
+
+def test_plans_are_printed() -> None:
+    x, y = split("checked", st.P("x")), split("checked", st.P(None, "x"))
+    assert str(plan("add", (x, y))) == "add: per shard -> float32[8, 6] P('x')\n  x2 -> P('x'): 96 bytes"
+    total = plan("sum", (x,), None, None, False)
+    assert str(total) == "sum: reduce -> float32[] P(), partial results combined along x"
+    assert "run=" not in repr(total)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "wanted"),
+    [
+        ("numpy", "add", "whole"), ("checked", "add", "per shard"), ("numpy", "sum", "reduce"), ("numpy", "long sum", "blocks"),
+        ("numpy", "flip", "move"), ("numpy", "zeros", "create"), ("abstract", "add", "abstract"),
+    ],
+)  # fmt: skip
+def test_strategies(backend: str, name: str, wanted: str) -> None:
+    mesh = st.AbstractMesh((2,), ("x",)) if backend == "abstract" else mesh_of((2,), backend)
+    shape = (1 << 20, 2) if name == "long sum" else (8, 6)
+    x = st.zeros(shape, device=st.NamedSharding(mesh, st.P("x")))
+    found = {
+        "add": lambda: plan("add", (x, x)),
+        "sum": lambda: plan("sum", (x,), None, None, False),
+        "long sum": lambda: plan("sum", (x,), None, None, False),
+        "flip": lambda: plan("flip", (x,), 0),
+        "zeros": lambda: plan("zeros", (), (3,), None, mesh),
+    }[name]()
+    assert (found.strategy, found.op.name) == (wanted, name.removeprefix("long "))
+
+
+def test_plans_that_are_used_stay(fresh: None) -> None:
+    x = st.ones((4,))
+    x + x
+    for n in range(5000):
+        st.zeros((n % 4999,))
+        if not n % 1000:
+            x + x
+    before = plan_cache._cached_plan.cache_info()
+    assert before.currsize == 4096
+    x + x
+    assert plan_cache._cached_plan.cache_info().misses == before.misses
+
+
+class Recorder(Interpreter):
+    """Records the names of operators, and executes them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def apply(self, op: Op, operands: Any, params: Any, /) -> Any:
+        self.calls.append(op.name)
+        return EAGER.apply(op, operands, params)
+
+    def write(self, out: Any, op: Op, operands: Any, params: Any, /) -> None:
+        self.calls.append(f"into {op.name}")
+        EAGER.write(out, op, operands, params)
+
+
+def test_interpreters_form_a_stack(backend: str) -> None:
+    x, outer, inner = split(backend, st.P("x")), Recorder(), Recorder()
+
+    def fails(y: Any) -> None:
+        with interpreting(inner):
+            y *= 2
+            np.add(y, 1, out=y)
+            assert innermost() is inner
+            raise KeyError
+
+    with interpreting(outer):
+        y = x + 1
+        y[0] = 5
+        with pytest.raises(KeyError):
+            fails(y)
+        assert innermost() is outer
+        total = float(y.sum())
+    assert innermost() is None
+    assert total == 7 * 6 * 5 + 6 * 11
+    assert inner.calls == ["into multiply", "into add"]
+    assert outer.calls == ["add", "into setitem", "sum", "to_host"]
+
+
+def test_interpreters_define_both_methods() -> None:
+    class Half(Interpreter):
+        def apply(self, op: Op, operands: Any, params: Any, /) -> Any:
+            return None
+
+    with pytest.raises(TypeError, match="write"):
+        Half()  # type: ignore[abstract]
