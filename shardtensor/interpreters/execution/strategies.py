@@ -334,17 +334,9 @@ class Strategies:
         return ReduceOps(carry, merge, finish, cut, join)
 
     def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
-        """Returns one array per device for each operand (views of one buffer in shared memory); None for scalars."""
-        columns: list[Sequence[Any] | None] = []
-        for i, (x, move) in enumerate(zip(operands, self.moves, strict=True)):
-            if move is None:
-                columns.append(None)
-            elif self.backend.shared_memory:
-                whole = move.whole(x, self.name)
-                columns.append([whole[index] for index in self.indices[i]])
-            else:
-                columns.append(move.shards(x, self.name))
-        return columns
+        """Returns one array per device for each operand on separate memories; None for scalars."""
+        pairs = zip(operands, self.moves, strict=True)
+        return [None if move is None else move.shards(x, self.name) for x, move in pairs]
 
     def _run(
         self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
