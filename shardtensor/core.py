@@ -62,8 +62,8 @@ class Op:
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
-        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the aval of the result, or a list
-            of avals, without elements. The plan of any other operator determines it.
+        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result with the aval of each
+            tensor in its place, and records the transfers if a log is active. The plan of any other operator does both.
         view_spec: for operators that return a view in NumPy: ``view_spec(spec, *params)`` returns the view spec of the
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
@@ -79,8 +79,10 @@ class Op:
         array_views: whether a view of a scalar is an array, as ``x[...]`` is in NumPy.
         fails_late: the kinds of dtype (NumPy's letters) for which the kernel can raise an error after it has written a
             part of its result.
-        assigns: whether the operator is the assignment ``x[index] = value``, of which only the value is computed.
+        assigns: whether the operator is the functional form of the assignment ``x[index] = value``.
         escapes: whether the result leaves the library (a host array, a capsule), so that the call needs elements.
+        trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
+        spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
     """
 
     __slots__ = (
@@ -109,6 +111,8 @@ class Op:
         "prototype",
         "rule",
         "split",
+        "spmd",
+        "trees",
         "variadic",
         "view_spec",
     )  # fmt: skip
@@ -129,6 +133,8 @@ class Op:
         fails_late: str = "",
         assigns: bool = False,
         escapes: bool = False,
+        trees: tuple[str, ...] = (),
+        spmd: bool = False,
     ) -> None:
         self.name = function.__name__
         self.error_name = error_name or self.name
@@ -157,6 +163,8 @@ class Op:
         self.fails_late = fails_late
         self.assigns = assigns
         self.escapes = escapes
+        self.trees = trees
+        self.spmd = spmd
         self.split: Callable[..., tuple[Operands, Params]]
         self.dispatch = _dispatcher(self, function)
 
@@ -181,20 +189,27 @@ class Interpreter(abc.ABC):
 
     __slots__ = ()
 
-    runs_maps = True
-    """Whether mapped functions can run: their arguments are arrays with elements."""
-
     @abc.abstractmethod
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of ``op``. Operands are tensors, host or backend arrays, scalars, or None for an optional
-        operand that is not given.
+        operand that is not given; those in ``op.trees`` are pytrees.
         """
 
-    @abc.abstractmethod
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Writes the result of ``op`` into the tensor ``out``: ``x[i] = v`` (the operator `setitem`), ``x += y`` and
-        ``out=``. There is no default, so that no interpreter misses writes.
+        ``out=``.
+
+        By default the result is computed by `apply`, and so is the new value of the base of ``out``: by the operator
+        `put`, from the base, the result and the view spec of ``out``.
         """
+        out._bind(self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
+
+    def mapped(self, submesh: Any, /) -> Interpreter:
+        """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
+
+        It is called by the inference of a map (see `shardtensor.spmd.launch.map_shards`), once for each program.
+        """
+        return self
 
 
 # The contexts hold the bound methods `apply`: a call of an operator looks up one attribute less.
@@ -258,13 +273,14 @@ def operator(
     return declare
 
 
-def implements(function: Callable[..., Any], part: str) -> Callable[[Function], Function]:
+def implements(function: Callable[..., Any], *parts: str) -> Callable[[Function], Function]:
     """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
-    ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``.
+    ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``, or as several of these.
     """
 
     def attach(body: Function) -> Function:
-        setattr(OPS[function.__name__], part, body)
+        for part in parts:
+            setattr(OPS[function.__name__], part, body)
         return body
 
     return attach

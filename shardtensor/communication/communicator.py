@@ -19,12 +19,14 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend, function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.all_reduce import CHUNKED_FROM, Message, ReduceOps, all_reduce, binomial_tree, messages
+from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import copied, send
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import offsets
-from shardtensor.tensor.value import in_place
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.value import Aval, in_place
 
 _BLOCK = 1 << 20
 """Bytes of a result that are reduced at a time in shared memory, so that they stay in the cache meanwhile."""
@@ -71,6 +73,37 @@ class Communicator:
                 if there not in tokens:
                     tokens[there] = taker.record(there)
                 giver.wait(self.devices[source], tokens[there])
+
+    # -- operands and results ----------------------------------------------------------------------
+
+    @staticmethod
+    def shards(x: ShardedTensor) -> Sequence[Any]:
+        """Returns the array of each device of a tensor, in mesh order."""
+        return shard_arrays(x)
+
+    @staticmethod
+    def assembled(value: Aval, arrays: Sequence[Any]) -> ShardedTensor:
+        """Returns the tensor with this aval that consists of an array for each device."""
+        return tensor(value, offloaded(value, arrays))
+
+    @staticmethod
+    def result(array: Any, device: Device) -> Any:
+        """Returns the result of a program on one device."""
+        return array
+
+    def dtype_of(self, array: Any) -> np.dtype[Any]:
+        """Returns the NumPy dtype of an array."""
+        return self.backends[0].dtype_of(array)
+
+    def cast(self, arrays: Sequence[Any], kinds: str, dtype: str) -> Sequence[Any]:
+        """Converts arrays whose dtype is of one of ``kinds`` (NumPy's letters) to ``dtype``; keeps others."""
+        if self.dtype_of(arrays[0]).kind not in kinds:
+            return arrays
+        converted = []
+        for array, backend, device in zip(arrays, self.backends, self.devices, strict=True):
+            with backend.on(device):
+                converted.append(backend.xp.asarray(array, dtype=np.dtype(dtype)))
+        return converted
 
     # -- collectives -------------------------------------------------------------------------------
 

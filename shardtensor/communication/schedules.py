@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ class Block(NamedTuple):
     Messages from a device to itself, and those of 0 bytes, do not count.
 
     Attributes:
-        sources, destinations: ids of devices; `HOST_ID` for the host.
+        sources, destinations: ids of devices (see `ids_of`); `HOST_ID` for the host.
         sizes: the bytes of each message.
     """
 
@@ -53,8 +54,20 @@ def flat(blocks: Iterable[Block]) -> Block:
 
 
 def ids_of(devices: Sequence[Device]) -> Ints:
-    """Returns the ids of simulated devices, and `HOST_ID` for any other device."""
-    return np.array([d.id if d.backend == NAME else HOST_ID for d in devices], np.int64)
+    """Returns numbers that identify devices: the ids of simulated devices, `HOST_ID`, and less for existing ones."""
+    return np.array([d.id if d.backend == NAME else _number_of(d) for d in devices], np.int64)
+
+
+def _number_of(device: Device) -> int:
+    if device not in _numbers:
+        number = _numbers.setdefault(device, next(_unused))  # Another thread may have numbered it.
+        _existing[number] = device
+    return _numbers[device]
+
+
+_numbers = {HOST: HOST_ID}
+_existing = {HOST_ID: HOST}
+_unused = itertools.count(HOST_ID - 1, -1)
 
 
 _ids_of_mesh: Callable[[tuple[Device, ...]], Ints] = functools.lru_cache(64)(ids_of)
@@ -92,8 +105,9 @@ class Schedule(abc.ABC):
     def __call__(self) -> TransferBatch:
         """Returns the transfers for the log."""
         sources, destinations, sizes = flat(sent(block) for phase in self.phases() for block in phase)
+        least = min(int(sources.min(initial=0)), int(destinations.min(initial=0)))
         return TransferBatch(
-            sources - HOST_ID, destinations - HOST_ID, sizes, lambda number: _device(number + HOST_ID),
+            sources - least, destinations - least, sizes, lambda number: _device(number + least),
             operator=self.operator, explicit=self.explicit, axis=self.axis,
         )  # fmt: skip
 
@@ -107,7 +121,7 @@ class Schedule(abc.ABC):
 
 
 def _device(number: int) -> Device:
-    return HOST if number == HOST_ID else abstract_device(number)
+    return _existing[number] if number < 0 else abstract_device(number)
 
 
 def sent(block: Block) -> Block:
@@ -173,11 +187,12 @@ class Move(Schedule):
     def _joined(self) -> Phase:
         """Yields one block in which the pieces that several regions send from one device to another are one message."""
         sources, destinations, sizes = flat(sent(block) for region in self.regions for block in self._blocks(region))
-        width = int(max(destinations.max(initial=0), 0)) + 2
-        pairs, inverse = np.unique((sources + 1) * width + destinations + 1, return_inverse=True)
+        least = min(int(sources.min(initial=0)), int(destinations.min(initial=0)))
+        width = int(destinations.max(initial=0)) - least + 1
+        pairs, inverse = np.unique((sources - least) * width + destinations - least, return_inverse=True)
         totals = np.zeros(len(pairs), np.int64)
         np.add.at(totals, inverse, sizes)
-        yield Block(pairs // width - 1, pairs % width - 1, totals)
+        yield Block(pairs // width + least, pairs % width + least, totals)
 
 
 class Listed(Schedule):

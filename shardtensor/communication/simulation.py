@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.abstract import NAME
-from shardtensor.communication.schedules import HOST_ID, Block, Collective, Listed, Schedule, ids_of
+from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, ids_of
 from shardtensor.communication.transfer_log import Recorded, Transfer, opened, table
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 from shardtensor.sharding.layout import Ints
@@ -140,13 +140,13 @@ class _Network:
         return {name: float(figure) for name, figure in figures.items()}
 
     def positions(self, ids: Ints) -> Ints:
-        """Returns the positions of devices in the mesh; the position of the host is the mesh's size.
+        """Returns the positions of devices in the mesh; the position of devices that exist is the mesh's size.
 
         Raises:
             ShardingError: a device is not in the mesh.
         """
         found = np.full(ids.shape, self.size)
-        devices = ids != HOST_ID
+        devices = ids >= 0
         known = ids < len(self._position)
         found[devices] = np.where(known, self._position[np.where(known, ids, 0)], -1)[devices]
         if (found < 0).any():
@@ -235,7 +235,7 @@ class Traffic:
     def _count(self, block: Block, network: _Network, counts: Ints, times: Any) -> None:
         sources, destinations = network.positions(block.sources), network.positions(block.destinations)
         real = (sources != destinations) & (block.sizes > 0)
-        if (block.sources == HOST_ID).any() or (block.destinations == HOST_ID).any():
+        if (block.sources < 0).any() or (block.destinations < 0).any():
             sizes = np.where(real, block.sizes, 0)
             self.from_host += int(sizes[np.broadcast_to(sources == network.size, sizes.shape)].sum())
             self.to_host += int(sizes[np.broadcast_to(destinations == network.size, sizes.shape)].sum())

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import AbstractArray, no_elements
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
@@ -190,16 +189,26 @@ def _share(array: Any, source: Device, destination: Device) -> Any:
 
 
 class OperandTransfer:
-    """The transfer of one operand into the sharding that a plan requires."""
+    """The transfer of one operand into the sharding that a plan requires.
 
-    __slots__ = ("_movement", "simulated", "source", "stays", "target")
+    Raises:
+        ArgumentTypeError: of operand and sharding, only one is on simulated devices.
+    """
+
+    __slots__ = ("_movement", "source", "stays", "target")
 
     def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
+        simulated = backend_of(target.mesh.flat[0]).simulated
+        if isinstance(source, Aval) and source.backend.simulated != simulated:
+            raise ArgumentTypeError(
+                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) on them"
+                if simulated
+                else "simulated tensors have no elements that could be transferred to devices that exist"
+            )
         self.source = source
         self.target = target
         self._movement: TransferPlan | None = None
         self.stays = isinstance(source, Aval) and source.grid.same(target.grid(source.shape))
-        self.simulated = backend_of(target.mesh.flat[0]).simulated
 
     @property
     def movement(self) -> TransferPlan:
@@ -216,18 +225,17 @@ class OperandTransfer:
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
         """Checks the transfer against the guard and records it; see `record_transfer`."""
-        if self.simulated:
-            _abstract_move(self, operator, explicit).announce()
-        else:
-            self.movement.announce(self.source.dtype.itemsize, copied, operator, explicit)
+        self.movement.announce(self.source.dtype.itemsize, copied, operator, explicit)
+
+    def schedule(self, operator: str, explicit: bool = False) -> Move:
+        """Returns the messages of the transfer, computed for any number of devices only when they are listed."""
+        return _schedule(self, operator, explicit)
 
     def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
         """Returns the operand as one buffer, for a backend whose devices share a memory."""
         foreign = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
         if not self.stays and is_recording():
             self.announce(operator, explicit, copied=foreign)
-        if self.simulated:
-            return abstract_operand(x)  # type: ignore[no-any-return]
         return gather(x, operator)
 
     def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
@@ -243,32 +251,21 @@ operand_transfer = functools.lru_cache(1024)(OperandTransfer)
 
 
 @functools.lru_cache(1024)
-def _abstract_move(transfer: OperandTransfer, operator: str, explicit: bool) -> Move:
+def _schedule(transfer: OperandTransfer, operator: str, explicit: bool) -> Move:
     source, result = transfer.source, transfer.target.grid(transfer.source.shape)
     return Move((identity(source.shape),), (source.grid,), result, source.dtype.itemsize, operator, explicit)
 
 
-def abstract_operand(x: Any) -> Any:
-    """Returns the abstract array of an operand on simulated devices, and records what reading a view would transfer.
-
-    Raises:
-        ArgumentTypeError: the operand is a tensor with elements.
-    """
-    if isinstance(x, ShardedTensor):
-        if not x._aval.backend.simulated:
-            raise ArgumentTypeError(
-                "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) on them"
-            )
-        assert x._storage.array is not None or x._storage.arrays is not None
-    return AbstractArray(x.shape, x.dtype)
+def announce_reading(x: Any) -> None:
+    """Records the transfers that reading an operand needs, where it is a view or an element of another tensor."""
+    if isinstance(x, ShardedTensor) and (announce := getattr(x._storage, "announce", None)):
+        announce()
 
 
 def gather(x: Any, caller: str = "gather") -> HostArray:
     """Returns all elements of an operand in host memory, read-only by convention; the transfer is not recorded."""
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
-    if x._aval.backend.simulated:
-        no_elements()
     if x._aval.backend.shared_memory:
         return whole_array(x, caller)
     array: HostArray = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]

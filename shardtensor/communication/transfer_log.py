@@ -379,9 +379,23 @@ def guarded() -> bool:
     return _policy.get() != "allow"
 
 
+_is_unrecorded: ContextVar[bool] = ContextVar("shardtensor_unrecorded", default=False)
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Records no transfers of this context, and applies no guard to them, while the ``with`` block runs."""
+    token = _is_unrecorded.set(True)
+    try:
+        with transfer_guard("allow"):
+            yield
+    finally:
+        _is_unrecorded.reset(token)
+
+
 def is_recording() -> bool:
     """Whether a listener or a guard is active. If not, transfers between devices that share a memory need no plan."""
-    return bool(_open) or _policy.get() != "allow"
+    return (bool(_open) and not _is_unrecorded.get()) or _policy.get() != "allow"
 
 
 def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callable[[], Iterable[Transfer]]) -> None:
@@ -399,7 +413,7 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
                 "move the operand yourself with st.device_put or st.reshard, or create it where it is needed"
             )
         logger.warning("%s: moves %d bytes implicitly", operator, nbytes)
-    if _open:
+    if _open and not _is_unrecorded.get():
         made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
         with _lock:
             listeners = tuple(_open)

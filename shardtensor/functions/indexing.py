@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import OPS, bind_into, call, implements, operator
+from shardtensor.core import implements, operator
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, region_of, to_numpy
@@ -16,8 +16,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, converted
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
 
@@ -90,7 +89,7 @@ def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -
     return DataMovement(shape, sharding.with_spec(spec), (region,), lambda array: array[at])
 
 
-@operator(error_name="getitem")
+@operator(operands=("x", "index"), trees=("index",), error_name="getitem")
 def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """Returns ``x[index]`` for an index that contains arrays or lists, as an independent tensor: see `getitem`.
 
@@ -101,11 +100,11 @@ def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
 
 
 @implements(gather, "kernel")
-def _gather_on_device(xp: Any, context: ShardContext, x: Any, *, index: Any) -> Any:
+def _gather_on_device(xp: Any, context: None, x: Any, index: Any) -> Any:
     return x[index]
 
 
-@operator(operands=("x", "value"), keeps_arrays=True, assigns=True)
+@operator(operands=("x", "value", "index"), trees=("index",), keeps_arrays=True, assigns=True)
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
 
@@ -135,18 +134,35 @@ def _setitem_of_lists(x: Any, value: Any, index: Any) -> Any:
     return setitem(x, converted(value, dtype), index) if isinstance(value, (list, tuple)) else NotImplemented
 
 
-@implements(setitem, "algorithm")
-def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
-    x = x if isinstance(x, ShardedTensor) else call("asarray", x)
-    storage = x._storage
-    # The new tensor shares the memory of x, so that the write copies it first.
-    new = mark_array(tensor(x._aval, Storage(storage.array, storage.arrays)))
-    bind_into(new, OPS["setitem"], (new, value), (index,))
-    return new
-
-
 @implements(setitem, "kernel")
-def _setitem_on_device(xp: Any, context: ShardContext, x: Any, value: Any, *, index: Any) -> Any:
+def _setitem_on_device(xp: Any, context: None, x: Any, value: Any, index: Any) -> Any:
     new = xp.asarray(x, copy=True)
     new[index] = value
     return new
+
+
+@operator(error_name="getitem", keeps_arrays=True)
+def view(x: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
+    """Returns the elements of x that a view spec selects, as an independent tensor.
+
+    >>> from shardtensor.functions.indexing import view
+    >>> from shardtensor.sharding.view_spec import whole_view_spec
+    >>> first = _getitem_view(whole_view_spec((3, 2), ((), ())), 0)
+    >>> view(st.arange(6).reshape(3, 2).copy(), first).tolist()
+    [0, 1]
+    """
+
+
+@operator(operands=("x", "value"), error_name="setitem", keeps_arrays=True)
+def put(x: ArrayLike, value: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
+    """Returns a copy of x in which ``value`` replaces the elements that a view spec selects.
+
+    The result has x's shape, dtype and sharding. ``value`` has the shape of the view spec, and is converted to x's
+    dtype if that is of the same kind.
+
+    >>> from shardtensor.functions.indexing import put
+    >>> from shardtensor.sharding.view_spec import whole_view_spec
+    >>> first = _getitem_view(whole_view_spec((3,), ((),)), slice(1))
+    >>> put(st.zeros(3), st.ones(1), first).tolist()
+    [1.0, 0.0, 0.0]
+    """

@@ -36,12 +36,12 @@ from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
-from shardtensor.tensor.value import aval, on_devices
+from shardtensor.tensor.value import Aval, aval, on_devices
 
 # -- import ----------------------------------------------------------------------------------------
 
 
-@operator(operands=())
+@operator(operands=("x",), trees=("x",))
 def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = None) -> ShardedTensor:
     """Converts an array of another library, or a list of them, to a tensor that shares their memory where possible.
 
@@ -89,8 +89,14 @@ def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTens
     return _from_one(x, "x", device, copy, committed)
 
 
+@implements(from_dlpack, "infer")
+def _infer_from_dlpack(x: Any, device: Where | None, copy: bool | None) -> Aval:
+    # Only the other library knows the shape and dtype, and tells them with the memory.
+    return _from_dlpack(x, device, copy)._aval
+
+
 @implements(from_dlpack, "kernel")
-def _from_dlpack_on_device(xp: Any, context: None, *, x: Any, copy: bool | None) -> Any:
+def _from_dlpack_on_device(xp: Any, context: None, x: Any, *, copy: bool | None) -> Any:
     device = current_device()
     assert device is not None
     (array,) = shard_arrays(_from_dlpack(x, device, copy))

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend.abstract import no_elements
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.communication import transfer
@@ -37,6 +36,7 @@ from shardtensor.tensor.tensor import (
     mark_donated,
     shard_arrays,
     tensor,
+    without_elements,
 )
 from shardtensor.tensor.value import Aval, aval, whole_of
 
@@ -72,7 +72,7 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
 @implements(reshard, "infer")
 def _infer_reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> Aval:
-    return _infer_transfer_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", True, donate, may_alias)
+    return infer_transfer(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", True, donate, may_alias)
 
 
 @implements(reshard, "algorithm")
@@ -100,12 +100,43 @@ def transfer_to(
 
 
 @implements(transfer_to, "infer")
-def _infer_transfer_to(
-    x: Any, sharding: NamedSharding, caller: str, committed: bool, donate: bool, may_alias: bool | None
+def infer_transfer(
+    x: Any,
+    sharding: NamedSharding,
+    caller: str,
+    committed: bool = True,
+    donate: bool = False,
+    may_alias: bool | None = None,
 ) -> Aval:
+    """Returns the aval of the result of `transfer_to`, and records the transfers if a log is active."""
     _check_sharing(caller, donate, may_alias)
     x = x if isinstance(x, ShardedTensor) else np.asarray(x)
-    return aval(x.shape, x.dtype, sharding, committed)
+    value = _value_in(x, sharding, caller, committed)
+    move = transfer.operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), sharding)
+    if is_recording():
+        transfer.announce_reading(x)
+        _announce_memory_kind(x, value, caller)
+        if not move.stays:
+            move.schedule(caller, explicit=True).announce()
+    if donate and isinstance(x, ShardedTensor):
+        mark_donated(x, caller)
+    return value
+
+
+def _value_in(x: Any, target: NamedSharding, caller: str, committed: bool) -> Aval:
+    """Returns the aval of a tensor or a host array in another sharding."""
+    try:
+        return aval(x.shape, x.dtype, target, committed)
+    except BackendError as error:
+        raise BackendError(f"{caller}: {error}") from None
+
+
+def _announce_memory_kind(x: Any, value: Aval, caller: str) -> None:
+    """Records the transfer between device memory and host memory, if a tensor changes its memory kind."""
+    kind = value.sharding.memory_kind
+    if isinstance(x, ShardedTensor) and x.sharding.memory_kind != kind:
+        changed = functools.partial(memory_kind_transfers, value, on=kind == "device", explicit=True, caller=caller)
+        record_transfer(caller, 0, True, changed)
 
 
 @implements(transfer_to, "algorithm")
@@ -136,15 +167,12 @@ def reshard_to(
         may_alias = bool(may_alias)  # By default a host array is copied, because the caller may write to it.
     elif may_alias is None:
         may_alias = True
-    try:
-        value = aval(x.shape, x.dtype, target, committed)
-    except BackendError as error:
-        raise BackendError(f"{caller}: {error}") from None
+    value = _value_in(x, target, caller, committed)
+    if value.backend.simulated:
+        return mark_array(without_elements(infer_transfer(x, target, caller, committed, donate, None)))
     move = transfer.operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
-    kind = target.memory_kind
-    if is_recording() and isinstance(x, ShardedTensor) and x.sharding.memory_kind != kind:
-        changed = functools.partial(memory_kind_transfers, value, on=kind == "device", explicit=True, caller=caller)
-        record_transfer(caller, 0, True, changed)
+    if is_recording():
+        _announce_memory_kind(x, value, caller)
     storage = (_put_shared if value.backend.shared_memory else _put_separate)(x, value, move, caller, may_alias)
     if donate:
         mark_donated(x, caller)
@@ -155,13 +183,11 @@ def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor
     """Returns x with the sharding ``target``, for reading: x itself if it has that sharding already."""
     if isinstance(x, ShardedTensor) and x.sharding == target:
         return x
-    return reshard_to(x, target, caller)
+    return transfer_to(x, target, caller)
 
 
 def _put_shared(x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool) -> Storage:
     """Returns the storage for devices that share one memory: x's buffer if it may be shared, otherwise a copy of it."""
-    if value.backend.simulated:
-        return Storage(move.whole(x, caller, explicit=True))
     elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
     whole = transfer.gather(x, caller)
     if not may_alias and not elsewhere:
@@ -229,6 +255,34 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
     return map_leaves(one, x)
 
 
+@operator()
+def copy(x: ArrayLike, /) -> ShardedTensor:
+    """Returns an independent tensor with the value of x; memory is copied only when one of the two is written.
+
+    >>> from shardtensor.functions.placement import copy
+    >>> copy(st.arange(3)).tolist()
+    [0, 1, 2]
+    """
+
+
+@implements(copy, "infer")
+def _infer_copy(x: ShardedTensor) -> ShardedTensor:
+    made = without_elements(x._aval)
+    return made if x._is_scalar else mark_array(made)
+
+
+@implements(copy, "algorithm")
+def _copy(x: ShardedTensor) -> ShardedTensor:
+    storage = x._storage
+    if isinstance(storage, DeferredStorage):
+        storage = storage.shared()
+    if type(storage) is Storage:
+        made = tensor(x._aval, Storage(storage.array, storage.arrays))
+    else:
+        made = tensor(x._aval, reshard_to(x, x.sharding, "copy", may_alias=False)._storage)
+    return made if x._is_scalar else mark_array(made)
+
+
 def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
     """Returns x with the given sharding: in eager mode by `reshard`, under jit as a constraint on an intermediate.
 
@@ -260,8 +314,6 @@ def _to_host(x: Any, index: Any) -> HostArray:
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     value = x._aval
-    if value.backend.simulated:
-        no_elements()
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
@@ -278,7 +330,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
     return read_only(whole if at is None else np.asarray(whole[to_numpy(at)]))
 
 
-@operator(operands=(), keeps_arrays=True)
+@operator(operands=("obj",), trees=("obj",), keeps_arrays=True)
 def asarray(
     obj: Any, /, *, dtype: npt.DTypeLike | None = None, device: Where | None = None, copy: bool | None = None
 ) -> ShardedTensor:
@@ -340,7 +392,10 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
 
 @implements(asarray, "infer")
 def _infer_asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> Aval:
-    return _array_and_aval(obj, dtype, device, copy)[1]
+    x, value = _array_and_aval(obj, dtype, device, copy)
+    if device is not None or not isinstance(x, ShardedTensor):
+        infer_transfer(x, value.sharding, "asarray", value.committed, False, None)
+    return value
 
 
 @implements(asarray, "algorithm")
@@ -353,7 +408,7 @@ def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> S
 
 
 @implements(asarray, "kernel")
-def _asarray_on_device(xp: Any, context: None, *, obj: Any, dtype: Any, copy: bool | None) -> Any:
+def _asarray_on_device(xp: Any, context: None, obj: Any, *, dtype: Any, copy: bool | None) -> Any:
     return xp.asarray(obj, dtype=dtype, copy=copy)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +15,13 @@ from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
-from shardtensor.functions.placement import host_array, reshard_to, transfer_to
+from shardtensor.functions.placement import host_array, infer_transfer, reshard_to, transfer_to
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -63,46 +63,94 @@ def _layout_of_list(x: Any, axis: int, devices: Any) -> NamedSharding:
 @implements(shard, "infer")
 def _infer_shard(x: Any, axis: int, devices: Any) -> list[Aval]:
     x = x if isinstance(x, ShardedTensor) else np.asarray(x)
-    grid = _layout_of_list(x, axis, devices).grid(x.shape)
-    return [
-        aval(grid.shape(k), x.dtype, as_sharding(device, x.ndim, "shard"), True)
-        for k, device in enumerate(grid.devices)
-    ]
+    value = infer_transfer(x, _layout_of_list(x, axis, devices), "shard")
+    return _infer_split_over(without_elements(value), ("d",))
 
 
 @implements(shard, "algorithm")
 def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
-    return split(reshard_to(x, _layout_of_list(x, axis, devices), "shard"))
+    return _split_over(reshard_to(x, _layout_of_list(x, axis, devices), "shard"), ("d",))
 
 
-def split(x: ShardedTensor, *, drop: int | None = None) -> list[ShardedTensor]:
-    """Returns the shard on each device of a tensor as a tensor on that device, in mesh order. With ``drop``, that
-    dimension, in which every shard must have size 1, is removed.
-    """
-    devices = x.sharding.mesh.flat
-    return [on_one_device(array, x.dtype, d) for array, d in zip(_shards(x, drop), devices, strict=True)]
-
-
-def split_over(x: ShardedTensor, axes: Chain, *, drop: int | None = None) -> list[ShardedTensor]:
-    """Splits a tensor along some mesh axes only, as `split` does along all of them.
+@operator()
+def split_over(x: ArrayLike, /, axes: Chain, *, drop: int | None = None) -> list[ShardedTensor]:
+    """Splits a tensor along some of its mesh axes.
 
     Returns, in mesh order, one tensor for each position along ``axes``: on the devices at that position, and sharded
     over the remaining mesh axes as before. In each dimension, ``axes`` must precede the remaining mesh axes.
+
+    Args:
+        x: a tensor.
+        axes: the names of mesh axes.
+        drop: a dimension in which every shard has size 1, which is removed.
+
+    >>> from shardtensor.functions.shard_lists import split_over
+    >>> [part.tolist() for part in split_over(st.arange(4, device=st.make_mesh((2,), ("x",))), ("x",))]
+    [[0, 1], [2, 3]]
     """
-    mesh, grid = x.sharding.mesh, x._aval.grid
-    rest = tuple([name for name in mesh.axis_names if name not in axes])
-    if not rest:
-        return split(x, drop=drop)
-    arrays, kept = _shards(x, drop), [d for d in range(x.ndim) if d != drop]
-    chains = x.sharding.spec.chains_of(x.ndim)
-    spec = P(*[[a for a in chains[d] if a in rest] for d in kept])
+
+
+@implements(split_over, "algorithm")
+def _split_over(x: ShardedTensor, axes: Chain, drop: int | None = None) -> list[ShardedTensor]:
+    arrays, shared = _shards(x, drop), x._aval.backend.shared_memory
     parts = []
-    for group, part in submeshes_along(mesh, rest):
+    for group, value in _parts_over(x._aval, axes, drop):
+        mine = tuple([arrays[k] for k in group])
+        parts.append(tensor(value, Storage(mine[0]) if shared and len(mine) == 1 else Storage(arrays=mine)))
+    return parts
+
+
+@implements(split_over, "infer")
+def _infer_split_over(x: ShardedTensor, axes: Chain, drop: int | None = None) -> list[Aval]:
+    return [value for _, value in _parts_over(x._aval, axes, drop)]
+
+
+@functools.lru_cache(1024)
+def _parts_over(x: Aval, axes: Chain, drop: int | None) -> list[tuple[Sequence[int], Aval]]:
+    """Returns, for each position along ``axes``, the positions of the devices there, and the aval of their part."""
+    mesh, grid, kept = x.sharding.mesh, x.grid, [d for d in range(x.ndim) if d != drop]
+    chains = x.sharding.spec.chains_of(x.ndim)
+    spec = P(*[[a for a in chains[d] if a not in axes] for d in kept])
+    found: list[tuple[Sequence[int], Aval]] = []
+    for group, part in submeshes_along(mesh, tuple([name for name in mesh.axis_names if name not in axes])):
         boxes = [grid.box(k) for k in group]
         shape = tuple([max(b[d][1] for b in boxes) - min(b[d][0] for b in boxes) for d in kept])
-        value = aval(shape, x.dtype, NamedSharding(part, spec), True)
-        parts.append(tensor(value, Storage(arrays=tuple([arrays[k] for k in group]))))
-    return parts
+        one = as_sharding(part.flat[0], len(kept), "split_over") if part.size == 1 else NamedSharding(part, spec)
+        found.append((group, aval(shape, x.dtype, one, True)))
+    return found
+
+
+@operator(error_name="expand_dims")
+def unsqueeze(x: ArrayLike, /, axis: int) -> ShardedTensor:
+    """Returns a tensor with a new dimension of size 1, as `expand_dims` does, that is no view.
+
+    >>> from shardtensor.functions.shard_lists import unsqueeze
+    >>> unsqueeze(st.arange(3), 0).shape
+    (1, 3)
+    """
+
+
+@implements(unsqueeze, "infer")
+def _infer_unsqueeze(x: ShardedTensor, axis: int) -> Aval:
+    return _unsqueezed(x._aval, axis)
+
+
+@implements(unsqueeze, "algorithm")
+def _unsqueeze(x: ShardedTensor, axis: int) -> ShardedTensor:
+    value, index, arrays = _unsqueezed(x._aval, axis), (slice(None),) * axis + (None,), []
+    for array, device in zip(shard_arrays(x), x.sharding.mesh.flat, strict=True):
+        with value.backend.on(device):
+            arrays.append(value.backend.view(array, index))
+    whole = len(arrays) == 1 and value.backend.shared_memory
+    return tensor(value, Storage(arrays[0]) if whole else Storage(arrays=tuple(arrays)))
+
+
+@functools.lru_cache(1024)
+def _unsqueezed(x: Aval, axis: int) -> Aval:
+    chains = list(x.sharding.spec.chains_of(x.ndim))
+    chains.insert(axis, ())
+    sharding = x.sharding.with_spec(P(*chains)) if x.sharding.spec.chains else x.sharding
+    return aval((*x.shape[:axis], 1, *x.shape[axis:]), x.dtype, sharding, True)
 
 
 def _shards(x: ShardedTensor, drop: int | None) -> Sequence[Any]:

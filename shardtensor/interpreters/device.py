@@ -21,7 +21,7 @@ from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 
-class _NoContext:
+class NoContext:
     """The execution context of a program on a backend without a current device and without modes: it changes nothing.
 
     Attributes:
@@ -64,10 +64,12 @@ class DeviceInterpreter(Interpreter):
         self.backend: Backend = backend_of(device)
         self.sharding = as_sharding(device, 0, "map")
         stands = type(self.backend).on is Backend.on and type(self.backend).capture_modes is Backend.capture_modes
-        self.no_context = _NoContext((device,)) if stands else None
+        self.no_context = NoContext((device,)) if stands else None
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` on the device and returns an array of its backend."""
+        if op.spmd:
+            return op.algorithm(*operands, *params)  # type: ignore[misc]
         named = dict(zip(op.params, params, strict=True))
         elsewhere = named.pop("device", None) is not None or (op.algorithm and not op.kernel)
         if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
@@ -77,7 +79,10 @@ class DeviceInterpreter(Interpreter):
             if result is not NotImplemented:
                 return result
         scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)
-        arrays = [self._array(x, op.name, scalars_alone) for x in operands]
+        arrays = [
+            x if name in op.trees else self._array(x, op.name, scalars_alone)
+            for name, x in zip(op.operands * len(operands) if op.variadic else op.operands, operands, strict=False)
+        ]
         return self._run(op, arrays, named)
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
@@ -95,13 +100,13 @@ class DeviceInterpreter(Interpreter):
         if op.kernel is None:
             function = function_of(self.backend, op.name)
             return function(list(arrays), **named) if op.variadic else function(*arrays, **named)
+        if op.algorithm:
+            return op.kernel(xp, None, *arrays, **named)
         kinds: list[Any] = [
             x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), self.backend.dtype_of(x))
             for x in arrays
         ]
         shapes = [k.shape if hasattr(k, "shape") else () for k in kinds]
-        if op.algorithm:
-            return op.kernel(xp, None, *arrays, **named)
         if op.creates:
             shape, dtype = op.rule(kinds, **named)
         else:

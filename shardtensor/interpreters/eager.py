@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from shardtensor.core import Interpreter, Op, Operands, Params, raise_in_the_name_of, set_default_interpreter
-from shardtensor.errors import RangeError, ShardTensorError
-from shardtensor.host.memory_pool import out_of_memory
+from shardtensor.core import Interpreter, Op, Operands, Params, set_default_interpreter
+from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
+from shardtensor.interpreters.infer import INFER, array_operands, raise_named
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
-from shardtensor.tensor.operands import as_operand
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 
 
 class EagerInterpreter(Interpreter):
@@ -45,8 +44,10 @@ class EagerInterpreter(Interpreter):
             if op.algorithm:
                 for x in operands:
                     if type(x) is not ShardedTensor:
-                        operands = tuple([as_operand(y, op.name) for y in operands])
+                        operands = array_operands(op, operands)
                         break
+                if op.infer and any(map(lacks_elements, operands)):
+                    return INFER.apply(op, operands, params)
                 return op.algorithm(*operands, *params)
             plan, operands = planned(op, operands, params)
             return plan.run(operands)
@@ -63,20 +64,6 @@ class EagerInterpreter(Interpreter):
             write(out, op, operands, params, self.apply)
         except (ShardTensorError, OverflowError, MemoryError) as error:
             raise_named(op, error)
-
-
-def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
-    """Raises an error of the library or of NumPy as an error that names the operator."""
-    try:
-        if isinstance(error, ShardTensorError):
-            raise_in_the_name_of(op, error)
-        if isinstance(error, MemoryError):
-            raise out_of_memory(op.error_name, error) from None
-        raise RangeError(
-            f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast"
-        ) from None
-    finally:
-        del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
 EAGER = EagerInterpreter()

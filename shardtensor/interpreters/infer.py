@@ -7,25 +7,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
-from shardtensor.errors import ConcretizationError, ShardTensorError
-from shardtensor.interpreters.eager import EAGER, raise_named
+from shardtensor.backend.device import Device
+from shardtensor.communication.abstract_communicator import AbstractCommunicator
+from shardtensor.communication.transfer_log import is_recording, unrecorded
+from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
+from shardtensor.errors import RangeError, ShardTensorError
+from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
-from shardtensor.interpreters.execution.planning import are_scalars
-from shardtensor.interpreters.mutation.views import View, base_and_view, infer_view
-from shardtensor.interpreters.mutation.writes import (
-    check_assignment,
-    check_result,
-    check_writable,
-    checked_update,
-    computes_in_place,
-)
+from shardtensor.interpreters.mutation.views import ScalarElement, View, compute_on_owners, infer_view, stand_in
+from shardtensor.interpreters.mutation.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
-from shardtensor.sharding.mesh import default_mesh
-from shardtensor.tensor.operands import as_operand, sharded_dtype
+from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
-from shardtensor.tensor.storage import DeferredStorage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
+from shardtensor.tensor.storage import NoElements
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -85,88 +82,167 @@ class ShapeDtypeStruct:
         return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype}, sharding={self.sharding.spec})"
 
 
-class UnknownElements(DeferredStorage):
-    """The storage of a tensor of which only the aval is known."""
-
-    __slots__ = ()
-
-    def stored(self) -> NoReturn:
-        """Raises ConcretizationError."""
-        raise ConcretizationError(
-            "needs the elements of a tensor, and eval_shape knows only its shape, dtype and sharding; compute it "
-            "outside of the function"
-        )
-
-
-_UNKNOWN = UnknownElements()
-
-
 class InferInterpreter(Interpreter):
-    """Infers the aval of every result, and computes no elements. Writes check shapes and change nothing."""
+    """Infers the aval of every result, and computes no elements. If a log is active, the transfers are recorded that
+    the operators would need. Writes check shapes, and record transfers.
+    """
 
     __slots__ = ()
-
-    runs_maps = False
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Returns the result of ``op`` as a tensor without elements.
+        """Returns the result of ``op`` with tensors without elements.
 
         Raises:
             ConcretizationError: the result needs unknown elements: it leaves the library, or its shape depends on them.
             ShardTensorError: the operator does not accept the operands or parameters.
         """
-        if op.escapes and not _is_unknown(operands[0]):
-            return EAGER.apply(op, operands, params)
         try:
             if op.escapes:
-                _UNKNOWN.stored()
+                if lacks_elements(operands[0]):
+                    without_elements(operands[0]._aval)._storage.stored()
+                return op.algorithm(*operands, *params)  # type: ignore[misc]
+            if is_recording():
+                operands = tuple(map(stand_in, operands))
             if op.view_spec and type(operands[0]) is ShardedTensor:
                 view = infer_view(op, operands[0], params)
                 if view is not None:
-                    base, view_spec, value, is_element = view
-                    if is_element:
-                        return _result(value)
-                    if operands[0]._is_scalar:
-                        return mark_array(_result(value))
-                    return tensor(value, View(base, view_spec))
+                    return _view(operands[0], *view)
+            if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
+                element = compute_on_owners(op, tuple(map(stand_in, operands)))
+                if element is not None:
+                    return element
             if op.composite:
                 result = op.composite(*(operands if not op.variadic else (operands,)), *params)
                 if result is not NotImplemented:
                     return result
             if op.algorithm:
-                operands = tuple([as_operand(x, op.name) for x in operands])
-                if not op.infer:
-                    return op.algorithm(*operands, *params)
-                found = op.infer(*operands, *params)
-                if isinstance(found, list):
-                    return [_result(value) for value in found]
-                return mark_array(_result(found)) if op.keeps_arrays else _result(found)
+                assert op.infer is not None
+                found = op.infer(*array_operands(op, operands), *params)
+                return map_leaves(lambda x: _result(op, x) if isinstance(x, Aval) else x, found)
             plan, operands = planned(op, operands, params)
-            is_array = op.creates or (op.keeps_arrays and not are_scalars(operands))
-            return mark_array(_result(plan.result)) if is_array else _result(plan.result)
+            return plan.infer(operands)
         except (ShardTensorError, OverflowError) as error:
             raise_named(op, error)
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
-        """Checks that the result of ``op`` could be written into ``out``."""
+        """Checks that the result of ``op`` can be written into ``out``, and records the transfers."""
         try:
-            check_writable(out)
-            if op.assigns:
-                check_assignment(out, operands[1], params[0])
-            elif computes_in_place(op, out):
-                checked_update(op, operands, out)
-            else:
-                check_result(op, self.apply(op, operands, params), out)
+            write(stand_in(out), op, operands, params, self.apply)
         except (ShardTensorError, OverflowError) as error:
             raise_named(op, error)
 
+    def mapped(self, submesh: Mesh, /) -> Interpreter:
+        """Returns the interpreter of a mapped function on the devices of ``submesh``."""
+        return AbstractDeviceInterpreter(submesh.flat[0]) if submesh.size == 1 else INFER
 
-def _is_unknown(x: Any) -> bool:
-    return isinstance(x, ShardedTensor) and getattr(x._storage, "base", x)._storage is _UNKNOWN
+
+class AbstractDeviceInterpreter(InferInterpreter):
+    """The interpreter inside a mapped function on one device, where every array is a tensor without elements.
+
+    Args:
+        device: the device on which the function is mapped.
+    """
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Infers the result of ``op``. Arrays are created on the device. The devices share the inferred results."""
+        if op.creates and params[op.params.index("device")] is None and not any(map(lacks_elements, operands)):
+            at = op.params.index("device")
+            with unrecorded():  # The device creates the array, or converts it.
+                return super().apply(op, operands, (*params[:at], self.device, *params[at + 1 :]))
+        operands = self._here(operands)
+        key: Any = None
+        if op.rule and not (op.view_spec or op.composite or op.algorithm or op.creates):
+            kinds = [self._kind(x) for x in operands]
+            key = None if None in kinds else (op, params, *map(type, params), *kinds)
+            try:
+                found = _inferred.get(key)
+            except TypeError:  # A parameter is not hashable.
+                key = found = None
+            if found is not None:
+                return AbstractCommunicator.result(found, self.device)
+        result = super().apply(op, operands, params)
+        if key is not None and result.ndim and result.device == self.device:
+            _inferred[key] = host_aval(result.shape, result.dtype)
+            if len(_inferred) > _KEPT:
+                _inferred.pop(next(iter(_inferred)))
+        return result
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Checks a write of the result of ``op`` into ``out``."""
+        super().write(out, op, self._here(operands), params)
+
+    def _kind(self, x: Any) -> Any:
+        """Returns the part of the cache key for one operand: shape and dtype of a tensor, otherwise the type.
+
+        None for a tensor that is 0-d, has elements, was donated or is on other devices, whose result is not cached.
+        """
+        if type(x) is not ShardedTensor:
+            return type(x)
+        return (x.shape, x.dtype) if x.ndim and x.device == self.device and type(x._storage) is NoElements else None
+
+    def _here(self, operands: Operands) -> Operands:
+        """Replaces host arrays by tensors on this device, as a real device converts them; no transfer is recorded.
+
+        The operands are returned unchanged if a tensor among them is on other devices.
+        """
+        if not any(isinstance(x, (np.ndarray, np.generic)) for x in operands):
+            return operands
+        if not all(x.device == self.device for x in operands if type(x) is ShardedTensor):
+            return operands
+        return tuple([AbstractCommunicator.result(x, self.device) if is_data(x) else x for x in operands])
 
 
-def _result(value: Aval) -> ShardedTensor:
-    return tensor(value, _UNKNOWN)
+_inferred: dict[Any, HostAval] = {}
+"""Shapes and dtypes of results by operator, parameters and operand kinds. All devices share them."""
+
+_KEPT = 4096
+
+
+def _result(op: Op, value: Aval) -> ShardedTensor:
+    return mark_array(without_elements(value)) if op.keeps_arrays else without_elements(value)
+
+
+def _view(x: ShardedTensor, base: ShardedTensor, view_spec: ViewSpec, value: Aval, is_element: bool) -> ShardedTensor:
+    """Returns the view of a tensor without elements; see `infer_view`."""
+    if is_element:
+        source = base._aval
+        return tensor(value, ScalarElement(value, source, view_spec.origin, ()))
+    if x._is_scalar:
+        return mark_array(without_elements(value))
+    return tensor(value, View(base, view_spec))
+
+
+INFER = InferInterpreter()
+
+
+def array_operands(op: Op, operands: Operands) -> Operands:
+    """Returns the operands of an operator with an algorithm, of which those that are no pytrees are converted to arrays
+    or scalars.
+    """
+    if op.variadic:
+        return operands
+    return tuple([x if n in op.trees else as_operand(x, op.name) for n, x in zip(op.operands, operands, strict=True)])
+
+
+def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
+    """Raises an error of the library or of NumPy as an error that names the operator, unless a program raised it."""
+    try:
+        if op.spmd:
+            raise error
+        if isinstance(error, ShardTensorError):
+            raise_in_the_name_of(op, error)
+        if isinstance(error, MemoryError):
+            raise out_of_memory(op.error_name, error) from None
+        raise RangeError(
+            f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast"
+        ) from None
+    finally:
+        del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
 def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -192,24 +268,14 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     >>> st.eval_shape(lambda x: (x @ x.T).sum(axis=1), x)
     ShapeDtypeStruct(shape=(8,), dtype=float32, sharding=P('d'))
     """
-    given = map_leaves(_without_elements, (args, kwargs))
-    with interpreting(_INFER):
+    given = map_leaves(_argument, (args, kwargs))
+    with interpreting(INFER), unrecorded():
         result = fn(*given[0], **given[1])
     return map_leaves(_struct, result)
 
 
-_INFER = InferInterpreter()
-
-
-def _without_elements(x: Any) -> Any:
-    if isinstance(x, ShapeDtypeStruct):
-        return mark_array(_result(x._aval))
-    if not isinstance(x, ShardedTensor):
-        return x
-    base, view_spec = base_and_view(x)
-    if base is not x:
-        return tensor(x._aval, View(_result(base._aval), view_spec))
-    return _result(x._aval) if x._is_scalar else mark_array(_result(x._aval))
+def _argument(x: Any) -> Any:
+    return mark_array(without_elements(x._aval)) if isinstance(x, ShapeDtypeStruct) else stand_in(x)
 
 
 def _struct(x: Any) -> Any:

@@ -30,6 +30,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.communicator import Communicator
+from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
@@ -43,9 +44,13 @@ __all__ = [
 
 Groups = Sequence[Sequence[int]] | None
 
+_collective = operator(operands=("x",), trees=("x",), spmd=True)
+"""Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
+
 # -- reductions ------------------------------------------------------------------------------------
 
 
+@_collective
 def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Sums arrays over a named axis (an all-reduce); every device gets the sum.
 
@@ -66,9 +71,9 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     >>> f(np.arange(8.0)).tolist()
     [12.0, 16.0]
     """
-    return _reduction("psum", x, axis_name, axis_index_groups, "add")
 
 
+@_collective
 def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Averages arrays over a named axis: `psum` divided by the number of devices; every device gets the mean.
 
@@ -82,9 +87,9 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
     >>> st.pmap(lambda x: st.pmean(x, "i"), np.arange(4), axis_name="i").tolist()
     [1.5, 1.5, 1.5, 1.5]
     """
-    return _reduction("pmean", x, axis_name, axis_index_groups, "add")
 
 
+@_collective
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Takes the elementwise maximum over a named axis; every device gets it. The maximum is NaN where any element is
     NaN.
@@ -101,9 +106,9 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     >>> st.pmap(lambda x: st.pmax(x, "i"), np.arange(4), axis_name="i").tolist()
     [3, 3, 3, 3]
     """
-    return _reduction("pmax", x, axis_name, axis_index_groups, "maximum")
 
 
+@_collective
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Takes the elementwise minimum over a named axis; every device gets it. The minimum is NaN where any element is
     NaN.
@@ -120,9 +125,9 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     >>> st.pmap(lambda x: st.pmin(x, "i"), np.arange(4), axis_name="i").tolist()
     [0, 0, 0, 0]
     """
-    return _reduction("pmin", x, axis_name, axis_index_groups, "minimum")
 
 
+@_collective
 def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Multiplies arrays elementwise over a named axis; every device gets the product.
 
@@ -136,21 +141,24 @@ def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
     >>> st.pmap(lambda x: st.pprod(x, "i"), np.arange(1, 5), axis_name="i").tolist()
     [24, 24, 24, 24]
     """
-    return _reduction("pprod", x, axis_name, axis_index_groups, "multiply")
 
 
-def _reduction(caller: str, x: Any, axis_name: AxisName, groups: Groups, ufunc: str) -> Any:
+def _reduction(caller: str, ufunc: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
     at = axis_position(caller, axis_name, groups)
 
     def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
         if not hasattr(arrays[0], "shape"):
             return [_of_scalars(caller, arrays, ufunc)] * len(arrays)
         if caller == "pmean":
-            return communicator.reduce(_converted(communicator, arrays, "biu", "float64"), ufunc, mean=True)
-        counts = _converted(communicator, arrays, "b", "int64") if ufunc in ("add", "multiply") else arrays
+            return communicator.reduce(communicator.cast(arrays, "biu", "float64"), ufunc, mean=True)
+        counts = communicator.cast(arrays, "b", "int64") if ufunc in ("add", "multiply") else arrays
         return communicator.reduce(counts, ufunc)
 
     return rendezvous(caller, at, x, (), body, alike=True, scalars=True)
+
+
+for _function, _ufunc in ((psum, "add"), (pmean, "add"), (pmax, "maximum"), (pmin, "minimum"), (pprod, "multiply")):
+    implements(_function, "algorithm", "infer")(functools.partial(_reduction, _function.__name__, _ufunc))
 
 
 def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
@@ -166,17 +174,7 @@ def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
     return nan if nan is not None else (max if ufunc == "maximum" else min)(values)
 
 
-def _converted(communicator: Communicator, arrays: Arrays, kinds: str, dtype: str) -> Arrays:
-    """Converts arrays whose dtype is of one of ``kinds`` (NumPy's letters) to ``dtype``; returns others unchanged."""
-    if communicator.backends[0].dtype_of(arrays[0]).kind not in kinds:
-        return arrays
-    converted = []
-    for array, backend, device in zip(arrays, communicator.backends, communicator.devices, strict=True):
-        with backend.on(device):
-            converted.append(backend.xp.asarray(array, dtype=np.dtype(dtype)))
-    return converted
-
-
+@_collective
 def psum_scatter(
     x: Any,
     axis_name: AxisName,
@@ -205,11 +203,15 @@ def psum_scatter(
     >>> st.pmap(lambda x: st.psum_scatter(x, "i", tiled=True), [np.arange(5)] * 2, axis_name="i")[1].tolist()
     [6, 8]
     """
+
+
+@implements(psum_scatter, "algorithm", "infer")
+def _psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int, axis_index_groups: Groups, tiled: bool) -> Any:
     caller = "psum_scatter"
     at = axis_position(caller, axis_name, axis_index_groups)
 
     def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
-        arrays = _converted(communicator, arrays, "b", "int64")
+        arrays = communicator.cast(arrays, "b", "int64")
         dimension = _dimension(caller, "scatter_dimension", scatter_dimension, arrays[0].ndim)
         _fits(caller, arrays[0].shape, dimension, at, tiled)
         return communicator.reduce_scatter(arrays, "add", dimension, tiled)
@@ -220,6 +222,7 @@ def psum_scatter(
 # -- data movement ---------------------------------------------------------------------------------
 
 
+@_collective
 def all_gather(
     x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None, axis: int = 0, tiled: bool = False
 ) -> Any:
@@ -245,6 +248,10 @@ def all_gather(
     >>> f(np.arange(5)).tolist()
     [0, 1, 2, 3, 4]
     """
+
+
+@implements(all_gather, "algorithm", "infer")
+def _all_gather(x: Any, axis_name: AxisName, axis_index_groups: Groups, axis: int, tiled: bool) -> Any:
     caller = "all_gather"
     at = axis_position(caller, axis_name, axis_index_groups)
 
@@ -256,6 +263,7 @@ def all_gather(
     return rendezvous(caller, at, x, (("axis", axis), ("tiled", tiled)), body)
 
 
+@_collective
 def all_to_all(
     x: Any,
     axis_name: AxisName,
@@ -289,9 +297,16 @@ def all_to_all(
     >>> f(np.arange(6).reshape(2, 3)).tolist()
     [[0, 1, 2], [3, 4, 5]]
     """
-    return _all_to_all("all_to_all", x, axis_name, split_axis, concat_axis, axis_index_groups, tiled)
 
 
+@implements(all_to_all, "algorithm", "infer")
+def _all_to_all(
+    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, axis_index_groups: Groups, tiled: bool
+) -> Any:
+    return _exchanged("all_to_all", x, axis_name, split_axis, concat_axis, axis_index_groups, tiled)
+
+
+@_collective
 def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> Any:
     """Swaps a dimension with a named axis: `all_to_all` with ``axis`` for both dimensions, not tiled.
 
@@ -308,10 +323,14 @@ def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Grou
     >>> st.pmap(lambda x: st.pswapaxes(x, "i", 0), np.arange(4).reshape(2, 2), axis_name="i").tolist()
     [[0, 2], [1, 3]]
     """
-    return _all_to_all("pswapaxes", x, axis_name, axis, axis, axis_index_groups, False)
 
 
-def _all_to_all(
+@implements(pswapaxes, "algorithm", "infer")
+def _pswapaxes(x: Any, axis_name: AxisName, axis: int, axis_index_groups: Groups) -> Any:
+    return _exchanged("pswapaxes", x, axis_name, axis, axis, axis_index_groups, False)
+
+
+def _exchanged(
     caller: str, x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, groups: Groups, tiled: bool
 ) -> Any:
     at = axis_position(caller, axis_name, groups)
@@ -329,6 +348,7 @@ def _all_to_all(
     return rendezvous(caller, at, x, details, body)
 
 
+@_collective
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     """Sends arrays between devices along a named axis, by pairs of source and destination.
 
@@ -348,6 +368,10 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     >>> st.pmap(lambda x: st.ppermute(x, "i", shift), np.arange(1, 5), axis_name="i").tolist()
     [0, 1, 2, 3]
     """
+
+
+@implements(ppermute, "algorithm", "infer")
+def _ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     caller = "ppermute"
     at = axis_position(caller, axis_name, in_mesh_order=True)
     try:
@@ -382,6 +406,7 @@ def _permutation(
     return pairs, [source_of.get(k) for k in range(size)]
 
 
+@_collective
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     """Permutes arrays along a named axis: device i gets the array of device ``perm[i]``.
 
@@ -398,6 +423,10 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     >>> st.pmap(lambda x: st.pshuffle(x, "i", [1, 2, 0]), np.array([10, 11, 12]), axis_name="i").tolist()
     [11, 12, 10]
     """
+
+
+@implements(pshuffle, "algorithm", "infer")
+def _pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     caller = "pshuffle"
     at = axis_position(caller, axis_name, in_mesh_order=True)
     try:
@@ -415,6 +444,7 @@ def _permuted(caller: str, at: AxisPosition, x: Any, perm: Any, sources: Sequenc
     )
 
 
+@_collective
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     """Broadcasts the arrays of one device along a named axis; every device gets them.
 
@@ -431,6 +461,10 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     >>> st.pmap(lambda x: st.pbroadcast(x, "i", 2), np.arange(4), axis_name="i").tolist()
     [2, 2, 2, 2]
     """
+
+
+@implements(pbroadcast, "algorithm", "infer")
+def _pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     caller = "pbroadcast"
     at = axis_position(caller, axis_name)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,14 +13,14 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.abstract_communicator import as_tensor
+from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
 from shardtensor.communication.communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
-from shardtensor.core import innermost, interpret_by
-from shardtensor.errors import ArgumentTypeError, BackendError, ConcretizationError, ShardingError
-from shardtensor.interpreters.abstract_device import AbstractDeviceInterpreter
-from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
+from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
+from shardtensor.errors import ArgumentTypeError, BackendError, ShardingError
+from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
+from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.program import Failed, Program, around
@@ -84,15 +85,6 @@ def _code_of(fn: Any) -> Any:
     return getattr(fn, "__code__", fn)
 
 
-def check_runs(caller: str) -> None:
-    """Raises ConcretizationError if the map ``caller`` is called in `st.eval_shape`, where no function runs."""
-    interpreter = innermost()
-    if interpreter is not None and not interpreter.runs_maps:
-        raise ConcretizationError(
-            f"{caller}: a map needs the elements of a tensor, and eval_shape has none; call it outside of the function"
-        )
-
-
 def run_mapped(
     fn: Callable[..., Any],
     columns: Sequence[MappedArgument],
@@ -103,33 +95,74 @@ def run_mapped(
     sizes: Sequence[int] = (),
     owned: Sequence[Mesh] | None = None,
 ) -> list[Any]:
-    """Calls ``fn`` once for each mesh in ``submeshes``, concurrently, with one argument from each column.
-
-    A call on one device receives the backend's arrays, and arrays that it returns become tensors on that device. A call
-    on several devices receives and returns tensors unchanged: maps inside of it run on single devices.
-
-    Args:
-        fn: the function.
-        columns: its arguments.
-        submeshes: the devices of each call.
-        caller: the map, for error messages and the transfer log.
-        names: the axes along which the calls are numbered, row-major; collectives refer to them.
-        sizes: the sizes of those axes.
-        owned: the devices that each call owns, which are the default mesh inside of it; by default its item of
-            ``submeshes``.
-
-    Returns:
-        The list of results, one for each call.
+    """Calls `map_shards` after checking the names of the axes.
 
     Raises:
         ShardingError: a name is bound by an enclosing map.
-        Exception: an error that ``fn`` raises, with a note of the shard and the device.
     """
     program = around()
     for name in names:
         if program and name in program.run.axes:
             raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
-    owned = owned or submeshes
+    return map_shards(columns, fn, submeshes, owned or submeshes, caller, tuple(names), tuple(sizes))
+
+
+@operator(operands=("columns",), trees=("columns",), spmd=True)
+def map_shards(
+    columns: Sequence[MappedArgument],
+    /,
+    fn: Callable[..., Any],
+    submeshes: Sequence[Mesh],
+    owned: Sequence[Mesh],
+    caller: str,
+    names: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+) -> list[Any]:
+    """Calls ``fn`` once for each mesh in ``submeshes``, concurrently, with one argument from each column: the operator
+    of which `pmap`, `smap` and `shard_map` are composed.
+
+    A call on one device receives the backend's arrays, and arrays that it returns become tensors on that device. A call
+    on several devices receives and returns tensors unchanged: maps inside of it run on single devices. Where arguments
+    have no elements, every array is a tensor without elements.
+
+    Args:
+        columns: the arguments of ``fn``.
+        fn: the function.
+        submeshes: the devices of each call.
+        owned: the devices that each call owns, which are the default mesh inside of it.
+        caller: the map, for error messages and the transfer log.
+        names: the axes along which the calls are numbered, row-major; collectives refer to them.
+        sizes: the sizes of those axes.
+
+    Returns:
+        The list of results, one for each call.
+
+    Raises:
+        Exception: an error that ``fn`` raises, with a note of the shard and the device.
+
+    >>> from shardtensor.spmd.launch import MappedArgument, map_shards
+    >>> submeshes = [part.sharding.mesh for part in st.shard(np.arange(4), devices=st.devices()[:2])]
+    >>> map_shards([MappedArgument([1, 2], True)], lambda x: x + 1, submeshes, submeshes, "pmap")
+    [2, 3]
+    """
+
+
+@implements(map_shards, "algorithm")
+def _map_shards(
+    columns: Sequence[MappedArgument],
+    fn: Callable[..., Any],
+    submeshes: Sequence[Mesh],
+    owned: Sequence[Mesh],
+    caller: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+) -> list[Any]:
+    used = {submesh.flat[0].backend: submesh for submesh in submeshes}
+    backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
+    if any(backend.simulated for backend in backends):
+        with interpreting(INFER):
+            return _infer_map(columns, fn, submeshes, owned, caller, names, sizes)
+    modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
     wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
 
     def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
@@ -155,9 +188,6 @@ def run_mapped(
         mode = modes.get(submesh.flat[0].backend)
         return functools.partial(_call_on, fn, arguments, shards, submesh, owned[i], mode, caller)
 
-    used = {submesh.flat[0].backend: submesh for submesh in submeshes}
-    backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
-    modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
     tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
     queues = [
         (backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)
@@ -165,15 +195,93 @@ def run_mapped(
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
-    helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
+    try:
+        helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
+        return _run(fn, tasks, submeshes, helper_delay, caller, names, sizes)
+    finally:
+        for backend, device in queues:
+            backend.make_caller_wait(device)
+
+
+@implements(map_shards, "infer")
+def _infer_map(
+    columns: Sequence[MappedArgument],
+    fn: Callable[..., Any],
+    submeshes: Sequence[Mesh],
+    owned: Sequence[Mesh],
+    caller: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+) -> list[Any]:
+    interpreter = innermost()
+    assert interpreter is not None
+
+    def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
+        arguments = []
+        for column in columns:
+            item = column.items[i] if column.each else column.items
+            arguments.append(
+                item.value if type(item) is Unmapped
+                else _unheld(item) if submesh.size > 1
+                else map_leaves(functools.partial(_without_elements, submesh.flat[0], caller, column.donated), item)
+            )  # fmt: skip
+        return functools.partial(_infer_on, fn, arguments, submesh, owned[i], interpreter.mapped(submesh), caller)
+
+    tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
+    # The programs only plan, so helper threads would only compete for the interpreter.
+    return _run(fn, tasks, submeshes, math.inf, caller, names, sizes)
+
+
+def _without_elements(device: Device, caller: str, donate: bool, leaf: Any) -> Any:
+    """Returns a leaf of an argument on a device: a tensor or a host array as a tensor without elements."""
+    if type(leaf) is Unmapped:
+        return leaf.value
+    if not isinstance(leaf, ShardedTensor) and not is_data(leaf):
+        return leaf
+    array = array_without_elements(as_operand(leaf, caller), device, caller)
+    if donate and isinstance(leaf, ShardedTensor):
+        mark_donated(leaf, caller)
+    return array
+
+
+def _infer_on(
+    fn: Callable[..., Any],
+    arguments: list[Any],
+    submesh: Mesh,
+    owned: Mesh,
+    interpreter: Interpreter,
+    caller: str,
+    program: Program,
+) -> Any:
+    """Runs one call of a mapped function on tensors without elements, and returns its result."""
+    device = submesh.flat[0]
+    program.execution_context = NoContext(submesh.flat)
+    program.communicator = AbstractCommunicator
+    settle_on(owned)
+    interpret_by(interpreter)
+    result = program.call(fn, arguments)
+    if submesh.size > 1:
+        return result
+    return map_leaves(
+        lambda leaf: AbstractCommunicator.result(as_operand(leaf, caller), device) if is_data(leaf) else leaf, result
+    )
+
+
+def _run(
+    fn: Callable[..., Any],
+    tasks: Sequence[Callable[[Program], Any]],
+    submeshes: Sequence[Mesh],
+    helper_delay: float,
+    caller: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+) -> list[Any]:
+    """Runs the tasks of all calls, and returns their results; an error gets a note of the shard and the device."""
     try:
         code = id(_code_of(fn))
         return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, code=code)
     except Failed as failure:
         number, error = failure.number, failure.error
-    finally:
-        for backend, device in queues:
-            backend.make_caller_wait(device)
     if number >= 0:
         note = f"{caller}: raised for shard {number} on {_described(submeshes[number])}"
         if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
@@ -267,15 +375,7 @@ def _leaf_onto(leaf: Any, device: Device, caller: str, donate: bool, shards: lis
             return leaf.value
         if not is_data(leaf):
             return leaf
-        if backend.simulated:
-            return as_tensor(array_on(as_operand(leaf, caller), device, caller), device)
         return backend.export(array_on(located(as_operand(leaf, caller)), device, caller))
-    if backend.simulated:
-        here = leaf if leaf.device == device else as_tensor(array_on(leaf, device, caller), device)
-        if donate:
-            here = tensor(here._aval, here._storage)
-            mark_donated(leaf, caller)
-        return here
     if donate:
         return _released(leaf, device, backend, caller)
     array = array_on(leaf, device, caller)
@@ -307,12 +407,12 @@ def _call_on(
     """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
     device = submesh.flat[0]
     backend = backend_of(device)
-    here = None if submesh.size > 1 or backend.simulated else on_submesh(submesh)
+    here = None if submesh.size > 1 else on_submesh(submesh)
     execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
     program.execution_context = execution_context
     program.given = shards
     settle_on(owned)  # It need not be restored, since the program has a context of its own.
-    interpret_by(here or (None if submesh.size > 1 else AbstractDeviceInterpreter(device)))
+    interpret_by(here)
     with execution_context:
         result = program.call(fn, arguments)
         if here is None:

@@ -16,17 +16,17 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.communication.transfer import send
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
+from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions.joining import assemble
-from shardtensor.functions.placement import reshard_to
-from shardtensor.functions.shard_lists import split
+from shardtensor.functions.placement import ensure_sharding, transfer_to
+from shardtensor.functions.shard_lists import split_over
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import form_of, leaves, paths, replaced
-from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays
 
 Specs = Callable[[Any], Sequence[PartitionSpec | None]]
 
@@ -106,11 +106,13 @@ def joined_leaf(
         _check_equal(blocks, spec, mesh, mapped, what, caller)
     if rest:
         inner = first.sharding.spec
-        blocks = [reshard_to(b, NamedSharding(b.sharding.mesh, inner), caller) for b in blocks]
+        blocks = [ensure_sharding(b, NamedSharding(b.sharding.mesh, inner), caller) for b in blocks]
         pairs = zip(spec.chains_of(first.ndim), inner.chains_of(first.ndim), strict=True)
         spec = P(*[outer + within for outer, within in pairs])
         held = {
-            k: x for b, (group, _) in zip(blocks, submeshes, strict=True) for k, x in zip(group, split(b), strict=True)
+            k: x
+            for b, (group, _) in zip(blocks, submeshes, strict=True)
+            for k, x in zip(group, split_over(b, b.sharding.mesh.axis_names), strict=True)
         }
         blocks = [held[k] for k in range(mesh.size)]
     try:
@@ -128,16 +130,15 @@ def _block(leaf: Any, submesh: Mesh, what: str, caller: str) -> ShardedTensor:
         if there == submesh:
             return leaf
         if (there.flat, there.axis_sizes) != (submesh.flat, submesh.axis_sizes):
-            return reshard_to(leaf, as_sharding(submesh, leaf.ndim, "join"), caller)
+            return transfer_to(leaf, as_sharding(submesh, leaf.ndim, "join"), caller)
         names = dict(zip(there.axis_names, submesh.axis_names, strict=True))
         chains = [tuple([names[a] for a in chain]) for chain in leaf.sharding.spec.chains_of(leaf.ndim)]
-        value = aval(leaf.shape, leaf.dtype, NamedSharding(submesh, P(*chains)), True)
-        return tensor(value, leaf.copy()._storage)
+        return transfer_to(leaf, NamedSharding(submesh, P(*chains)), caller)
     if leaf is None:
         raise ArgumentTypeError(f"{what} is a NoneType on {submesh.flat[0]}; wanted an array on every device")
     check_array(leaf, what)
     array = np.asarray(as_operand(leaf, "join"))
-    return reshard_to(array, as_sharding(submesh, array.ndim, "join"), caller)
+    return transfer_to(array, as_sharding(submesh, array.ndim, "join"), caller)
 
 
 def _check_equal(
@@ -149,17 +150,47 @@ def _check_equal(
     pairs = []
     for first, other in _twins(spec, mesh, mapped):
         a, b = blocks[first], blocks[other]
-        same_layout = a.sharding.spec == b.sharding.spec or a.shape != b.shape
-        pairs.append((a, b if same_layout else reshard_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)))
+        if a.sharding.spec != b.sharding.spec and a.shape == b.shape:
+            b = transfer_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)
+        pairs.append((a, b))
+    if pairs:
+        silent = ", ".join([repr(axis) for axis in mapped if axis not in _named(spec)])
+        check_equal(pairs, f"{what} is declared to be equal along {silent}, which {spec} does not name", caller)
+
+
+@operator(operands=("pairs",), trees=("pairs",), spmd=True)
+def check_equal(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], /, declared: str, caller: str) -> None:
+    """Checks that pairs of tensors of the same layout have the same elements, for the map ``caller``.
+
+    Raises:
+        ShapeError: two tensors differ. The message begins with ``declared``.
+
+    >>> from shardtensor.spmd.outputs import check_equal
+    >>> check_equal([(st.zeros(3), st.zeros(3))], "shard_map: the result is declared to be equal", "shard_map")
+    """
+
+
+@implements(check_equal, "algorithm")
+def _check_elements(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], declared: str, caller: str) -> None:
+    _infer_check_equal(pairs, declared, caller)
+    for a, b in pairs:
+        _check_pair(a, b, lacks_elements(a) or _same(a, b), declared)
+
+
+@implements(check_equal, "infer")
+def _infer_check_equal(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], declared: str, caller: str) -> None:
     if is_recording():
         record_transfer(caller, 0, True, lambda: [record for a, b in pairs for record in _transfers(a, b, caller)])
     for a, b in pairs:
-        if not _same(a, b):
-            silent = [axis for axis in mapped if axis not in _named(spec)]
-            raise ShapeError(
-                f"{what} is declared to be equal along {', '.join(map(repr, silent))}, which {spec} does not name, and "
-                f"on {a.device} and {b.device} it differs; combine it first (st.psum, st.pmean, …), or name the axis"
-            )
+        _check_pair(a, b, (a.shape, a.dtype) == (b.shape, b.dtype), declared)
+
+
+def _check_pair(a: ShardedTensor, b: ShardedTensor, same: bool, declared: str) -> None:
+    if not same:
+        raise ShapeError(
+            f"{declared}, and on {a.device} and {b.device} it differs; combine it first (st.psum, st.pmean, …), or "
+            "name the axis"
+        )
 
 
 def _named(spec: PartitionSpec) -> set[str]:
@@ -178,17 +209,16 @@ def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, in
 
 def _transfers(a: ShardedTensor, b: ShardedTensor, caller: str) -> Iterator[Transfer]:
     """Yields the records of a comparison by `_same`, which sends the shards of ``b`` to the devices of ``a``."""
-    copies = not a._aval.backend.shared_memory
-    for y, here, there in zip(shard_arrays(b), a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True):
-        yield Transfer(int(y.nbytes), int(y.nbytes) * copies, there, here, caller, True)
+    copies, grid = not a._aval.backend.shared_memory, b._aval.grid
+    for k, (here, there) in enumerate(zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)):
+        nbytes = math.prod(grid.shape(k)) * b.itemsize
+        yield Transfer(nbytes, nbytes * copies, there, here, caller, True)
 
 
 def _same(a: ShardedTensor, b: ShardedTensor) -> bool:
-    """Whether two tensors have the same shape, dtype and elements. NaN counts as equal to NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
+    """Whether two tensors of the same shape and dtype have the same elements. NaN counts as equal to NaN."""
     pairs = zip(shard_arrays(a), shard_arrays(b), a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)
-    return a._aval.backend.simulated or all(itertools.starmap(_alike, pairs))
+    return all(itertools.starmap(_alike, pairs))
 
 
 def _alike(x: Any, y: Any, here: Device, there: Device) -> bool:

@@ -13,22 +13,19 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
 from shardtensor.functions.placement import ensure_sharding
-from shardtensor.functions.shard_lists import device_row, split_over
+from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
-from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, check_runs, checked_axis, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, run_mapped
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
 from shardtensor.tensor.pytree import items_of, leaves, paths, replaced, spread
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.tensor import ShardedTensor
 
 Devices = Sequence[Any] | Mesh | None
 
@@ -160,7 +157,6 @@ class _Pmap:
             raise ArgumentError(
                 "pmap: the mapped function was called without arguments; wanted lists or arrays to map over"
             )
-        check_runs("pmap")
         call = Call([*args, *kwargs.values()], len(args), self._static)
         fn = self._fn if not kwargs else _with_keywords(self._fn, len(args), tuple(kwargs))
         return self._over_lists(fn, call) if call.lists else self._over_arrays(fn, call)
@@ -370,19 +366,7 @@ def _with_axis(leaf: Any, at: int) -> Any:
     index = (slice(None),) * at + (None,)
     if not isinstance(leaf, ShardedTensor):
         return None if leaf is None else np.asarray(leaf)[index]
-    sharding = leaf.sharding
-    if sharding.spec.chains:
-        chains = list(sharding.spec.chains_of(leaf.ndim))
-        chains.insert(at, ())
-        sharding = NamedSharding(sharding.mesh, P(*chains))
-    arrays = []
-    for array, device in zip(shard_arrays(leaf), sharding.mesh.flat, strict=True):
-        backend = backend_of(device)
-        with backend.on(device):
-            arrays.append(backend.view(array, index))
-    value = aval((*leaf.shape[:at], 1, *leaf.shape[at:]), leaf.dtype, sharding, True)
-    whole = len(arrays) == 1 and value.backend.shared_memory
-    return tensor(value, Storage(arrays[0]) if whole else Storage(arrays=tuple(arrays)))
+    return unsqueeze(leaf, at)
 
 
 # -- arguments -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shardtensor.communication.communicator import Communicator
 from shardtensor.errors import CollectiveError, ShardTensorError
 from shardtensor.host.signals import hear
 
@@ -306,6 +307,7 @@ class Program:
     Attributes:
         execution_context: the thread-local state of the program, suspended together with it.
         given: the arrays of its arguments that nothing writes to.
+        communicator: the class of the communicators of its collectives.
         positions: cached axis positions, by axis names.
         thread: the thread in which it runs.
         suspended: the greenlet in which it is suspended.
@@ -315,6 +317,7 @@ class Program:
 
     execution_context: ExecutionContext | None = None
     given: Sequence[Any] = ()
+    communicator: Any = Communicator
     suspended: greenlet
     pending: Rendezvous | MapRun | None = None
     result: Any = None

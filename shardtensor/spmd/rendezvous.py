@@ -4,6 +4,7 @@ leaf.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,15 +12,14 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.abstract_communicator import AbstractCommunicator, as_tensors
+from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
 from shardtensor.communication.communicator import Communicator
-from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.program import CollectiveCall, current
+from shardtensor.spmd.program import CollectiveCall, Program, current
 from shardtensor.tensor.pytree import form_of, leaves, replaced
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import aval
 
 Arrays = Sequence[Any]
@@ -61,14 +61,17 @@ def rendezvous(
     assert program.execution_context is not None
     devices = program.execution_context.devices
     form = form_of(x)
-    mine = [_contribution(leaf, devices, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
+    mine = [_contribution(leaf, program, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
     call = CollectiveCall(f"{caller} over {at.description}", compared, at.key_at)
 
     def work(contributions: list[Any]) -> Sequence[Any]:
         groups, leaves_of, given = zip(*contributions, strict=True)
-        columns = [_column(caller, at.axis, groups, column, given, body) for column in zip(*leaves_of, strict=True)]
+        columns = [
+            _column(functools.partial(program.communicator, caller, at.axis), groups, column, given, body)
+            for column in zip(*leaves_of, strict=True)
+        ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
     results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work)
@@ -76,8 +79,7 @@ def rendezvous(
 
 
 def _column(
-    caller: str,
-    axis: str,
+    communicator_of: Callable[[Sequence[Device]], Communicator],
     groups: Sequence[tuple[Device, ...]],
     column: Sequence[Any],
     given: Sequence[Sequence[Any]],
@@ -86,29 +88,28 @@ def _column(
     """Returns the results for one leaf. ``given`` holds, for each program, the arrays that it received as arguments."""
     if column[0] is None:
         return column
-    if not isinstance(column[0], ShardedTensor):
-        communicator = _communicator(caller, axis, [group[0] for group in groups])
+    if len(groups[0]) == 1:
+        communicator = communicator_of([device for (device,) in groups])
         communicator.given = given
-        return as_tensors(_run_body(body, communicator, column), groups)
+        results = _run_body(body, communicator, column)
+        return [communicator.result(array, device) for array, device in zip(results, communicator.devices, strict=True)]
     rows = []
-    for devices, arrays in zip(zip(*groups, strict=True), zip(*map(shard_arrays, column), strict=True), strict=True):
-        rows.append(_run_body(body, _communicator(caller, axis, devices), arrays))
+    shards = communicator_of(()).shards
+    for devices, arrays in zip(zip(*groups, strict=True), zip(*map(shards, column), strict=True), strict=True):
+        communicator = communicator_of(devices)
+        rows.append(_run_body(body, communicator, arrays))
     made = []
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
-        if [tuple(a.shape) for a in arrays] != [tuple(a.shape) for a in shard_arrays(x)]:
+        if [tuple(a.shape) for a in arrays] != [x._aval.grid.shape(k) for k in range(len(arrays))]:
             raise ArgumentTypeError(
-                f"{caller}: x is a tensor over {len(groups[0])} devices, and its shape would change; map down to "
-                "single devices first"
+                f"{communicator.caller}: x is a tensor over {len(groups[0])} devices, and its shape would change; map "
+                "down to single devices first"
             )
         # The dtype is read from the result, since sums of bool arrays are integers and means of integers are floats.
         value = x._aval
-        result = aval(value.shape, value.backend.dtype_of(arrays[0]), value.sharding, value.committed)
-        made.append(tensor(result, offloaded(result, arrays)))
+        result = aval(value.shape, communicator.dtype_of(arrays[0]), value.sharding, value.committed)
+        made.append(communicator.assembled(result, arrays))
     return made
-
-
-def _communicator(caller: str, axis: str, devices: Sequence[Device]) -> Any:
-    return (AbstractCommunicator if backend_of(devices[0]).simulated else Communicator)(caller, axis, devices)
 
 
 def _run_body(body: Body, communicator: Communicator, column: Arrays) -> Sequence[Any]:
@@ -117,18 +118,20 @@ def _run_body(body: Body, communicator: Communicator, column: Arrays) -> Sequenc
     except TypeError as error:
         if isinstance(error, ShardTensorError):
             raise
-        dtype = communicator.backends[0].dtype_of(column[0])
+        dtype = communicator.dtype_of(column[0])
         raise ArgumentTypeError(f"{communicator.caller}: does not take {dtype} ({error})") from None
     communicator.settle()
     return results
 
 
-def _contribution(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: bool) -> Any:
+def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> Any:
     """Returns the contribution of a program for one leaf: None, a Python scalar where ``scalars``, an array on the
     device of the program, or a tensor over all of its devices.
     """
     if leaf is None or (scalars and type(leaf) in SCALARS):
         return leaf
+    assert program.execution_context is not None
+    devices = program.execution_context.devices
     if len(devices) > 1:
         if not isinstance(leaf, ShardedTensor) or leaf.sharding.mesh.flat != devices:
             raise ArgumentTypeError(
@@ -139,13 +142,16 @@ def _contribution(leaf: Any, devices: tuple[Device, ...], caller: str, scalars: 
     (device,) = devices
     backend = backend_of(device)
     on_host = not backend.is_array(leaf)
-    if on_host and isinstance(leaf, ShardedTensor):
-        return array_on(leaf, device, caller)
-    if on_host and not isinstance(leaf, (np.ndarray, np.generic)) and type(leaf) not in SCALARS:
+    is_tensor = isinstance(leaf, ShardedTensor)
+    if on_host and not is_tensor and not isinstance(leaf, (np.ndarray, np.generic)) and type(leaf) not in SCALARS:
         raise ArgumentTypeError(f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
-    array = np.asarray(leaf) if on_host else backend.asarray(leaf)
+    array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.asarray(leaf)
     if (array.dtype if on_host else backend.dtype_of(array)).kind not in "biufcmM":
         raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
+    if program.communicator is AbstractCommunicator:
+        return array_without_elements(array, device, caller)
+    if is_tensor:
+        return array_on(leaf, device, caller)
     return backend.from_host(array, device) if on_host else array
 
 
@@ -157,7 +163,7 @@ def _kind(leaf: Any, alike: bool) -> Any:
     """Returns the properties in which the leaves of different programs must agree."""
     if leaf is None or type(leaf) in SCALARS:
         return None if leaf is None else "a Python scalar"
-    if isinstance(leaf, ShardedTensor):
+    if isinstance(leaf, ShardedTensor) and leaf.sharding.mesh.size > 1:
         return leaf.shape, str(leaf.dtype), leaf.sharding.spec
     return _Kind((tuple(leaf.shape) if alike else leaf.ndim, leaf.dtype))
 

@@ -12,7 +12,7 @@ from shardtensor.functions.shard_lists import split_over
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, check_runs, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, run_mapped
 from shardtensor.spmd.outputs import joined, same_forms
 from shardtensor.spmd.program import around
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread
@@ -105,7 +105,6 @@ def _given_names(axis_names: Any) -> Chain | None:
 def _run(
     f: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh, over: Chain, in_specs: Any, out_specs: Any, check: bool
 ) -> Any:
-    check_runs("shard_map")
     for what, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
         for spec in leaves(specs):
             _check_axes(spec, mesh, over, what)

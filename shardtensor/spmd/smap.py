@@ -13,11 +13,11 @@ from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import ensure_sharding, host_array
-from shardtensor.functions.shard_lists import device_row, split
+from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, mesh_of, shares
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, check_runs, checked_axis, run_mapped
+from shardtensor.spmd.launch import MappedArgument, checked_axis, run_mapped
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
 
@@ -79,7 +79,6 @@ def smap(
     """
     if not callable(fn):
         raise ArgumentTypeError(f"smap: fn is a {type(fn).__name__}; wanted a function")
-    check_runs("smap")
     entries, rank = _entries(args, axes)
     names = _names(axis_name, rank)
     arrays, entries, sizes = _measured(args, entries, rank)
@@ -91,7 +90,7 @@ def smap(
             columns.append(MappedArgument(array, False))
         else:
             sharding = NamedSharding(mesh, _spec(entry, array.ndim, mesh))
-            columns.append(MappedArgument(split(ensure_sharding(array, sharding, "smap")), True))
+            columns.append(MappedArgument(split_over(ensure_sharding(array, sharding, "smap"), mesh.axis_names), True))
     submeshes = [mesh_of((device,)) for device in mesh.flat]
     function = functools.partial(fn, **kwargs)
     owned = shares(row.flat, mesh.size) if devices is None else submeshes

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from shardtensor.errors import DonatedError, ShardTensorError
+from shardtensor.errors import ConcretizationError, DonatedError, ShardTensorError
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +88,26 @@ class PendingWrite(DeferredStorage):
             if self.storage is None:
                 raise ShardTensorError("a write to a tensor reads the same tensor; read it before the write")
             return self.storage
+
+
+class NoElements(DeferredStorage):
+    """The storage of a value of which only the aval is known. Every value has a storage of its own.
+
+    Attributes:
+        reason: the end of the message of the error that reading elements raises.
+    """
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def stored(self) -> NoReturn:
+        """Raises ConcretizationError."""
+        raise ConcretizationError(f"needs the elements of a tensor, and {self.reason}")
+
+    def settle(self) -> None:
+        """Returns at once: there is nothing to wait for."""
 
 
 class Donated(DeferredStorage):

@@ -5,6 +5,7 @@ No algorithm is defined here: the methods of a tensor call operators by name, th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections import defaultdict
@@ -28,8 +29,9 @@ from shardtensor.errors import (
 from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.numpy_protocols import Operators
-from shardtensor.tensor.storage import DeferredStorage, Donated, PendingWrite, Storage, WriteState
+from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -266,7 +268,7 @@ class ShardedTensor(Operators):
         return call("getitem", self, index)  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        bind_into(self, OPS["setitem"], (self, value), (index,))
+        bind_into(self, OPS["setitem"], (self, value, index), ())
 
     @property
     def real(self) -> ShardedTensor:
@@ -344,14 +346,7 @@ class ShardedTensor(Operators):
         The copy of a value that NumPy would return as a scalar, such as the sum of all elements, cannot be written
         either.
         """
-        storage = self._storage
-        if isinstance(storage, DeferredStorage):
-            storage = storage.shared()
-        if type(storage) is Storage:
-            made = tensor(self._aval, Storage(storage.array, storage.arrays))
-        else:
-            made = tensor(self._aval, call("reshard", self, sharding=self.sharding, may_alias=False)._storage)
-        return made if self._is_scalar else mark_array(made)
+        return call("copy", self)  # type: ignore[no-any-return]
 
     def __copy__(self) -> ShardedTensor:
         return self.copy()
@@ -363,6 +358,37 @@ class ShardedTensor(Operators):
         scalar = self._is_scalar
         return _unpickle, (np.ascontiguousarray(self), self.shape, self.sharding, self.committed, scalar)
 
+    # -- writes ------------------------------------------------------------------------------------
+
+    def _base_and_view(self) -> tuple[ShardedTensor, ViewSpec]:
+        """Returns the base, which is the tensor itself if it is not a view, and the view spec of the tensor on it."""
+        storage = self._storage
+        if type(storage) is not Storage:
+            if hasattr(storage, "view_spec"):
+                return storage.base, storage.view_spec
+            if type(storage) is Donated:
+                storage.stored()
+        return self, _view_spec_of(self._aval)
+
+    def _bind(self, value: Any, put: Callable[[tuple[Any, Any], tuple[ViewSpec]], ShardedTensor]) -> None:
+        """Binds the base to the tensor ``put((base, value), (view_spec,))``, which has the base's aval."""
+        self._check_writable()
+        base, view_spec = self._base_and_view()
+        new = put((base, value), (view_spec,))
+        write_state = write_state_of(base)
+        with write_state.lock:
+            write_state.forget()
+            write_state.version += 1
+            base._storage = new._storage
+
+    def _check_writable(self) -> None:
+        """Raises ArgumentTypeError if the tensor stands for a scalar."""
+        if self._is_scalar:
+            raise ArgumentTypeError(
+                "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
+                "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
+            )
+
     # -- display -----------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -372,11 +398,9 @@ class ShardedTensor(Operators):
         head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
         if self.is_donated:
             return f"{head} <donated>"
-        if self._aval.backend.simulated:
-            return head
         try:
             return f"{head}\n{_values(self)}"
-        except ConcretizationError:  # In `st.eval_shape`.
+        except ConcretizationError:
             return head
 
     def _repr_html_(self) -> str:
@@ -402,6 +426,23 @@ def tensor(value: Aval, storage: Any) -> ShardedTensor:
     x._storage = storage
     x._write_state = None
     return x
+
+
+def without_elements(value: Aval) -> ShardedTensor:
+    """Returns a tensor of which only the aval is known."""
+    return tensor(value, NoElements(_SIMULATED if value.backend.simulated else _INFERRED))
+
+
+_SIMULATED = "simulated tensors have no elements; pass such values as Python scalars or host arrays"
+_INFERRED = "eval_shape knows only its shape, dtype and sharding; compute it outside of the function"
+
+
+def lacks_elements(x: Any) -> bool:
+    """Whether an operand is a tensor of which only the aval is known, or a view of one."""
+    if type(x) is not ShardedTensor:
+        return False
+    storage = getattr(x._storage, "base", x)._storage
+    return type(storage) is NoElements or getattr(storage, "parts", None) == ()
 
 
 def write_state_of(x: ShardedTensor) -> WriteState:
@@ -435,6 +476,11 @@ def mark_donated(x: ShardedTensor, caller: str) -> None:
         write_state.forget()
         write_state.version += 1
         x._storage = Donated(caller)
+
+
+@functools.lru_cache(8192)
+def _view_spec_of(value: Aval) -> ViewSpec:
+    return whole_view_spec(value.shape, value.sharding.spec.chains_of(value.ndim))
 
 
 _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of_group
@@ -17,23 +16,32 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+from shardtensor.sharding.spec import Chain
 
 
 class Aval:
     """The shape, dtype and sharding of a value without its elements, and whether it was placed explicitly.
 
+    A value that is ``unreduced`` along mesh axes consists of partial results: the devices along these axes hold what
+    their shards contribute, and the value is their combination (`jax.sharding.PartitionSpec` has ``unreduced``, too).
+
     Avals are created by `aval`, which returns the same object for the same arguments, so that avals are compared and
     hashed by identity: that keeps a look-up in the plan cache under a microsecond.
     """
 
-    __slots__ = ("backend", "committed", "dtype", "nbytes", "ndim", "offloaded", "shape", "sharding", "size")
+    __slots__ = (
+        "backend", "committed", "dtype", "nbytes", "ndim", "offloaded", "shape", "sharding", "size", "unreduced",
+    )  # fmt: skip
 
-    def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
+    def __init__(
+        self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool, unreduced: Chain = ()
+    ) -> None:
         sharding.check_rank(len(shape), "sharding")
         self.shape = shape
         self.dtype = dtype
         self.sharding = sharding
         self.committed = committed
+        self.unreduced = unreduced
         self.ndim = len(shape)
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
@@ -52,9 +60,9 @@ class Aval:
 
 
 @functools.lru_cache(8192)
-def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
+def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool, unreduced: Chain = ()) -> Aval:
     """Returns the `Aval` with that shape, dtype and sharding; the same object for the same arguments."""
-    return Aval(shape, dtype, sharding, committed)
+    return Aval(shape, dtype, sharding, committed, unreduced)
 
 
 def memory_kind(values: Iterable[Aval]) -> str | None:
@@ -78,8 +86,6 @@ def whole_of(array: Any, value: Aval) -> HostArray:
     """
     if type(array) is np.ndarray and array.dtype == value.dtype:
         return array
-    if type(array) is AbstractArray:
-        return AbstractArray(value.shape, value.dtype)  # type: ignore[return-value]
     return np.asarray(array, dtype=value.dtype)
 
 
@@ -88,8 +94,6 @@ def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
 
     Nothing is copied where the pieces are parts of one buffer in the layout of the result.
     """
-    if value.backend.simulated:
-        return AbstractArray(value.shape, value.dtype), 0  # type: ignore[return-value]
     grid = value.grid
     owners = [k for k in grid.owners() if pieces[k].size]
     if len(owners) == 1 and pieces[owners[0]].shape == value.shape:

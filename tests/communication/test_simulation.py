@@ -730,13 +730,14 @@ READS: dict[str, Callable[[Any], Any]] = {
 def test_elements_cannot_be_read(how: str) -> None:
     mesh = st.AbstractMesh((4,), ("x",))
     x = st.ones((8,), device=mesh)
-    with pytest.raises(TypeError, match="simulated tensors have no elements"):
-        READS[how](x)
+    if "index" not in how or how == "int index":  # Transfers depend on the elements of an index, shapes do not.
+        with pytest.raises(TypeError, match="simulated tensors have no elements"):
+            READS[how](x)
     with pytest.raises(TypeError, match="simulated tensors have no elements"):
         st.simulate(READS[how], x)
     f = st.shard_map(lambda b: READS[how](b) and b, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     with pytest.raises(TypeError, match="simulated tensors have no elements"):
-        f(st.ones((32,), device=mesh))
+        st.simulate(f, st.ones((32,), device=mesh))
 
 
 def test_programs_know_where_they_are() -> None:

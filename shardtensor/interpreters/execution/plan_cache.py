@@ -15,11 +15,12 @@ from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.operands import as_operand, host_aval
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements
 
 
 def run(op: Op, operands: Operands, params: Params) -> Any:
-    """Runs an operator that is not composite and returns its result, an independent value and never a view.
+    """Runs an operator that has a plan and returns its result, an independent value and never a view; a tensor without
+    elements if an operand is one.
 
     Args:
         op: the operator.
@@ -29,10 +30,8 @@ def run(op: Op, operands: Operands, params: Params) -> Any:
     Raises:
         ShardTensorError: the operator does not accept the operands or parameters.
     """
-    if op.algorithm:
-        return op.algorithm(*[as_operand(x, op.name) for x in operands], *params)
     plan, operands = planned(op, operands, params)
-    return plan.run(operands)
+    return (plan.infer if any(map(lacks_elements, operands)) else plan.run)(operands)
 
 
 def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]:

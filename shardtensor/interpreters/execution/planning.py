@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.schedules import Move
+from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import (
     OperandTransfer,
     TransferPlan,
-    abstract_operand,
+    announce_reading,
     gather,
     operand_transfer,
     pieces_of,
@@ -32,16 +31,16 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
-from shardtensor.interpreters.execution.abstract_plan import abstract_plan
+from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
-from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 
 Kind = Aval | HostAval | type | None
@@ -50,25 +49,51 @@ Kind = Aval | HostAval | type | None
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How one operator runs on operands of known kinds. Plans are compared by everything but their function.
+    """How one operator runs on operands of known kinds. Plans are compared by everything but their functions.
 
     Attributes:
         op: the operator.
         strategy: ``"whole"`` (once on whole buffers), ``"blocks"`` (block by block), ``"per shard"``, ``"reduce"`` (per
             shard, then combined), ``"move"`` (a `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
+        computed: the aval of what the devices compute, in which partial results may be unreduced.
         result: the aval of the result.
         transfers: the transfer of each operand to the layout that the operator needs; None for a scalar, and for all
             operands of a strategy that reads them where they are.
-        partial_axes: the mesh axes along which partial results are combined.
+        schedules: returns the schedules of the messages that follow those of the operands: the combination of partial
+            results, or the movement of the elements.
         run: executes the plan: takes the operands and returns the result.
     """
 
     op: Op
     strategy: str
+    computed: Aval
     result: Aval
     transfers: tuple[OperandTransfer | None, ...]
-    partial_axes: Chain
+    schedules: Callable[[], Sequence[Schedule]] = dataclasses.field(compare=False, repr=False)
     run: Run = dataclasses.field(compare=False, repr=False)
+
+    @property
+    def partial_axes(self) -> Chain:
+        """The mesh axes along which partial results are combined."""
+        return self.computed.unreduced
+
+    def announce(self) -> None:
+        """Records the messages of the plan, if a log is active, without sending them."""
+        for transfer in self.transfers:
+            if transfer is not None and not transfer.stays:
+                transfer.schedule(self.op.name).announce()
+        for schedule in self.schedules():
+            schedule.announce()
+
+    def infer(self, operands: Operands) -> ShardedTensor:
+        """Returns the result without elements, and records the messages if a log is active."""
+        if is_recording():
+            for x in operands[1:] if self.op.prototype else operands:
+                announce_reading(x)
+            self.announce()
+        result = without_elements(self.result)
+        is_array = self.op.creates or (self.op.keeps_arrays and not are_scalars(operands))
+        return mark_array(result) if is_array else result
 
     def __str__(self) -> str:
         """The operator, the strategy and the result's layout on one line, and a line for each operand that moves."""
@@ -81,6 +106,12 @@ class Plan:
                 nbytes = transfer.movement.size * transfer.source.dtype.itemsize
                 lines.append(f"  {name} -> {transfer.target.spec}: {nbytes} bytes")
         return "\n".join(lines)
+
+
+Draft = Callable[..., Plan]
+"""A plan that lacks its strategy and its function, which the keyword arguments ``strategy`` and ``run`` complete."""
+Execution = Callable[[], tuple[str, Run]]
+"""Selects the strategy of a plan, and makes its function."""
 
 
 def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
@@ -105,7 +136,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
         kinds = [k if k is None else _as_array(k) for k in kinds]  # If all operands are scalars, the result is 0-d.
     if op.creates:
-        return _creation_plan(op, kinds, named)
+        return _completed(op, *_creation_plan(op, kinds, named))
     tensors = [k for k in kinds if isinstance(k, Aval)]
     if len({k.backend.simulated for k in tensors}) > 1:
         raise ArgumentTypeError(
@@ -113,8 +144,15 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
             "the AbstractMesh"
         )
     mesh = anchor(tensors).sharding.mesh if tensors else default_mesh()
-    plan = (_mover_plan if op.movement else _rule_plan)(op, kinds, named, mesh)
-    return dataclasses.replace(plan, run=_as_arrays(plan.run)) if op.keeps_arrays else plan
+    return _completed(op, *(_movement_plan if op.movement else _rule_plan)(op, kinds, named, mesh))
+
+
+def _completed(op: Op, draft: Draft, execution: Execution) -> Plan:
+    plan = draft(strategy="abstract", run=None)
+    if plan.result.backend.simulated:
+        return draft(strategy="abstract", run=plan.infer)
+    strategy, run = execution()
+    return draft(strategy=strategy, run=_as_arrays(run) if op.keeps_arrays else run)
 
 
 def _as_arrays(execute: Run) -> Run:
@@ -157,7 +195,7 @@ def anchor(tensors: Sequence[Aval]) -> Aval:
 # -- operators with a rule -------------------------------------------------------------------------
 
 
-def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> tuple[Draft, Execution]:
     shapes = [k.shape if isinstance(k, (Aval, HostAval)) else () for k in kinds]
     rule_and_shape = op.rule(shapes, **params) if callable(op.rule) else op.rule
     text, given_shape = (rule_and_shape, None) if isinstance(rule_and_shape, str) else rule_and_shape
@@ -194,29 +232,30 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         for k, t in zip(kinds, targets, strict=True)
     ]
     partial_axes = propagated.partial_axes if op.combine else ()
-    plan = functools.partial(Plan, op, result=value, transfers=tuple(moves), partial_axes=partial_axes)
-    if value.backend.simulated:
-        return plan("abstract", run=abstract_plan(op, value, params, moves, partial_axes))
-    strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes))
-    if value.backend.shared_memory and (in_blocks := strategies.in_blocks(rule, partial_axes)):
-        return plan("blocks", run=in_blocks)
-    if not partial_axes or not op.combine:
-        return _once(plan, strategies)
-    monoid = MONOIDS[op.combine]
-    reduce = strategies.reduce(monoid, partial_axes)
-    if not value.backend.shared_memory:
-        return plan("reduce", run=reduce)
-    # The partial result of every shard is needed only if a listener records the bytes of their combination.
-    exact = value.dtype.kind in monoid.exact
-    fast = strategies.whole() if exact else strategies.reduce_in_one_pass(monoid, reduce)
-    return plan("reduce", run=lambda operands: (reduce if is_recording() else fast)(operands))
 
+    @functools.cache
+    def schedules() -> Sequence[Schedule]:
+        return [combination_of(op, value, params, moves, partial_axes)] if partial_axes else ()
 
-def _once(plan: Callable[..., Plan], strategies: Strategies) -> Plan:
-    """Returns the plan that runs the operator once on whole buffers where devices share a memory, else per shard."""
-    if strategies.backend.shared_memory:
-        return plan("whole", run=strategies.whole())
-    return plan("per shard", run=strategies.per_shard())
+    def execution() -> tuple[str, Run]:
+        strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes))
+        shared = value.backend.shared_memory
+        if shared and (in_blocks := strategies.in_blocks(rule, partial_axes)):
+            return "blocks", in_blocks
+        if not partial_axes or not op.combine:
+            return ("whole", strategies.whole()) if shared else ("per shard", strategies.per_shard())
+        monoid = MONOIDS[op.combine]
+        reduce = strategies.reduce(monoid, partial_axes)
+        if not shared:
+            return "reduce", reduce
+        # The partial result of every shard is needed only if a listener records the bytes of their combination.
+        exact = value.dtype.kind in monoid.exact
+        fast = strategies.whole() if exact else strategies.reduce_in_one_pass(monoid, reduce)
+        return "reduce", lambda operands: (reduce if is_recording() else fast)(operands)
+
+    computed = value if not partial_axes else aval(shape, value.dtype, sharding, committed, partial_axes)
+    draft = functools.partial(Plan, op, computed=computed, result=value, transfers=tuple(moves), schedules=schedules)
+    return draft, execution
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -258,7 +297,7 @@ def _contexts(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequ
 # -- operators that only move data -----------------------------------------------------------------
 
 
-def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> tuple[Draft, Execution]:
     assert op.movement is not None
     arrays = [k if isinstance(k, (Aval, HostAval)) else _as_array(k) for k in kinds]
     moved: DataMovement = op.movement(arrays, mesh, **params)
@@ -266,28 +305,44 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
     value = aval(moved.shape, dtype, moved.sharding, any(k.committed for k in arrays if isinstance(k, Aval)))
     first = operand_transfer(arrays[0], moved.target) if moved.target else None
     sources, result = ([a.grid for a in arrays], value.grid) if moved.flat is None else ([moved.flat[0]], moved.flat[1])
+    stays = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
+    schedule = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
+
+    draft = functools.partial(
+        Plan,
+        op,
+        computed=value,
+        result=value,
+        transfers=(first,) if first else (),
+        schedules=lambda: () if stays else (schedule,),
+    )
+    return draft, lambda: ("move", _execute_movement(op, moved, value, first, sources, result))
+
+
+def _execute_movement(
+    op: Op,
+    moved: DataMovement,
+    value: Aval,
+    first: OperandTransfer | None,
+    sources: Sequence[Grid],
+    result: Grid,
+) -> Run:
+    """Returns the function of the plan of a `DataMovement`.
+
+    Args:
+        op: the operator.
+        moved: the movement.
+        value: the aval of the result.
+        first: the transfer of the operand that precedes the movement.
+        sources, result: the grids to which the regions of the movement refer.
+    """
     movement = functools.cache(lambda: TransferPlan(moved.regions, sources, result))
 
     def announce(copied: bool) -> None:
         if moved.note and movement().size:
             logger.info(moved.note)
         if is_recording():
-            movement().announce(dtype.itemsize, copied, op.name, moved.explicit)
-
-    in_place = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
-
-    abstract_move = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
-
-    def abstract_result(operands: Operands) -> ShardedTensor:
-        for x in operands:
-            first.whole(x, op.name) if first else abstract_operand(x)
-        if not in_place and is_recording():
-            abstract_move.announce()
-        return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
-
-    plan = functools.partial(Plan, op, result=value, transfers=(first,) if first else (), partial_axes=())
-    if value.backend.simulated:
-        return plan("abstract", run=abstract_result)
+            movement().announce(value.dtype.itemsize, copied, op.name, moved.explicit)
 
     def whole(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
@@ -304,12 +359,12 @@ def _mover_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Pla
         announce(True)
         if moved.flat:
             columns = [_reshaped(columns[0], sources[0].devices, sources[0].shape)]
-        results = movement().run(columns, dtype)
+        results = movement().run(columns, value.dtype)
         if moved.flat:
             results = _reshaped(results, result.devices, value.grid.shape)
         return tensor(value, offloaded(value, results))
 
-    return plan("move", run=whole if value.backend.shared_memory else per_shard)
+    return whole if value.backend.shared_memory else per_shard
 
 
 def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
@@ -330,8 +385,7 @@ def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[
 # -- creation functions ----------------------------------------------------------------------------
 
 
-def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
-    assert op.kernel is not None
+def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> tuple[Draft, Execution]:
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
     committed = device is not None
@@ -339,20 +393,20 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
         device, committed = kinds[0].sharding, kinds[0].committed
     sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
     value = aval(shape, dtype, sharding, committed)
-    plan = functools.partial(Plan, op, result=value, transfers=(None,) * len(kinds), partial_axes=())
-    if value.backend.simulated:
-        empty = lambda operands: mark_array(tensor(value, Storage(AbstractArray(value.shape, value.dtype))))  # noqa: E731
-        return plan("abstract", run=empty)
-    strategies = Strategies(
-        op, value, params, [None] * len(kinds), _contexts(value, [None] * len(kinds), [()] * len(kinds))
-    )
-    fill = strategies.whole() if value.backend.shared_memory else strategies.per_shard()
-    hosted = value.nbytes if value.backend.shared_memory else 0
+    nothing = [None] * len(kinds)
 
-    def run(operands: Operands) -> ShardedTensor:
-        reserve(hosted)
-        fills = operands[1:] if op.prototype else operands
-        values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
-        return mark_array(fill((None, *values) if op.prototype else values))
+    def execution() -> tuple[str, Run]:
+        strategies = Strategies(op, value, params, nothing, _contexts(value, nothing, [()] * len(kinds)))
+        fill = strategies.whole() if value.backend.shared_memory else strategies.per_shard()
+        hosted = value.nbytes if value.backend.shared_memory else 0
 
-    return plan("create", run=run)
+        def run(operands: Operands) -> ShardedTensor:
+            reserve(hosted)
+            fills = operands[1:] if op.prototype else operands
+            values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
+            return mark_array(fill((None, *values) if op.prototype else values))
+
+        return "create", run
+
+    draft = functools.partial(Plan, op, computed=value, result=value, transfers=tuple(nothing), schedules=tuple)
+    return draft, execution

@@ -124,7 +124,7 @@ class Strategies:
     def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Run | None:
         """Returns the plan that runs a long reduction or product block by block, for a backend with shared memory.
 
-        None for other operators, short operands, scalar operands, empty results and simulated devices.
+        None for other operators, short operands, scalar operands and empty results.
 
         Args:
             rule: names the dimensions of the operands and of the result.
@@ -132,7 +132,7 @@ class Strategies:
         """
         op, value, moves, contexts, name = self.op, self.value, self.moves, self.contexts, self.name
         combine = op.combine
-        if combine is None or None in moves or value.backend.simulated:
+        if combine is None or None in moves:
             return None
         sizes = name_sizes(rule, contexts[0].shapes)
         if not value.size or not is_long(combine, rule, sizes):

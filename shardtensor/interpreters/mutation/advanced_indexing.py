@@ -10,12 +10,11 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from shardtensor.backend.abstract import AbstractArray
 from shardtensor.backend.device import HostArray
 from shardtensor.communication import transfer
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
@@ -29,10 +28,10 @@ from shardtensor.interpreters.mutation.views import gather_unrecorded, local_vie
 from shardtensor.sharding.index import Index, canonical, is_array
 from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.sharding.view_spec import aligned, box_of, whole_view_spec
+from shardtensor.sharding.view_spec import ShardedBox, aligned, box_of, whole_view_spec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -228,17 +227,27 @@ def _adjacent(advanced: Sequence[bool]) -> bool:
 @implements(gather, "infer")
 def _infer_gather(x: Any, index: Any) -> Aval:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
-    chosen = AdvancedIndex(without_elements(index), x.shape)
+    chosen = AdvancedIndex(known_index(index), x.shape)
     chosen.check()
-    return _layout(x._aval, chosen)
+    value = _layout(x._aval, chosen)
+    if is_recording():
+        _source(x, chosen, value.grid)[0].announce(x.dtype.itemsize, False, "getitem")
+    return value
 
 
-def without_elements(index: Any) -> Any:
-    """Returns an index of the same shape with zeros in place of the elements of integer tensors, which are not read."""
+def known_index(index: Any) -> Any:
+    """Returns an index with zeros in place of the elements of integer tensors of which only the aval is known.
+
+    Raises:
+        ConcretizationError: transfers are recorded, which depend on these elements.
+    """
     if isinstance(index, tuple):
-        return tuple(map(without_elements, index))
-    is_integers = isinstance(index, ShardedTensor) and index.dtype.kind in "iu"
-    return np.broadcast_to(0, index.shape) if is_integers else index
+        return tuple(map(known_index, index))
+    if not lacks_elements(index) or index.dtype.kind not in "iu":
+        return index
+    if is_recording() and index.size:
+        np.asarray(index)
+    return np.broadcast_to(0, index.shape)
 
 
 @implements(gather, "algorithm")
@@ -247,24 +256,28 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
         x = call("asarray", x)
     chosen = AdvancedIndex(index, x.shape)
     value = _layout(x._aval, chosen)
-    itemsize, shared = x.dtype.itemsize, value.backend.shared_memory
+    shared = value.backend.shared_memory
     if is_recording() or not shared:
-        grid, arrays = operand_shards(x)
-        here = aligned(grid, box_of(chosen.basic, x.shape))
-        plan = GatherPlan(
-            here.grid, chosen.dims, [_want(value.grid, k, chosen) for k in range(len(value.grid.devices))]
-        )
+        plan, here, arrays = _source(x, chosen, value.grid)
         if is_recording():
-            plan.announce(itemsize, not shared, "getitem")
-    if value.backend.simulated:
-        chosen.check()
-        return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
+            plan.announce(x.dtype.itemsize, not shared, "getitem")
     if shared:
         with indexing_errors():
             return tensor(value, Storage(np.asarray(gather_unrecorded(x, "getitem")[chosen.numpy])))
-    columns = local_views(here, arrays)
-    rows = plan.run(columns, x.dtype)
+    rows = plan.run(local_views(here, arrays()), x.dtype)
     return tensor(value, offloaded(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
+
+
+def _source(
+    x: ShardedTensor, chosen: AdvancedIndex, result: Grid
+) -> tuple[GatherPlan, ShardedBox, Callable[[], Sequence[Any]]]:
+    """Returns the plan that sends the selected elements to the devices of the result, the boxes of the source arrays
+    from which they are sent, and a function that returns these arrays.
+    """
+    grid, arrays = operand_shards(x)
+    here = aligned(grid, box_of(chosen.basic, x.shape))
+    wants = [_want(result, k, chosen) for k in range(len(result.devices))]
+    return GatherPlan(here.grid, chosen.dims, wants), here, arrays
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.transfer import TransferPlan, gather, send, whole_array
+from shardtensor.communication.transfer import TransferPlan, announce_reading, gather, send, whole_array
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
-from shardtensor.core import Op, Params, call
+from shardtensor.core import Op, Params, call, implements
+from shardtensor.functions.indexing import view
 from shardtensor.host.blockwise import copied
 from shardtensor.interpreters.execution.plan_cache import value_of
 from shardtensor.interpreters.execution.planning import result_dtype
@@ -30,15 +31,17 @@ from shardtensor.sharding.copy_plan import host_grid, identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located, whole_view_spec
-from shardtensor.tensor.storage import DeferredStorage, Donated, Storage
+from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located
+from shardtensor.tensor.storage import DeferredStorage, NoElements, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
     ShardedTensor,
     current_storage,
+    lacks_elements,
     mark_array,
     shard_arrays,
     tensor,
+    without_elements,
     write_state_of,
 )
 from shardtensor.tensor.value import Aval, aval, on_devices
@@ -83,6 +86,10 @@ class View:
         """Where memories are separate, one array per device in the view's layout; otherwise None."""
         return None if self.base._aval.backend.shared_memory else self._read()
 
+    def announce(self) -> None:
+        """Records the transfers that reading the view of a base without elements needs."""
+        self._read()
+
     def forget(self) -> None:
         """Drops the cached arrays."""
         self._cache = None
@@ -90,7 +97,8 @@ class View:
     def _read(self) -> Any:
         """Evaluates the view spec by operators, once for each version of the base, and returns one array per device.
 
-        Where memory is shared it returns None; the evaluation then only records the transfers.
+        Where memory is shared, or the base has no elements, it returns None; the evaluation then only records the
+        transfers.
         """
         write_state = write_state_of(self.base)
         # The version is read before the value, so it may be older than the value, but never newer.
@@ -99,8 +107,8 @@ class View:
         if cache is None or cache[0] != version:
             storage = current_storage(self.base)
             value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
-            shared = self.base._aval.backend.shared_memory
-            cache = (version, None if shared else shard_arrays(value))
+            recorded = self.base._aval.backend.shared_memory or type(storage) is NoElements
+            cache = (version, None if recorded else shard_arrays(value))
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), write_state.caches
@@ -146,7 +154,7 @@ class ScalarElement(DeferredStorage):
     Attributes:
         value: the aval of the scalar.
         origin: the aval of the other tensor, and the index of the element in it.
-        parts: the copies, one for each owning device, or one where memory is shared.
+        parts: the copies, one for each owning device, or one where memory is shared; none of a tensor without elements.
     """
 
     __slots__ = ("_storage", "origin", "parts", "value")
@@ -164,16 +172,28 @@ class ScalarElement(DeferredStorage):
 
     def stored(self) -> Storage:
         """Returns the storage with the element on every device of the base, to which it is sent at the first call."""
+        if not self.parts:
+            without_elements(self.value)._storage.stored()
         if self._storage is None:
-            n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
+            shared = self.value.backend.shared_memory
             if is_recording() or not shared:
-                movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
-                movement.announce(n, not shared, "getitem")
+                movement = self._sent(not shared)
             if shared:
                 self._storage = Storage(self.parts[0])
             else:
                 self._storage = Storage(arrays=movement.run((self.parts,), self.value.dtype))
         return self._storage
+
+    def announce(self) -> None:
+        """Records that an element of a tensor without elements is sent to the other devices, at the first call."""
+        if self._storage is None:
+            self._sent(False)
+            self._storage = None if self.parts else Storage()
+
+    def _sent(self, copied: bool) -> TransferPlan:
+        movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
+        movement.announce(self.value.dtype.itemsize, copied, "getitem")
+        return movement
 
     def to_host(self, index: Any) -> HostArray:
         """Copies the element to host memory from the first device that owns it.
@@ -181,6 +201,8 @@ class ScalarElement(DeferredStorage):
         Args:
             index: a basic index of the scalar, whose length is the number of dimensions of the result; None for 0-d.
         """
+        if not self.parts:
+            self.stored()
         n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
         device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
         record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
@@ -249,7 +271,7 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     """Returns the base and the view spec of the result of an operator on ``x``, its aval, and whether it is a scalar;
     None where the result is no view. No elements are read.
     """
-    base, view_spec = base_and_view(x)
+    base, view_spec = x._base_and_view()
     assert op.view_spec is not None
     view_spec = op.view_spec(view_spec, *params)
     if view_spec is None or 0 in view_spec.shape:
@@ -261,21 +283,6 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
     is_element = view_spec.scalar or (x._is_scalar and not view_spec.shape and not op.array_views)
     return base, view_spec, value, is_element
-
-
-def base_and_view(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec]:
-    """Returns the base of ``x``, which is ``x`` itself if it is not a view, and the view spec of ``x`` on that base."""
-    storage = x._storage
-    if type(storage) is View:
-        return storage.base, storage.view_spec
-    if type(storage) is Donated:
-        storage.stored()
-    return x, _view_spec_of(x._aval)
-
-
-@functools.lru_cache(8192)
-def _view_spec_of(value: Aval) -> ViewSpec:
-    return whole_view_spec(value.shape, value.sharding.spec.chains_of(value.ndim))
 
 
 @functools.lru_cache(8192)
@@ -290,15 +297,15 @@ def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTe
     source = base._aval
     index = view_spec.origin
     storage = current_storage(base)
+    if type(storage) is NoElements:
+        return tensor(value, ScalarElement(value, source, index, ()))
     if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
         source.backend.wait_for_caller(source.sharding.mesh.flat[0])
         storage = storage.exported
         base = tensor(source, storage)
     if source.backend.shared_memory:
-        array = _part(whole_array(base, "getitem")[index], view_spec)
-        return tensor(
-            value, ScalarElement(value, source, index, (array if source.backend.simulated else np.array(array),))
-        )
+        array = np.array(_part(whole_array(base, "getitem")[index], view_spec))
+        return tensor(value, ScalarElement(value, source, index, (array,)))
     holders, backend = _element_of(source, index), source.backend
     if source.offloaded and hasattr(storage, "to_host"):
         # The tensor is offloaded to host memory: only this element is copied to the devices.
@@ -316,6 +323,29 @@ def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTe
 
 def _part(array: Any, view_spec: ViewSpec) -> Any:
     return getattr(array, view_spec.part) if view_spec.part else array
+
+
+@implements(view, "algorithm")
+def _view(x: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
+    return evaluate(x, view_spec)
+
+
+@implements(view, "infer")
+def _infer_view(x: ShardedTensor, view_spec: ViewSpec) -> Aval:
+    return _aval_of(x._aval, view_spec.chains, view_spec.shape, view_spec.part)
+
+
+def stand_in(x: Any) -> Any:
+    """Returns a tensor without elements that has the aval of ``x`` and aliases what ``x`` aliases; any other object is
+    returned unchanged.
+    """
+    if not isinstance(x, ShardedTensor) or lacks_elements(x):
+        return x
+    base, view_spec = x._base_and_view()
+    if base is not x:
+        return tensor(x._aval, View(without_elements(base._aval), view_spec))
+    made = without_elements(x._aval)
+    return made if x._is_scalar else mark_array(made)
 
 
 # -- reading views ---------------------------------------------------------------------------------
@@ -355,22 +385,24 @@ def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
     return value_of("getitem", x, box.index)
 
 
-def operand_shards(x: Any) -> tuple[Grid, tuple[Any, ...]]:
-    """Returns the arrays that hold the elements of an operand, and the grid that describes how they divide it.
+def operand_shards(x: Any) -> tuple[Grid, Callable[[], Sequence[Any]]]:
+    """Returns the grid that describes how arrays divide the elements of an operand, and a function that returns them.
 
     The arrays of a view are views of its base's shards wherever `locate` finds its elements there, so that the elements
     are not brought into the view's own layout first.
     """
     if not isinstance(x, ShardedTensor):
         array = np.asarray(x)
-        return host_grid(array.shape), (array,)
+        return host_grid(array.shape), lambda: (array,)
     storage = x._storage
     if type(storage) is View and (here := locate(storage.base._aval, storage.view_spec.boxes)):
-        return here.grid, tuple(local_views(here, shard_arrays(storage.base), storage.view_spec))
+        return here.grid, lambda: local_views(here, shard_arrays(storage.base), storage.view_spec)
     if type(storage) is ScalarElement:
         grid = storage.grid()
-        return grid, storage.parts * (len(grid.devices) // len(storage.parts))
-    return x._aval.grid, shard_arrays(x)
+        return grid, lambda: storage.parts * (len(grid.devices) // len(storage.parts))
+    if is_recording() and (x._aval.backend.shared_memory or lacks_elements(x)):
+        announce_reading(x)
+    return x._aval.grid, lambda: shard_arrays(x)
 
 
 @functools.lru_cache(1024)
@@ -428,7 +460,7 @@ def snapshot(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | N
     """
     if not isinstance(x, ShardedTensor):
         return x
-    owner, view_spec = base_and_view(x)
+    owner, view_spec = x._base_and_view()
     if owner is base and value is not None:
         now = value
     else:

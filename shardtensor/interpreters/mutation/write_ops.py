@@ -20,7 +20,6 @@ from shardtensor.communication.transfer_log import is_recording
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, indexing_errors
 from shardtensor.interpreters.mutation.views import (
-    base_and_view,
     gather_unrecorded,
     local_views,
     operand_shards,
@@ -78,7 +77,9 @@ class WriteOp(abc.ABC):
         """Replaces the operands that do not alias ``base`` by snapshots, before the lock of ``base`` is acquired."""
         tensors = [isinstance(x, ShardedTensor) for x in self.operands]
         if any(tensors):
-            self.inside = [here and base_and_view(x)[0] is base for x, here in zip(self.operands, tensors, strict=True)]
+            self.inside = [
+                here and x._base_and_view()[0] is base for x, here in zip(self.operands, tensors, strict=True)
+            ]
             self.operands = [
                 snapshot(x) if here and not mine else x
                 for x, here, mine in zip(self.operands, tensors, self.inside, strict=True)
@@ -131,14 +132,14 @@ class WriteOp(abc.ABC):
 
 def _owner(x: Any) -> ShardedTensor | None:
     """Returns the base of an operand, or None if the operand is not a tensor."""
-    return base_and_view(x)[0] if isinstance(x, ShardedTensor) else None
+    return x._base_and_view()[0] if isinstance(x, ShardedTensor) else None
 
 
 def is_view(x: Any, base: ShardedTensor, view_spec: ViewSpec) -> bool:
     """Whether an operand consists of exactly the elements that are written, in the same order."""
     if not isinstance(x, ShardedTensor):
         return False
-    owner, mine = base_and_view(x)
+    owner, mine = x._base_and_view()
     return owner is base and mine.same(view_spec)
 
 
@@ -160,7 +161,7 @@ class _Delivery:
 
     def run(self, dtype: Any) -> tuple[Any, ...]:
         """Runs the transfer and returns one array per device."""
-        return self.movement.run((self.arrays,), dtype, as_they_lie=True)
+        return self.movement.run((self.arrays(),), dtype, as_they_lie=True)
 
 
 class Elementwise(WriteOp):
@@ -346,10 +347,10 @@ class Scattered(WriteOp):
             if not _is_array(x):
                 columns.append([_plain(x)] * len(held))
                 continue
-            plan, arrays = self._plan(x, here.grid, held)
+            plan, box, arrays = self._plan(x, here.grid, held)
             if is_recording():
                 plan.announce(x.dtype.itemsize, True, self.name)
-            columns.append(plan.run(arrays, x.dtype if self.ufunc else self.dtype))
+            columns.append(plan.run(local_views(box, arrays()), x.dtype if self.ufunc else self.dtype))
         axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
         indices = []
         for (_, coordinates), device in zip(held, grid.devices, strict=True):
@@ -390,8 +391,12 @@ class Scattered(WriteOp):
         last = last_of_each(coordinates, [end - begin for begin, end in ends])
         return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
 
-    def _plan(self, x: Any, grid: Grid, held: Sequence[tuple[Any, list[Any]]]) -> tuple[GatherPlan, Sequence[Any]]:
-        """Returns the plan that sends an operand's elements to the devices that write them, and the source arrays."""
+    def _plan(
+        self, x: Any, grid: Grid, held: Sequence[tuple[Any, list[Any]]]
+    ) -> tuple[GatherPlan, ShardedBox, Callable[[], Sequence[Any]]]:
+        """Returns the plan that sends an operand's elements to the devices that write them, the boxes of the source
+        arrays from which they are sent, and a function that returns these arrays.
+        """
         chosen = self.chosen
         source, arrays = operand_shards(x)
         block = chosen.block or (1,)
@@ -414,4 +419,4 @@ class Scattered(WriteOp):
             others = [d for d in range(ndim) if d not in blocks]
             rest = [ends if box.shape[d] == sizes[d] else (0, 1) for d, ends in zip(others, mine, strict=True)]
             wants.append(GatherRequest(device, len(rows), picked, rest))
-        return GatherPlan(here.grid, blocks, wants), local_views(here, arrays)
+        return GatherPlan(here.grid, blocks, wants), here, arrays

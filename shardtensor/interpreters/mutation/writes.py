@@ -22,20 +22,30 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer_log import is_recording, record_copy
-from shardtensor.core import Op, Operands, Params, call, implements
+from shardtensor.core import OPS, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
-from shardtensor.functions.indexing import setitem
+from shardtensor.functions.indexing import put, setitem
 from shardtensor.host import blockwise, memory_pool
+from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import Kind, kind_of, result_dtype
-from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, without_elements
-from shardtensor.interpreters.mutation.views import base_and_view, local_view, locate
+from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, known_index
+from shardtensor.interpreters.mutation.views import local_view, locate, stand_in
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_view_spec
 from shardtensor.tensor.operands import as_operand, converted
-from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, current_storage, tensor, write_state_of
+from shardtensor.tensor.storage import DeferredStorage, NoElements, PendingWrite, Storage
+from shardtensor.tensor.tensor import (
+    SCALARS,
+    ShardedTensor,
+    current_storage,
+    lacks_elements,
+    mark_array,
+    tensor,
+    without_elements,
+    write_state_of,
+)
 from shardtensor.tensor.value import Aval, join
 
 Apply = Callable[[Op, Operands, Params], Any]
@@ -57,10 +67,11 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     Raises:
         ShapeError, ArgumentTypeError, IndexingError: NumPy would not write the result either; ``out`` is unchanged.
     """
-    check_writable(out)
-    base, view_spec = base_and_view(out)
+    out._check_writable()
+    base, view_spec = out._base_and_view()
     if op.assigns:
-        _assign_at(base, view_spec, operands[1], params[0], out.dtype)
+        _, value, index = operands
+        _assign_at(base, view_spec, value, known_index(index), out.dtype)
     elif computes_in_place(op, out):
         operands = checked_update(op, operands, out)
         if out.size:
@@ -70,15 +81,6 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
         check_result(op, result, out)
         if result.size:
             _write(base, view_spec, Elementwise(op.name, None, (result,), out.dtype))
-
-
-def check_writable(out: ShardedTensor) -> None:
-    """Raises ArgumentTypeError if ``out`` is a scalar."""
-    if out._is_scalar:
-        raise ArgumentTypeError(
-            "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
-            "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
-        )
 
 
 def computes_in_place(op: Op, out: ShardedTensor) -> bool:
@@ -122,18 +124,42 @@ def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any
     return (target, Elementwise("setitem", None, (value,), dtype)) if target.size else None
 
 
+@implements(setitem, "algorithm")
+def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
+    new = _duplicate(x if isinstance(x, ShardedTensor) else call("asarray", x))
+    write(new, OPS["setitem"], (new, value, index), (), run)
+    return new
+
+
 @implements(setitem, "infer")
-def _infer_setitem(x: Any, value: Any, index: Any) -> Aval:
-    x = x if isinstance(x, ShardedTensor) else call("asarray", x)
-    check_assignment(x, value, index)
-    return x._aval  # type: ignore[no-any-return]
+def _infer_setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
+    return _setitem(stand_in(x if isinstance(x, ShardedTensor) else call("asarray", x)), value, index)
 
 
-def check_assignment(x: ShardedTensor, value: Any, index: Any) -> None:
-    """Raises the error that ``x[index] = value`` would raise. It reads no elements of tensors except those of masks."""
-    found = _assignment(base_and_view(x)[1], value, without_elements(index), x.dtype)
-    if found is not None and type(found[1]) is Scattered:
-        found[1].chosen.check()
+@implements(put, "algorithm")
+def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
+    new = _duplicate(x)
+    value = as_operand(value, "setitem")
+    if np.shape(value) != view_spec.shape:
+        raise ShapeError(f"the result has shape {np.shape(value)}, and {view_spec.shape} is written")
+    dtype = new.dtype if view_spec.part is None else np.empty(0, new.dtype).real.dtype
+    _check_cast("setitem", np.result_type(value), dtype)
+    if view_spec.size:
+        _write(new, view_spec, Elementwise("setitem", None, (value,), dtype))
+    return new
+
+
+@implements(put, "infer")
+def _infer_put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
+    return _put(stand_in(x), value, view_spec)
+
+
+def _duplicate(x: ShardedTensor) -> ShardedTensor:
+    """Returns an array with the value of ``x``, of which a write copies the memory that it shares with ``x``."""
+    storage = x._storage
+    if lacks_elements(x):
+        return mark_array(without_elements(x._aval))
+    return mark_array(tensor(x._aval, Storage(storage.array, storage.arrays)))
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
@@ -246,6 +272,13 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
     write_state = write_state_of(base)
     with write_state.lock:
         storage = current_storage(base)
+        if type(storage) is NoElements:
+            write_state.forget()
+            write_state.version += 1
+            if isinstance(write_op, Scattered):
+                write_op.chosen.check()
+            WriteTransaction(base, view_spec, storage, free=False).announce(write_op)
+            return
         # Only offloaded storages are kept: another reference to the storage would make it look shared below.
         before = storage if base._aval.offloaded else None
         exported = type(storage) is Exported
@@ -287,12 +320,12 @@ class WriteTransaction:
         backend: the backend of the handle.
         device: the device to which copies of a shared buffer are attributed in the log.
         view_spec: the view spec of the elements that are written.
-        storage: the storage of the old value.
+        storage: the storage of the old value, a `Storage` or `NoElements`.
         free: whether there is no other reference to the storage.
         error: the exception raised after elements were written: a warning or floating-point error, as NumPy raises it.
     """
 
-    def __init__(self, base: ShardedTensor, view_spec: ViewSpec, storage: Storage, free: bool) -> None:
+    def __init__(self, base: ShardedTensor, view_spec: ViewSpec, storage: Any, free: bool) -> None:
         self.base = base
         self.value = base._aval
         self.backend: Backend = self.value.backend
@@ -315,12 +348,8 @@ class WriteTransaction:
             storage = Storage(array)
         alone = self.free and self.backend.is_exclusive(array, 2)
         if any(write_op.inside):
-            write_op.enter(self.base, view_spec, tensor(value, Storage(array)))
-        if is_recording():
-            here, _, counted = self._located(write_op)
-            counted.announce(here.grid)
-        if self.backend.simulated:
-            return storage
+            write_op.enter(self.base, view_spec, tensor(value, storage))
+        self.announce(write_op)
         fresh = array
         if not alone or (len(view_spec.boxes) > 1 and not array.flags.c_contiguous):
             if self._is_all(write_op):
@@ -337,6 +366,12 @@ class WriteTransaction:
                 raise
             self.error = error
         return storage if fresh is array else Storage(fresh)
+
+    def announce(self, write_op: WriteOp) -> None:
+        """Records, where memory is shared or there are no elements, the transfers that separate memories need."""
+        if is_recording():
+            here, _, counted = self._located(write_op)
+            counted.announce(here.grid)
 
     def separate(self, write_op: WriteOp) -> Storage:
         """Writes into the shards that hold elements of the view, or into copies, and returns the new value's storage.

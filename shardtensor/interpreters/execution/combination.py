@@ -1,34 +1,28 @@
-"""Plans of operators on abstract arrays, which have no elements."""
+"""The messages of an operator that follow from its plan: they can be listed without executing it."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.abstract import AbstractArray
 from shardtensor.communication.all_reduce import CHUNKED_FROM
-from shardtensor.communication.schedules import (
-    Schedule,
-    combination,
-)
+from shardtensor.communication.schedules import Schedule, combination
 from shardtensor.communication.transfer import OperandTransfer
-from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import Op, Operands
+from shardtensor.core import Op
 from shardtensor.functions.monoids import element_bytes
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.spec import Chain
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval
 
 
-def abstract_plan(
+def combination_of(
     op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], partial_axes: Chain
-) -> Callable[[Operands], ShardedTensor]:
-    """Returns the plan of an operator on abstract operands: it records the transfers and returns an abstract result.
+) -> Schedule:
+    """Returns the schedule of messages that combine the partial results of an operator.
+
+    It is the schedule of `shardtensor.interpreters.execution.strategies.Strategies.reduce`.
 
     Args:
         op: the operator.
@@ -36,26 +30,6 @@ def abstract_plan(
         params: the operator's parameters by name.
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
         partial_axes: the mesh axes along which partial results are combined.
-    """
-    schedule = functools.cache(lambda: _combination(op, value, params, moves, partial_axes))
-
-    def plan(operands: Operands) -> ShardedTensor:
-        for x, move in zip(operands, moves, strict=True):
-            if move is not None:
-                move.whole(x, op.name)
-        if partial_axes and op.combine and is_recording():
-            schedule().announce()
-        return tensor(value, Storage(AbstractArray(value.shape, value.dtype)))
-
-    return plan
-
-
-def _combination(
-    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], partial_axes: Chain
-) -> Schedule:
-    """Returns the schedule of messages that combine the partial results along the mesh axes ``partial_axes``.
-
-    It is the schedule of `shardtensor.interpreters.execution.strategies.Strategies.reduce` on real devices.
     """
     assert op.combine is not None
     mesh = value.sharding.mesh
