@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.protocol import Backend, current_device
+from shardtensor.backend.registry import backend_of
 from shardtensor.core import implements, operator
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of
@@ -153,6 +155,18 @@ def view(x: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """
 
 
+@implements(view, "kernel")
+def _view_on_device(xp: Any, context: None, x: Any, *, view_spec: ViewSpec) -> Any:
+    return view_spec.of(_current_backend(), x)
+
+
+def _current_backend() -> Backend:
+    """Returns the backend of the current device of a mapped function."""
+    device = current_device()
+    assert device is not None
+    return backend_of(device)
+
+
 @operator(operands=("x", "value"), error_name="setitem", keeps_arrays=True)
 def put(x: ArrayLike, value: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces the elements that a view spec selects.
@@ -166,3 +180,11 @@ def put(x: ArrayLike, value: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor
     >>> put(st.zeros(3), st.ones(1), first).tolist()
     [1.0, 0.0, 0.0]
     """
+
+
+@implements(put, "kernel")
+def _put_on_device(xp: Any, context: None, x: Any, value: Any, *, view_spec: ViewSpec) -> Any:
+    backend = _current_backend()
+    new = backend.contiguous(xp.asarray(x, copy=True))
+    view_spec.of(backend, new)[...] = value
+    return new

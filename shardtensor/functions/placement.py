@@ -265,6 +265,11 @@ def copy(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@implements(copy, "kernel")
+def _copy_on_device(xp: Any, context: None, x: Any) -> Any:
+    return xp.asarray(x, copy=True)
+
+
 @implements(copy, "infer")
 def _infer_copy(x: ShardedTensor) -> ShardedTensor:
     made = without_elements(x._aval)

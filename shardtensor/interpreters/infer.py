@@ -18,7 +18,6 @@ from shardtensor.interpreters.mutation.views import ScalarElement, View, compute
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
-from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import NoElements
@@ -103,24 +102,8 @@ class InferInterpreter(Interpreter):
                 return op.algorithm(*operands, *params)  # type: ignore[misc]
             if is_recording():
                 operands = tuple(map(stand_in, operands))
-            if op.view_spec and type(operands[0]) is ShardedTensor:
-                view = infer_view(op, operands[0], params)
-                if view is not None:
-                    return _view(operands[0], *view)
-            if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
-                element = compute_on_owners(op, tuple(map(stand_in, operands)))
-                if element is not None:
-                    return element
-            if op.composite:
-                result = op.composite(*(operands if not op.variadic else (operands,)), *params)
-                if result is not NotImplemented:
-                    return result
-            if op.algorithm:
-                assert op.infer is not None
-                found = op.infer(*array_operands(op, operands), *params)
-                return map_leaves(lambda x: _result(op, x) if isinstance(x, Aval) else x, found)
-            plan, operands = planned(op, operands, params)
-            return plan.infer(operands)
+            result = derived(op, operands, params)
+            return _primitive(op, operands, params) if result is NotImplemented else result
         except (ShardTensorError, OverflowError) as error:
             raise_named(op, error)
 
@@ -188,13 +171,20 @@ class AbstractDeviceInterpreter(InferInterpreter):
     def _here(self, operands: Operands) -> Operands:
         """Replaces host arrays by tensors on this device, as a real device converts them; no transfer is recorded.
 
-        The operands are returned unchanged if a tensor among them is on other devices.
+        If a tensor among them is on other devices, those on this device follow it: they stand for arrays, and tensors
+        of arrays are not committed (see `shardtensor.tensor.operands.as_operand`).
         """
+        if not all(x.device == self.device for x in operands if type(x) is ShardedTensor):
+            return tuple(map(_uncommitted, operands))
         if not any(isinstance(x, (np.ndarray, np.generic)) for x in operands):
             return operands
-        if not all(x.device == self.device for x in operands if type(x) is ShardedTensor):
-            return operands
         return tuple([AbstractCommunicator.result(x, self.device) if is_data(x) else x for x in operands])
+
+
+def _uncommitted(x: Any) -> Any:
+    if type(x) is not ShardedTensor or x.sharding.mesh.size > 1 or type(x._storage) is not NoElements:
+        return x
+    return without_elements(aval(x.shape, x.dtype, x.sharding, False))
 
 
 _inferred: dict[Any, HostAval] = {}
@@ -203,18 +193,41 @@ _inferred: dict[Any, HostAval] = {}
 _KEPT = 4096
 
 
-def _result(op: Op, value: Aval) -> ShardedTensor:
+def derived(op: Op, operands: Operands, params: Params) -> Any:
+    """Returns the result of an operator that is a view of a tensor without elements, or is composed of other operators,
+    which it calls; NotImplemented for any other.
+    """
+    if op.view_spec and type(operands[0]) is ShardedTensor:
+        found = infer_view(op, operands[0], params)
+        if found is not None:
+            base, view_spec, value, is_element = found
+            return NotImplemented if is_element or operands[0]._is_scalar else tensor(value, View(base, view_spec))
+    if op.composite:
+        return op.composite(*(operands if not op.variadic else (operands,)), *params)
+    return NotImplemented
+
+
+def _primitive(op: Op, operands: Operands, params: Params) -> Any:
+    """Returns the result of an operator that is not `derived` from others."""
+    if op.view_spec and type(operands[0]) is ShardedTensor and (found := infer_view(op, operands[0], params)):
+        base, view_spec, value, is_element = found
+        if not is_element:  # A scalar is never written, so a copy is equivalent to a view.
+            return mark_array(without_elements(value))
+        return tensor(value, ScalarElement(value, base._aval, view_spec.origin, ()))
+    if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
+        element = compute_on_owners(op, tuple(map(stand_in, operands)))
+        if element is not None:
+            return element
+    if op.algorithm:
+        assert op.infer is not None
+        found = op.infer(*array_operands(op, operands), *params)
+        return map_leaves(lambda x: _tensor_of(op, x) if isinstance(x, Aval) else x, found)
+    plan, operands = planned(op, operands, params)
+    return plan.infer(operands)
+
+
+def _tensor_of(op: Op, value: Aval) -> ShardedTensor:
     return mark_array(without_elements(value)) if op.keeps_arrays else without_elements(value)
-
-
-def _view(x: ShardedTensor, base: ShardedTensor, view_spec: ViewSpec, value: Aval, is_element: bool) -> ShardedTensor:
-    """Returns the view of a tensor without elements; see `infer_view`."""
-    if is_element:
-        source = base._aval
-        return tensor(value, ScalarElement(value, source, view_spec.origin, ()))
-    if x._is_scalar:
-        return mark_array(without_elements(value))
-    return tensor(value, View(base, view_spec))
 
 
 INFER = InferInterpreter()

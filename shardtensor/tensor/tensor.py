@@ -371,10 +371,20 @@ class ShardedTensor(Operators):
         return self, _view_spec_of(self._aval)
 
     def _bind(self, value: Any, put: Callable[[tuple[Any, Any], tuple[ViewSpec]], ShardedTensor]) -> None:
-        """Binds the base to the tensor ``put((base, value), (view_spec,))``, which has the base's aval."""
+        """Binds the base to the tensor ``put((base, value), (view_spec,))``, which has the base's aval.
+
+        Raises:
+            ArgumentTypeError: the tensor stands for a scalar.
+            ConcretizationError: only the new value has no elements.
+        """
         self._check_writable()
         base, view_spec = self._base_and_view()
         new = put((base, value), (view_spec,))
+        if lacks_elements(new) and not lacks_elements(base):
+            raise ConcretizationError(
+                "a tensor that the function closes over is written, and its new elements are not known; give it as an "
+                "argument"
+            )
         write_state = write_state_of(base)
         with write_state.lock:
             write_state.forget()

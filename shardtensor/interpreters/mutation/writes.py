@@ -139,11 +139,10 @@ def _infer_setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
 @implements(put, "algorithm")
 def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
     new = _duplicate(x)
-    value = as_operand(value, "setitem")
-    if np.shape(value) != view_spec.shape:
-        raise ShapeError(f"the result has shape {np.shape(value)}, and {view_spec.shape} is written")
+    if value.shape != view_spec.shape:
+        raise ShapeError(f"out has shape {view_spec.shape} and the result {value.shape}; wanted equal shapes")
     dtype = new.dtype if view_spec.part is None else np.empty(0, new.dtype).real.dtype
-    _check_cast("setitem", np.result_type(value), dtype)
+    _check_cast("setitem", value.dtype, dtype)
     if view_spec.size:
         _write(new, view_spec, Elementwise("setitem", None, (value,), dtype))
     return new
