@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, Device
 from shardtensor.errors import ArgumentError, TransferError
 from shardtensor.host.fork import in_children
+from shardtensor.sharding.mesh import span
 
 if TYPE_CHECKING:
     from shardtensor.communication.traffic_picture import Moved
@@ -212,6 +213,17 @@ class TransferLog:
             rows.append((*head, *[f"{n:,}" for n in line]))
         return "\n".join(table(rows))
 
+    def by_operator(self) -> Iterator[tuple[str, str, int, int, str, str]]:
+        """Yields for each operator, and each axis of a collective, its name, the axis, the number of transfers between
+        devices, their bytes, and the names of the sources and of the destinations.
+        """
+        kinds, devices, (of, sources, destinations, nbytes, _) = self._snapshot()
+        for k, (operator, axis, _) in enumerate(kinds):
+            rows = (of == k) & (sources != destinations)
+            if rows.any():
+                ends = [span(sorted({devices[i] for i in np.unique(end[rows])})) for end in (sources, destinations)]
+                yield operator, axis, int(rows.sum()), _total(nbytes[rows]), ends[0], ends[1]
+
     def by_device(self) -> dict[Device, tuple[int, int]]:
         """Returns the bytes that each device sent and received: a dict in the order of devices, with `st.HOST` last.
 
@@ -379,23 +391,33 @@ def guarded() -> bool:
     return _policy.get() != "allow"
 
 
-_is_unrecorded: ContextVar[bool] = ContextVar("shardtensor_unrecorded", default=False)
+_own: ContextVar[tuple[TransferListener, ...] | None] = ContextVar("shardtensor_listeners", default=None)
+_owners: list[object] = []
 
 
 @contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """Records no transfers of this context, and applies no guard to them, while the ``with`` block runs."""
-    token = _is_unrecorded.set(True)
+def recorded_by(*listeners: TransferListener) -> Iterator[None]:
+    """Records the transfers of this context, and of maps in it, by these listeners only, and applies no guard to them,
+    while the ``with`` block runs.
+    """
+    token = _own.set(listeners)
+    _owners.append(token)
     try:
         with transfer_guard("allow"):
             yield
     finally:
-        _is_unrecorded.reset(token)
+        _owners.remove(token)
+        _own.reset(token)
+
+
+def _listeners() -> Sequence[TransferListener]:
+    own = _own.get()
+    return _open if own is None else own
 
 
 def is_recording() -> bool:
     """Whether a listener or a guard is active. If not, transfers between devices that share a memory need no plan."""
-    return (bool(_open) and not _is_unrecorded.get()) or _policy.get() != "allow"
+    return bool((_open or _owners) and _listeners()) or _policy.get() != "allow"
 
 
 def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callable[[], Iterable[Transfer]]) -> None:
@@ -413,10 +435,10 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
                 "move the operand yourself with st.device_put or st.reshard, or create it where it is needed"
             )
         logger.warning("%s: moves %d bytes implicitly", operator, nbytes)
-    if _open and not _is_unrecorded.get():
+    if (_open or _owners) and _listeners():
         made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
         with _lock:
-            listeners = tuple(_open)
+            listeners = tuple(_listeners())
         for listener in listeners:
             listener.record(records, made)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
-from shardtensor.communication.transfer_log import is_recording, unrecorded
+from shardtensor.communication.transfer_log import is_recording, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
 from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
@@ -135,7 +135,7 @@ class AbstractDeviceInterpreter(InferInterpreter):
         """Infers the result of ``op``. Arrays are created on the device. The devices share the inferred results."""
         if op.creates and params[op.params.index("device")] is None and not any(map(lacks_elements, operands)):
             at = op.params.index("device")
-            with unrecorded():  # The device creates the array, or converts it.
+            with recorded_by():  # The device creates the array, or converts it.
                 return super().apply(op, operands, (*params[:at], self.device, *params[at + 1 :]))
         operands = self._here(operands)
         key: Any = None
@@ -281,17 +281,19 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     >>> st.eval_shape(lambda x: (x @ x.T).sum(axis=1), x)
     ShapeDtypeStruct(shape=(8,), dtype=float32, sharding=P('d'))
     """
-    given = map_leaves(_argument, (args, kwargs))
-    with interpreting(INFER), unrecorded():
+    given = map_leaves(argument, (args, kwargs))
+    with interpreting(INFER), recorded_by():
         result = fn(*given[0], **given[1])
-    return map_leaves(_struct, result)
+    return map_leaves(struct, result)
 
 
-def _argument(x: Any) -> Any:
+def argument(x: Any) -> Any:
+    """Returns a leaf of an argument without its elements."""
     return mark_array(without_elements(x._aval)) if isinstance(x, ShapeDtypeStruct) else stand_in(x)
 
 
-def _struct(x: Any) -> Any:
+def struct(x: Any) -> Any:
+    """Returns a leaf of a result, as a `ShapeDtypeStruct` if it is a tensor."""
     return _struct_of(x.shape, x.dtype, x.sharding, x.committed) if isinstance(x, ShardedTensor) else x
 
 

@@ -119,7 +119,7 @@ class Mesh:
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.shape.items())
-        return f"Mesh({axes}; {_span(self.flat)})"
+        return f"Mesh({axes}; {span(self.flat)})"
 
 
 def integers(given: Any, name: str) -> list[int]:
@@ -138,7 +138,7 @@ def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
     return Mesh(devices, axis_names).on_known_devices()
 
 
-def _span(devices: Sequence[Device]) -> str:
+def span(devices: Sequence[Device]) -> str:
     """Returns ``cpu:0..7`` for devices with consecutive ids, else the names of the first four."""
     first = devices[0]
     run = [Device(first.backend, first.id + i, d.process_index, d.kind) for i, d in enumerate(devices)]

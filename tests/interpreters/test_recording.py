@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import demo
-from shardtensor.communication.transfer_log import unrecorded
+from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
@@ -242,7 +242,7 @@ class Notebook:
         self.traced[code] = self.traced.get(code, 0) + 1
         if self.traced[code] > 2 or innermost() is not None:
             return result
-        with unrecorded():  # The cells count their transfers.
+        with recorded_by():  # The cells count their transfers.
             try:
                 trace = Trace(mapped, *args)
             except (AttributeError, TypeError, ValueError):

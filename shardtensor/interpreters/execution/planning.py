@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,17 +95,34 @@ class Plan:
         is_array = self.op.creates or (self.op.keeps_arrays and not are_scalars(operands))
         return mark_array(result) if is_array else result
 
-    def __str__(self) -> str:
-        """The operator, the strategy and the result's layout on one line, and a line for each operand that moves."""
-        value = self.result
-        lines = [f"{self.op.name}: {self.strategy} -> {value.dtype}{list(value.shape)} {value.sharding.spec}"]
-        if self.partial_axes:
-            lines[0] += f", partial results combined along {', '.join(self.partial_axes)}"
+    @property
+    def runs(self) -> str:
+        """How the operator runs, and on which devices."""
+        count, single = self.result.sharding.mesh.size, self.result.sharding.mesh.flat[0]
+        each = f"on {single}" if count == 1 else f"on each of {count} devices"
+        if self.strategy in ("whole", "blocks"):
+            where = f"on {single}" if count == 1 else f"on the buffer that {count} devices share"
+            return f"runs {'once' if self.strategy == 'whole' else 'block by block'} {where}"
+        return "moves elements" if self.strategy == "move" else f"runs {each}"
+
+    def messages(self) -> Iterator[str]:
+        """Yields a description of each operand that is transferred, and of the messages that follow."""
         for name, transfer in zip(self.op.operands * len(self.transfers), self.transfers, strict=False):
             if transfer is not None and not transfer.stays:
-                nbytes = transfer.movement.size * transfer.source.dtype.itemsize
-                lines.append(f"  {name} -> {transfer.target.spec}: {nbytes} bytes")
-        return "\n".join(lines)
+                source = transfer.source.sharding.spec if isinstance(transfer.source, Aval) else "the host"
+                nbytes = transfer.schedule(self.op.name).bytes
+                yield f"transfers {name} from {source} to {transfer.target.spec}: {nbytes} bytes"
+        for schedule in self.schedules():
+            done = (
+                f"combines partial results along {', '.join(self.partial_axes)}" if self.partial_axes else "transfers"
+            )
+            yield f"{done}: {schedule.bytes} bytes"
+
+    def __str__(self) -> str:
+        """The operator and the result's layout on the first line, then how it runs, and what it transfers."""
+        value = self.result
+        head = f"{self.op.name} -> {value.dtype}{list(value.shape)} {value.sharding.spec}"
+        return "\n    ".join([head, self.runs, *self.messages()])
 
 
 Draft = Callable[..., Plan]

@@ -1,0 +1,137 @@
+"""`st.explain`: what each operator transfers, runs and combines, compared with the log of a run."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor import P
+from tests.interpreters.test_infer import layouts, split, step
+from tests.interpreters.test_recording import COLLECTIVES, MAPS
+from tests.layouts import everywhere, mesh_of
+
+
+def same_transfers(fn: Callable[..., Any], *args: Any) -> st.Explanation:
+    """Explains a function, and compares the totals of each operator with the log of a run."""
+    found = st.explain(fn, *args)
+    with st.transfers() as log:
+        result = fn(*args)
+    assert layouts(found.result) == layouts(result)
+    assert totals(*[call.transfers for call in found.calls]) == totals(log)
+    return found
+
+
+def totals(*logs: st.TransferLog) -> Counter[Any]:
+    """Bytes by operator, axis, source and destination."""
+    found: Counter[Any] = Counter()
+    for log in logs:
+        for record in log:
+            if record.source != record.destination:
+                found[record.operator, record.axis, record.source, record.destination] += record.bytes
+    return found
+
+
+@everywhere
+def test_transfers_are_those_of_a_run(backend: str) -> None:
+    same_transfers(lambda x, w: {**step(x, w), "text": 0}, split(backend), split(backend, (6, 4)))
+
+
+@everywhere
+@pytest.mark.parametrize("name", sorted(set(MAPS) - {"a closure"}))  # NumPy's arrays do not tell their device.
+def test_transfers_of_maps_are_those_of_a_run(name: str, backend: str) -> None:
+    x = split(backend, (6, 6))
+    if name == "an equal result":
+        x = st.device_put(np.asarray(x), st.devices(backend)[0])
+    with st.use_mesh(st.make_mesh((8,), ("i",), devices=st.devices(backend)[:8])):
+        same_transfers(functools.partial(MAPS[name], d=st.devices(backend)), x)
+
+
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+def test_transfers_of_collectives_are_those_of_a_run(name: str, backend: str) -> None:
+    f = st.shard_map(COLLECTIVES[name], mesh=mesh_of((4,), backend), in_specs=P("x"), out_specs=P("x"))
+    same_transfers(f, st.device_put(np.ones((16, 8), "f4"), st.NamedSharding(mesh_of((4,), backend), P("x"))))
+
+
+WANTED = """\
+matmul(float64[8, 6] P('x', 'y'), float64[6, 4] P(None, 'y')) -> float64[8, 4] P('x')
+    runs on each of 4 devices
+    transfers x2 from P(None, 'y') to P('y'): 192 bytes
+    combines partial results along y: 512 bytes
+add(2 x float64[7, 4] P('x')) -> float64[7, 4] P('x')
+    writes in place
+    add: 64 bytes from checked:0, checked:1 to checked:2, checked:3 (transfers: 2)
+setitem(float64[8, 4] P('x'), float64[7, 4] P('x')) -> float64[8, 4] P('x')
+    writes in place
+split_over(float64[8, 4] P('x')) -> 4 x float64[4, 4] P()
+    transfers elements
+map_shards(4 x float64[4, 4] P()) -> 4 x float64[4] P()
+    runs the function on each device
+    psum along x: 128 bytes from checked:0..3 to checked:0..3 (transfers: 4)
+        sum(float64[4, 4] P()) -> float64[4] P()
+        psum(float64[4] P()) -> float64[4] P()
+        multiply(float64[4] P()) -> float64[4] P()
+check_equal(6 x float64[4] P()) -> None
+    compares results on the devices
+    shard_map: 96 bytes from checked:1..3 to checked:0 (transfers: 3)
+assemble(4 x float64[4] P()) -> float64[4] P()
+    moves elements
+getitem(float64[8, 4] P('x')) -> float64[] P()
+    runs on the devices that hold the element
+multiply(float64[4] P(), float64[] P()) -> float64[4] P()
+    runs on each of 4 devices
+    getitem: 16 bytes from checked:0, checked:1 to checked:2, checked:3 (transfers: 2)
+add(float64[4] P(), float64[4] on the host) -> float64[4] P()
+    runs on each of 4 devices
+    transfers x2 from the host to P(): 128 bytes
+1136 bytes are transferred"""
+
+
+def test_explanations_are_printed() -> None:
+    mesh = mesh_of((2, 2), "checked")
+    x = st.device_put(np.ones((8, 6)), st.NamedSharding(mesh, P("x", "y")))
+    w = st.device_put(np.ones((6, 4)), st.NamedSharding(mesh, P(None, "y")))
+
+    @st.shard_map(mesh=mesh, in_specs=P("x"), out_specs=P())
+    def total(block: Any) -> Any:
+        return st.psum(block.sum(axis=0), "x") * 2
+
+    def f(x: Any, w: Any) -> Any:
+        h = x @ w
+        h[1:] += h[:-1]
+        return total(h) * h[0, 0] + np.ones(4)
+
+    found = same_transfers(f, x, w)
+    assert str(found) == WANTED
+    assert repr(found) == "Explanation(10 calls, 1136 bytes)"
+    np.testing.assert_array_equal(x, 1)
+
+
+def test_any_number_of_devices() -> None:
+    mesh = st.AbstractMesh((4096,), ("x",))
+    x = st.ShapeDtypeStruct((1 << 20,), "float32", st.NamedSharding(mesh, P("x")))
+    found = st.explain(lambda x: x - x.mean(), x)
+    assert [call.runs for call in found.calls] == ["runs on each of 4096 devices"] * 2
+    assert (
+        found.bytes
+        == st.simulate(lambda: (x := st.zeros(1 << 20, dtype="f4", device=mesh)) - x.mean(), mesh=mesh).bytes
+    )
+
+
+def test_nothing_is_recorded_elsewhere() -> None:
+    x = split("numpy")
+    with st.transfer_guard("disallow"), st.transfers() as log:
+        assert st.explain(lambda x: x[1:] + x[:-1], x).bytes
+    assert not log.bytes
+
+
+def test_what_cannot_be_explained() -> None:
+    with pytest.raises(st.ConcretizationError, match=r"^to_host: needs the elements"):
+        st.explain(lambda x: x[st.argmax(x, axis=0)], split("numpy"))
+    with pytest.raises(st.ArgumentTypeError, match="explain: fn is a int"):
+        st.explain(3)  # type: ignore[arg-type]
