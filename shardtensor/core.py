@@ -68,7 +68,9 @@ class Op:
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
         blockwise: for elementwise operators that are no ufuncs: the function of the same operands and parameters that
-            computes blocks of host arrays (see `shardtensor.host.blockwise`).
+            computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
+            of blocks, where it is not that of shards.
+        ufunc: the name of the function that NumPy's floating-point errors name.
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
         lists_only: whether an array is rejected as the sequence of arrays, since its rows would be taken as the items.
         creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
@@ -113,6 +115,7 @@ class Op:
         "split",
         "spmd",
         "trees",
+        "ufunc",
         "variadic",
         "view_spec",
     )  # fmt: skip
@@ -135,6 +138,7 @@ class Op:
         escapes: bool = False,
         trees: tuple[str, ...] = (),
         spmd: bool = False,
+        ufunc: str | None = None,
     ) -> None:
         self.name = function.__name__
         self.error_name = error_name or self.name
@@ -165,6 +169,7 @@ class Op:
         self.escapes = escapes
         self.trees = trees
         self.spmd = spmd
+        self.ufunc = ufunc or self.name
         self.split: Callable[..., tuple[Operands, Params]]
         self.dispatch = _dispatcher(self, function)
 

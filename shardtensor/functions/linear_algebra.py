@@ -78,7 +78,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: Axes = 2) -> str:
     return f"{' '.join(names1)}, {' '.join(names2)} -> {' '.join(result)}"
 
 
-@operator(_tensordot_rule, operands=("x1", "x2"), combine="sum")
+@operator(_tensordot_rule, operands=("x1", "x2"), combine="sum", ufunc="dot")
 def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 

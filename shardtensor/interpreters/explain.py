@@ -135,8 +135,12 @@ class _Explainer(Interpreter):
         with recorded_by(log := TransferLog()):
             result = self.inner.apply(op, operands, params)
         if op.algorithm or type(getattr(result, "_storage", None)) is ScalarElement:
-            runs = _RUNS.get(
-                op.name, "transfers elements" if op.algorithm else "runs on the devices that hold the element"
+            runs = (
+                "runs on each device"
+                if op.spmd
+                else "transfers elements"
+                if op.algorithm
+                else "runs where the element is"
             )
             call = ExplainedCall(op, operands, result, runs, list(_transfers(log)), log)
         else:
@@ -186,9 +190,6 @@ class _ProgramExplainer(Interpreter):
     def mapped(self, submesh: Mesh, /) -> Interpreter:
         """Returns the interpreter of a program of an inner map, whose calls are not listed."""
         return self.inner.mapped(submesh)
-
-
-_RUNS = {"map_shards": "runs the function on each device", "check_equal": "compares results on the devices"}
 
 
 def _transfers(log: TransferLog, beside: str = "") -> Iterator[str]:

@@ -14,6 +14,7 @@ from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, ra
 from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
+from shardtensor.interpreters.execution.planning import check_integers
 from shardtensor.interpreters.mutation.views import ScalarElement, View, compute_on_owners, infer_view, stand_in
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
@@ -223,6 +224,8 @@ def _primitive(op: Op, operands: Operands, params: Params) -> Any:
         found = op.infer(*array_operands(op, operands), *params)
         return map_leaves(lambda x: _tensor_of(op, x) if isinstance(x, Aval) else x, found)
     plan, operands = planned(op, operands, params)
+    if op.is_ufunc:
+        check_integers(op, operands)
     return plan.infer(operands)
 
 

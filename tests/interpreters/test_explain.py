@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from tests.interpreters.test_infer import layouts, split, step
+from tests.interpreters.test_infer import layouts, split, step, totals
 from tests.interpreters.test_recording import COLLECTIVES, MAPS
 from tests.layouts import everywhere, mesh_of
 
@@ -24,16 +23,6 @@ def same_transfers(fn: Callable[..., Any], *args: Any) -> st.Explanation:
         result = fn(*args)
     assert layouts(found.result) == layouts(result)
     assert totals(*[call.transfers for call in found.calls]) == totals(log)
-    return found
-
-
-def totals(*logs: st.TransferLog) -> Counter[Any]:
-    """Bytes by operator, axis, source and destination."""
-    found: Counter[Any] = Counter()
-    for log in logs:
-        for record in log:
-            if record.source != record.destination:
-                found[record.operator, record.axis, record.source, record.destination] += record.bytes
     return found
 
 
@@ -71,18 +60,18 @@ setitem(float64[8, 4] P('x'), float64[7, 4] P('x')) -> float64[8, 4] P('x')
 split_over(float64[8, 4] P('x')) -> 4 x float64[4, 4] P()
     transfers elements
 map_shards(4 x float64[4, 4] P()) -> 4 x float64[4] P()
-    runs the function on each device
+    runs on each device
     psum along x: 128 bytes from checked:0..3 to checked:0..3 (transfers: 4)
         sum(float64[4, 4] P()) -> float64[4] P()
         psum(float64[4] P()) -> float64[4] P()
         multiply(float64[4] P()) -> float64[4] P()
 check_equal(6 x float64[4] P()) -> None
-    compares results on the devices
+    runs on each device
     shard_map: 96 bytes from checked:1..3 to checked:0 (transfers: 3)
 assemble(4 x float64[4] P()) -> float64[4] P()
     moves elements
 getitem(float64[8, 4] P('x')) -> float64[] P()
-    runs on the devices that hold the element
+    runs where the element is
 multiply(float64[4] P(), float64[] P()) -> float64[4] P()
     runs on each of 4 devices
     getitem: 16 bytes from checked:0, checked:1 to checked:2, checked:3 (transfers: 2)

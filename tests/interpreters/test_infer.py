@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,10 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import tensor
-from shardtensor.core import OPS
+from shardtensor.core import OPS, interpreting
 from shardtensor.functions.indexing import setitem
+from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.mutation.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.layouts import array, everywhere, mesh_of
@@ -37,18 +40,32 @@ def outcome(call: Callable[[], Any]) -> Any:
             return type(error), str(error)
 
 
+def totals(*logs: st.TransferLog) -> Counter[Any]:
+    """Bytes by operator, axis, source and destination."""
+    found: Counter[Any] = Counter()
+    for log in logs:
+        for record in log:
+            if record.source != record.destination and record.bytes:
+                found[record.operator, record.axis, record.source, record.destination] += record.bytes
+    return found
+
+
 @everywhere
 @pytest.mark.parametrize("name", OPERATORS)
-def test_inferred_layouts_are_those_of_the_eager_interpreter(name: str, backend: str) -> None:
+def test_inferred_layouts_and_transfers_are_those_of_the_eager_interpreter(name: str, backend: str) -> None:
     @hypothesis.settings(max_examples=15)
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         made = CASES[name](data)
         operands = sharded_somehow(data, made, backend)
         function = OPS[name].dispatch
-        wanted = outcome(lambda: made.run(function, operands))
+        with st.transfers() as sent:
+            wanted = outcome(lambda: made.run(function, operands))
         found = outcome(lambda: st.eval_shape(lambda xs: made.run(function, xs), operands))
         assert found == wanted
+        with st.transfers() as inferred, interpreting(INFER):
+            outcome(lambda: made.run(function, [stand_in(x) for x in operands]))
+        assert totals(inferred) == totals(sent)
 
     run()
 
@@ -128,6 +145,7 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "both": lambda x: st.reshard(x, x.device, donate=True, may_alias=True),
     "overflow": lambda x: st.zeros(3, dtype="int8").__iadd__(300),
     "overflow of an element": lambda x: st.zeros(3, dtype="int8").__setitem__(0, 300),
+    "overflow of a scalar": lambda x: st.zeros(3, dtype="int8") + 300,
     "repr": lambda x: [type(repr(y)) for y in (x, x.T, x.sum())],
 }  # fmt: skip
 
@@ -206,14 +224,7 @@ CONCRETE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "mask": (lambda x: x[x > 0], "getitem"),
     "masked write": (lambda x: x.__setitem__(x > 0, x), "setitem"),
     "dlpack": (lambda x: np.from_dlpack(x), "to_dlpack|dlpack_device"),
-    "map": (lambda x: st.pmap(lambda s: s + 1, st.shard(x)), "pmap"),
-    "map of host arrays": (lambda x: st.pmap(pytest.fail, [np.ones(2)] * 2), "pmap"),
-    "map of an array": (lambda x: st.pmap(pytest.fail, np.ones((2, 3))), "pmap"),
-    "smap": (lambda x: st.smap(pytest.fail, x, axes=0), "smap"),
-    "shard_map": (
-        lambda x: st.shard_map(pytest.fail, mesh=x.device, in_specs=st.P(), out_specs=st.P())(x),
-        "shard_map",
-    ),
+    "map": (lambda x: st.pmap(lambda s: float(s.sum()), st.shard(x)), "to_host"),
     "shards": (lambda x: x.addressable_shards[0].data, ""),
 }
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.core import implements
+from shardtensor.functions import linear_algebra
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host import memory_pool
 from shardtensor.host.blas_threads import Limit
@@ -305,6 +307,7 @@ class _Run:
         return states[0]
 
 
+@implements(linear_algebra.matmul, "blockwise")
 def matmul(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
     """The kernel of a matrix product: ``xp.matmul(x1, x2)``."""
     return xp.matmul(x1, x2)

@@ -300,6 +300,12 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
         raise ArgumentTypeError(f"{op.name}: does not take {dtypes} ({error})") from None
 
 
+def check_integers(op: Op, operands: Operands) -> None:
+    """Raises OverflowError if a Python int does not fit the dtype of the other operand of a ufunc, as NumPy does."""
+    if any(type(x) is int for x in operands):
+        getattr(np, op.name)(*[x if type(x) in SCALARS else np.empty(0, x.dtype) for x in operands])
+
+
 def _contexts(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequence[Shape]) -> list[ShardContext]:
     grids = [None if t is None else t.grid(s) for t, s in zip(targets, shapes, strict=True)]
     grid = value.grid

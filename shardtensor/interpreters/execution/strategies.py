@@ -23,7 +23,7 @@ from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
-from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long, matmul
+from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long
 from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
@@ -112,7 +112,7 @@ class Strategies:
     def _on_whole(self) -> Callable[..., Any]:
         """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
         value, op = self.value, self.op
-        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise):
+        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise) and not op.combine:
             function = op.blockwise or self._function
             return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype)
         run = self.given or self._function
@@ -141,9 +141,8 @@ class Strategies:
         shares: list[list[ShardContext]] | None = None
         if partial_axes and value.dtype.kind not in MONOIDS[combine].exact:
             shares = list({contexts[g.members[0]].box: [contexts[k] for k in g.contributors] for g in groups}.values())
-        kernel = matmul if name == "matmul" else self.kernel
-        kind = "reduce" if len(moves) == 1 else "dot" if name == "tensordot" else name
-        reduction = BlockedReduction(kind, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
+        kernel, ufunc = op.blockwise or self.kernel, "reduce" if len(moves) == 1 else op.ufunc
+        reduction = BlockedReduction(ufunc, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]

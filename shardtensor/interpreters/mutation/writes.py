@@ -27,7 +27,7 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import put, setitem
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.interpreters.execution.plan_cache import run
-from shardtensor.interpreters.execution.planning import Kind, kind_of, result_dtype
+from shardtensor.interpreters.execution.planning import Kind, check_integers, kind_of, result_dtype
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, known_index
 from shardtensor.interpreters.mutation.views import local_view, locate, stand_in
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
@@ -226,8 +226,7 @@ def checked_update(op: Op, operands: Operands, out: ShardedTensor) -> Operands:
     if any(x is None for x in operands):
         raise ArgumentTypeError("an operand is None; wanted a tensor, an array or a scalar")
     _check_update(op, tuple(map(kind_of, operands)), out._aval)
-    if any(type(x) is int for x in operands):  # NumPy raises OverflowError if a Python int does not fit the dtype.
-        getattr(np, op.name)(*[x if type(x) in SCALARS else np.empty(0, x.dtype) for x in operands])
+    check_integers(op, operands)
     return operands
 
 
