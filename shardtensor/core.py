@@ -249,10 +249,16 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 def operator(
     rule: Any = None, **properties: Any
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties."""
+    """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties.
+
+    The declaration adds the operator to ``__all__`` of its module, so that ``import *`` imports the operators only.
+    """
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         op = OPS[function.__name__] = Op(function, rule, **properties)
+        if function.__qualname__ == op.name:
+            scope = function.__globals__
+            scope["__all__"] = [*scope.get("__all__", ()), op.name]
         return cast("Callable[Arguments, Result]", op.dispatch)
 
     return declare
