@@ -58,6 +58,10 @@ class Op:
             the function of the same name in the backend's namespace.
         movement: for operators that only move elements: ``movement(avals, mesh, **params)`` returns a
             `shardtensor.functions.data_movement.DataMovement`.
+        composed: for elementwise operators of arrays only, without other parameters, that libraries may lack: a
+            function of the operands that composes the result, a new array, of other operators. It is used on the arrays
+            of one device wherever the backend's namespace has no function of the operator's name. If NumPy has a ufunc
+            of that name, the operands are first cast to the dtypes in which that computes, and the result to its dtype.
         composite: for operators that are composed of other operators: a function of the operator's own arguments. It
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
@@ -89,6 +93,7 @@ class Op:
         "assigns",
         "blockwise",
         "combine",
+        "composed",
         "composite",
         "creates",
         "dispatch",
@@ -120,6 +125,7 @@ class Op:
         *,
         operands: tuple[str, ...] | None = None,
         variadic: bool = False,
+        composed: Callable[..., Any] | None = None,
         combine: str | None = None,
         error_name: str | None = None,
         lists_only: bool = False,
@@ -134,6 +140,7 @@ class Op:
         self.error_name = error_name or self.name
         self.rule = rule
         self.combine = combine
+        self.composed = composed
         self.kernel: Callable[..., Any] | None = None
         self.movement: Callable[..., Any] | None = None
         self.composite: Callable[..., Any] | None = None

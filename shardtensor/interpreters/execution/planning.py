@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.abstract import AbstractArray
-from shardtensor.backend.device import Device
+from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move
@@ -220,7 +221,8 @@ def _once(plan: Callable[..., Plan], strategies: Strategies) -> Plan:
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
-    """Returns the dtype of the result, inferred by NumPy's function of that name from arrays with one element.
+    """Returns the dtype of the result, inferred by NumPy's function of that name, or by the composition that stands for
+    it, from arrays with one element.
 
     The dtype of an operator with its own kernel and no combination is its ``dtype`` parameter, or that of its first
     array.
@@ -238,7 +240,7 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
     harmless = {name: value for name, value in params.items() if name != "correction"}
     try:
         with np.errstate(all="ignore"):
-            return np.dtype(np.asarray(getattr(np, op.name)(*samples, **harmless)).dtype)
+            return np.dtype(np.asarray(function_of(backend_of(HOST), op.name)(*samples, **harmless)).dtype)
     except (TypeError, ValueError) as error:
         dtypes = " and ".join(k.__name__ if isinstance(k, type) else str(k.dtype) for k in kinds if k is not None)
         raise ArgumentTypeError(f"{op.name}: does not take {dtypes} ({error})") from None
