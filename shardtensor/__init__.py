@@ -1,6 +1,7 @@
 """Sharded tensors: NumPy-like arrays distributed over many devices of pluggable backends. See the README."""
 
 # ruff: noqa: I001 - `name as name` marks a public name for type checkers; one statement imports all those of a module
+# ruff: noqa: F403 - `import *` imports the operators that a module declares: see `shardtensor.core.operator`
 
 import types as _types
 import typing as _typing
@@ -40,91 +41,12 @@ from shardtensor.errors import (
     ShardTensorError as ShardTensorError,
     TransferError as TransferError,
 )
-from shardtensor.functions.creation import (
-    arange as arange,
-    empty as empty,
-    empty_like as empty_like,
-    eye as eye,
-    full as full,
-    full_like as full_like,
-    ones as ones,
-    ones_like as ones_like,
-    zeros as zeros,
-    zeros_like as zeros_like,
-)
+from shardtensor.functions.creation import *
 from shardtensor.functions.data_types import astype as astype, result_type as result_type
-from shardtensor.functions.elementwise import (
-    abs as abs,
-    acos as acos,
-    acosh as acosh,
-    add as add,
-    asin as asin,
-    asinh as asinh,
-    atan as atan,
-    atan2 as atan2,
-    atanh as atanh,
-    bitwise_and as bitwise_and,
-    bitwise_invert as bitwise_invert,
-    bitwise_left_shift as bitwise_left_shift,
-    bitwise_or as bitwise_or,
-    bitwise_right_shift as bitwise_right_shift,
-    bitwise_xor as bitwise_xor,
-    ceil as ceil,
-    clip as clip,
-    conj as conj,
-    copysign as copysign,
-    cos as cos,
-    cosh as cosh,
-    divide as divide,
-    equal as equal,
-    exp as exp,
-    expm1 as expm1,
-    floor as floor,
-    floor_divide as floor_divide,
-    greater as greater,
-    greater_equal as greater_equal,
-    hypot as hypot,
-    imag as imag,
-    isfinite as isfinite,
-    isinf as isinf,
-    isnan as isnan,
-    less as less,
-    less_equal as less_equal,
-    log as log,
-    log1p as log1p,
-    log2 as log2,
-    log10 as log10,
-    logaddexp as logaddexp,
-    logical_and as logical_and,
-    logical_not as logical_not,
-    logical_or as logical_or,
-    logical_xor as logical_xor,
-    maximum as maximum,
-    minimum as minimum,
-    multiply as multiply,
-    negative as negative,
-    nextafter as nextafter,
-    not_equal as not_equal,
-    positive as positive,
-    pow as pow,
-    real as real,
-    reciprocal as reciprocal,
-    remainder as remainder,
-    round as round,
-    sign as sign,
-    signbit as signbit,
-    sin as sin,
-    sinh as sinh,
-    sqrt as sqrt,
-    square as square,
-    subtract as subtract,
-    tan as tan,
-    tanh as tanh,
-    trunc as trunc,
-)
+from shardtensor.functions.elementwise import *
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
-from shardtensor.functions.linear_algebra import matmul as matmul, tensordot as tensordot, vecdot as vecdot
+from shardtensor.functions.linear_algebra import *
 from shardtensor.functions.manipulation import (
     broadcast_to as broadcast_to,
     expand_dims as expand_dims,
@@ -143,19 +65,9 @@ from shardtensor.functions.placement import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
-from shardtensor.functions.searching import argmax as argmax, argmin as argmin, where as where
+from shardtensor.functions.searching import *
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
-from shardtensor.functions.statistical import (
-    all as all,
-    any as any,
-    max as max,
-    mean as mean,
-    min as min,
-    prod as prod,
-    std as std,
-    sum as sum,
-    var as var,
-)
+from shardtensor.functions.statistical import *
 from shardtensor.host.memory_pool import (
     CacheInfo as CacheInfo,
     cache_info as cache_info,
@@ -190,9 +102,6 @@ from shardtensor.spmd.shard_map import shard_map as shard_map
 from shardtensor.spmd.smap import smap as smap
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
 
-if _typing.TYPE_CHECKING:
-    from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
-
 __version__ = "0.1.0"
 
 __all__ = sorted(
@@ -200,13 +109,16 @@ __all__ = sorted(
     + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
 )
 
+if _typing.TYPE_CHECKING:
+    from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
+else:  # Type checkers would take a `__getattr__` for a definition of every name.
 
-def __getattr__(name: str) -> _typing.Any:
-    if name == "visualize_sharding":  # It is imported on first use, since most programs draw nothing.
-        from shardtensor.sharding.visualize import visualize_sharding
+    def __getattr__(name: str) -> _typing.Any:
+        if name == "visualize_sharding":  # It is imported on first use, since most programs draw nothing.
+            from shardtensor.sharding.visualize import visualize_sharding
 
-        return visualize_sharding
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return visualize_sharding
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -58,6 +58,10 @@ class Op:
             the function of the same name in the backend's namespace.
         movement: for operators that only move elements: ``movement(avals, mesh, **params)`` returns a
             `shardtensor.functions.data_movement.DataMovement`.
+        composed: for elementwise operators of arrays only, without other parameters, that libraries may lack: a
+            function of the operands that composes the result, a new array, of other operators. It is used on the arrays
+            of one device wherever the backend's namespace has no function of the operator's name. If NumPy has a ufunc
+            of that name, the operands are first cast to the dtypes in which that computes, and the result to its dtype.
         composite: for operators that are composed of other operators: a function of the operator's own arguments. It
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
@@ -93,6 +97,7 @@ class Op:
         "assigns",
         "blockwise",
         "combine",
+        "composed",
         "composite",
         "creates",
         "dispatch",
@@ -127,6 +132,7 @@ class Op:
         *,
         operands: tuple[str, ...] | None = None,
         variadic: bool = False,
+        composed: Callable[..., Any] | None = None,
         combine: str | None = None,
         error_name: str | None = None,
         lists_only: bool = False,
@@ -144,6 +150,7 @@ class Op:
         self.error_name = error_name or self.name
         self.rule = rule
         self.combine = combine
+        self.composed = composed
         self.kernel: Callable[..., Any] | None = None
         self.movement: Callable[..., Any] | None = None
         self.composite: Callable[..., Any] | None = None
@@ -269,10 +276,16 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 def operator(
     rule: Any = None, **properties: Any
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties."""
+    """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties.
+
+    The declaration adds the operator to ``__all__`` of its module, so that ``import *`` imports the operators only.
+    """
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         op = OPS[function.__name__] = Op(function, rule, **properties)
+        if function.__qualname__ == op.name:
+            scope = function.__globals__
+            scope["__all__"] = [*scope.get("__all__", ()), op.name]
         return cast("Callable[Arguments, Result]", op.dispatch)
 
     return declare

@@ -9,9 +9,21 @@ from shardtensor.testing.cases import (
     array_indices,
     assigned,
     check,
+    elementwise_cases,
     indices,
     sharded_somehow,
     wanted,
 )
 
-__all__ = ["CASES", "ELSEWHERE", "Case", "array_indices", "assigned", "check", "indices", "sharded_somehow", "wanted"]
+__all__ = [
+    "CASES",
+    "ELSEWHERE",
+    "Case",
+    "array_indices",
+    "assigned",
+    "check",
+    "elementwise_cases",
+    "indices",
+    "sharded_somehow",
+    "wanted",
+]

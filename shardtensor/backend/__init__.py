@@ -5,8 +5,9 @@ the names that plugin authors use. Tensors and shardings must not be imported he
 """
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
+from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import FRAME, is_alone, read_only, references
-from shardtensor.backend.protocol import Backend, current_device, function_of, logical_device_count
+from shardtensor.backend.protocol import Backend, current_device, logical_device_count
 from shardtensor.host.blockwise import copied
 from shardtensor.host.limits import memory as host_memory
 from shardtensor.host.memory_pool import owner_of

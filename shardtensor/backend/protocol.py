@@ -35,7 +35,6 @@ import numpy as np
 from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
 from shardtensor.backend.ownership import FRAME
 from shardtensor.core import innermost
-from shardtensor.errors import BackendError
 from shardtensor.host.limits import count_from_environment, usable_cores
 
 
@@ -299,19 +298,6 @@ class Backend(abc.ABC):
             The results in the order of ``devices``, or None if there is no such library.
         """
         return None
-
-
-def function_of(backend: Backend, name: str) -> Callable[..., Any]:
-    """Returns the function of that name in a backend's namespace.
-
-    Raises:
-        BackendError: the namespace has no such function.
-    """
-    try:
-        function: Callable[..., Any] = getattr(backend.xp, name)
-    except AttributeError:
-        raise BackendError(f"{name}: backend {backend.name!r} has no such function; use another backend") from None
-    return function
 
 
 def current_device() -> Device | None:

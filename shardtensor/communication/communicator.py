@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend, function_of
+from shardtensor.backend.functions import function_of
+from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.all_reduce import CHUNKED_FROM, Message, ReduceOps, all_reduce, binomial_tree, messages
 from shardtensor.communication.offload import offloaded

@@ -33,20 +33,20 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import converted, fill_value, sharded_dtype
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
-Where = Device | Mesh | NamedSharding | None
-ShapeAndDtype = tuple[Shape, Any]
+_Where = Device | Mesh | NamedSharding | None
+_ShapeAndDtype = tuple[Shape, Any]
 
 
-def _shaped(kinds: Any, *, shape: Any, dtype: Any = None) -> ShapeAndDtype:
+def _shaped(kinds: Any, *, shape: Any, dtype: Any = None) -> _ShapeAndDtype:
     return checked_shape(shape), sharded_dtype(np.float64 if dtype is None else dtype)
 
 
-def _like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
+def _like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
     return kinds[0].shape, sharded_dtype(kinds[0].dtype if dtype is None else dtype)
 
 
 @operator(_shaped, operands=())
-def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
     """Creates an array without initializing its elements, whose values are arbitrary.
 
     Args:
@@ -60,7 +60,7 @@ def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
 
 
 @operator(_like, prototype=True)
-def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
     """Creates an array like x without initializing its elements, whose values are arbitrary.
 
     Args:
@@ -74,7 +74,7 @@ def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
 
 
 @operator(_shaped, operands=())
-def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
     """Creates an array of zeros.
 
     Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
@@ -85,7 +85,7 @@ def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Whe
 
 
 @operator(_like, prototype=True)
-def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
     """Creates an array of zeros with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
     Arguments are those of `empty_like`.
@@ -96,7 +96,7 @@ def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: W
 
 
 @operator(_shaped, operands=())
-def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
     """Creates an array of ones.
 
     Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
@@ -107,7 +107,7 @@ def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: Wher
 
 
 @operator(_like, prototype=True)
-def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: Where = None) -> ShardedTensor:
+def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
     """Creates an array of ones with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
     Arguments are those of `empty_like`.
@@ -130,13 +130,13 @@ def _kind_dtype(kind: Any) -> Any:
     return kind.dtype
 
 
-def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> ShapeAndDtype:
+def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> _ShapeAndDtype:
     return _shaped(kinds, shape=shape, dtype=_kind_dtype(kinds[0]) if dtype is None else dtype)
 
 
 @operator(_filled, operands=("fill_value",))
 def full(
-    shape: int | Shape, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
+    shape: int | Shape, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: _Where = None
 ) -> ShardedTensor:
     """Creates an array whose elements all equal ``fill_value``.
 
@@ -155,14 +155,14 @@ def full(
     """
 
 
-def _filled_like(kinds: Any, *, dtype: Any = None) -> ShapeAndDtype:
+def _filled_like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
     _kind_dtype(kinds[1])
     return _like(kinds, dtype=dtype)
 
 
 @operator(_filled_like, operands=("x", "fill_value"), prototype=True)
 def full_like(
-    x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: Where = None
+    x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: _Where = None
 ) -> ShardedTensor:
     """Creates an array like x whose elements all equal ``fill_value``.
 
@@ -212,7 +212,7 @@ def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
     return (0, start, step) if stop is None else (start, stop, step)
 
 
-def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ShapeAndDtype:
+def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> _ShapeAndDtype:
     first, last, by = _steps(start, stop, step)
     if not all(map(math.isfinite, (first, last, by))):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
@@ -233,7 +233,7 @@ def arange(
     step: float = 1,
     *,
     dtype: npt.DTypeLike | None = None,
-    device: Where = None,
+    device: _Where = None,
 ) -> ShardedTensor:
     """Creates a 1-d array of the numbers start, start + step, … below stop (above it for a negative step).
 
@@ -274,7 +274,7 @@ def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any,
     return xp.add(xp.multiply(steps, delta.item()), origin.item())
 
 
-def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> ShapeAndDtype:
+def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> _ShapeAndDtype:
     if not isinstance(k, (int, np.integer)):
         raise ArgumentTypeError(f"k is {k!r}; wanted an integer, the number of a diagonal")
     return _shaped(kinds, shape=(n_rows, n_rows if n_cols is None else n_cols), dtype=dtype)
@@ -282,7 +282,7 @@ def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0,
 
 @operator(_eye_rule, operands=())
 def eye(
-    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: npt.DTypeLike | None = None, device: Where = None
+    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: npt.DTypeLike | None = None, device: _Where = None
 ) -> ShardedTensor:
     """Creates a matrix with ones on the k-th diagonal and zeros elsewhere.
 

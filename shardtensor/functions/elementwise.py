@@ -162,6 +162,14 @@ def bitwise_xor(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@operator("... -> ...", composed=lambda x: copysign(multiply(pow(a := abs(x), 341 / 1024), pow(a, 1 / 3072)), x))
+def cbrt(x: ArrayLike, /) -> ShardedTensor:
+    """Cube root of each real element, which has the sign of the element.
+
+    >>> st.cbrt(st.asarray([8.0, -27.0])).tolist()
+    [2.0, -3.0]"""
+
+
 @operator("... -> ...")
 def ceil(x: ArrayLike, /) -> ShardedTensor:
     """Least integer not less than each real element; floats remain floats.

@@ -18,7 +18,7 @@ from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
+_Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
 """The dimensions that `tensordot` contracts."""
 
 
@@ -49,7 +49,7 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
-def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int]]:
+def _contracted(n: int, m: int, axes: _Axes) -> tuple[Sequence[int], Sequence[int]]:
     """Returns the dimensions of x1 and of x2 that `tensordot` contracts, for operands with n and m dimensions.
 
     Raises:
@@ -67,7 +67,7 @@ def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int
     return normalize_axes(left, n), normalize_axes(right, m)
 
 
-def _tensordot_rule(shapes: Sequence[Shape], *, axes: Axes = 2) -> str:
+def _tensordot_rule(shapes: Sequence[Shape], *, axes: _Axes = 2) -> str:
     n, m = map(len, shapes)
     pairs = list(zip(*_contracted(n, m, axes), strict=True))
     names1 = [f"a{i}" for i in range(n)]
@@ -79,7 +79,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: Axes = 2) -> str:
 
 
 @operator(_tensordot_rule, operands=("x1", "x2"), combine="sum", ufunc="dot")
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTensor:
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 
     The result has the remaining dimensions of x1, then those of x2. They keep their sharding. Partial sums over a
@@ -102,7 +102,7 @@ def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2) -> ShardedTens
 
 
 @implements(tensordot, "kernel")
-def _tensordot(xp: Any, context: ShardContext, x1: Any, x2: Any, *, axes: Axes) -> Any:
+def _tensordot(xp: Any, context: ShardContext, x1: Any, x2: Any, *, axes: _Axes) -> Any:
     """Computes the product by ``matmul`` if an operand has one element. For such operands, of floats or complex
     numbers, `numpy.dot`, `numpy.inner` and `numpy.tensordot` call BLAS's axpy, which skips a factor of zero: zero times
     NaN or infinity would be zero on a shard that small and NaN on others. `numpy.matmul`, `numpy.vecdot` and

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend, function_of
+from shardtensor.backend.functions import function_of
+from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import Interpreter, Op, Operands, Params
 from shardtensor.interpreters.eager import EAGER

@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.backend import HostArray
+from shardtensor.backend import HOST, HostArray, function_of
+from shardtensor.backend.registry import backend_of
 from shardtensor.core import OPS
 from shardtensor.sharding.index import is_array
 from shardtensor.testing.layouts import DTYPES, FLOATS, array, assert_same, broadcastable, meshes, placed, shapes
@@ -28,7 +29,8 @@ class Case:
         operands: the array operands.
         args: the other positional arguments.
         params: the keyword arguments.
-        answer: the expected result; None for that of NumPy's function of the same name.
+        answer: the expected result; None for that of NumPy's function of the same name, or of the composition if NumPy
+            has no such function.
         listed: whether the operands are passed as one list.
     """
 
@@ -48,7 +50,7 @@ def wanted(name: str, made: Case) -> Any:
     """Returns the expected result of a case of the operator ``name``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # Means of empty slices warn, as in NumPy.
-        return made.run(getattr(np, name), made.operands) if made.answer is None else made.answer
+        return made.run(_on_host(name), made.operands) if made.answer is None else made.answer
 
 
 def check(name: str, made: Case, operands: list[Any]) -> None:
@@ -91,16 +93,21 @@ def seed(data: Any) -> int:
     return int(data.draw(some.integers(0, 2**20)))
 
 
+def _on_host(name: str) -> Callable[..., Any]:
+    return function_of(backend_of(HOST), name)
+
+
 def _accepts(name: str, dtypes: tuple[str, ...]) -> bool:
     try:
         with np.errstate(all="ignore"):
-            getattr(np, name)(*[np.ones(1, d) for d in dtypes])
+            _on_host(name)(*[np.ones(1, d) for d in dtypes])
     except TypeError:
         return False
     return True
 
 
-def _elementwise(name: str) -> Maker:
+def elementwise_cases(name: str) -> Maker:
+    """Returns the function that draws the cases of an elementwise operator of arrays, of all dtypes that it takes."""
     count = len(OPS[name].operands)
     known = [d for d in DTYPES if _accepts(name, (d,) * count)]
 
@@ -115,7 +122,7 @@ def _elementwise(name: str) -> Maker:
 
 for _name, _op in OPS.items():
     if _op.rule in ("... -> ...", "..., ... -> ...") and _op.kernel is None:
-        CASES[_name] = _elementwise(_name)
+        CASES[_name] = elementwise_cases(_name)
 
 
 @case("pow")

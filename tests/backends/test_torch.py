@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 pytest.importorskip("array_api_compat", reason="array-api-compat is not installed: pip install 'shardtensor[torch]'")
 
 import shardtensor as st  # noqa: E402 - what follows wants torch
+from shardtensor.backend import function_of  # noqa: E402
 from shardtensor.backend.registry import load  # noqa: E402
 from tests.layouts import DTYPES, broadcastable, mesh_of, shapes  # noqa: E402
 from tests.operands import BINARY, UNARY, tamed, values  # noqa: E402
@@ -56,6 +57,11 @@ def compare(made: Any, wanted: Any, ulps: int = 0, signed: bool = True) -> None:
         np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(wanted[zero]))
 
 
+def call(name: str, *args: Any, **params: Any) -> Any:
+    """Calls a function of the namespace, or the composition of an operator that PyTorch lacks."""
+    return function_of(load("torch"), name)(*args, **params)
+
+
 def check(xp: Any, name: str, *operands: Any) -> None:
     if name in ("reciprocal", "divide"):  # of complex zeros PyTorch makes now NaN and now infinities
         operands = tuple(
@@ -70,9 +76,9 @@ def check(xp: Any, name: str, *operands: Any) -> None:
             wanted = getattr(np, name)(*operands)
         except TypeError:
             with pytest.raises(TypeError):
-                getattr(xp, name)(*given)
+                call(name, *given)
             return
-        compare(getattr(xp, name)(*given), wanted, 80 if name == "pow" else 8, name not in ("maximum", "minimum"))
+        compare(call(name, *given), wanted, 80 if name == "pow" else 8, name not in ("maximum", "minimum"))
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -120,6 +126,21 @@ def test_python_scalars_are_weak(name: str, scalar: Any, xp: Any) -> None:
         check(xp, name, scalar, x)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_cube_roots_are_accurate_at_every_magnitude(dtype: str, xp: Any) -> None:
+    """PyTorch has no `cbrt`: it is composed of powers. Also of subnormal numbers, and of all of float16."""
+    info, rng = np.finfo(dtype), np.random.default_rng(0)
+    bits = f"i{info.dtype.itemsize}"
+    x = rng.integers(0, int(info.max.view(bits)) + 1, 1 << 17, dtype=bits).view(dtype)
+    x = np.concatenate([x, -x, np.array([0.0, -0.0, np.inf, -np.inf, np.nan, info.smallest_subnormal], dtype)])
+    made, wanted = call("cbrt", xp.asarray(x)).numpy(), np.cbrt(x)
+    assert made.dtype == dtype
+    exact = ~np.isfinite(x) | (x == 0)
+    np.testing.assert_array_equal(made[exact], wanted[exact])
+    np.testing.assert_array_equal(np.signbit(made[x == 0]), np.signbit(wanted[x == 0]))
+    assert np.max(np.abs(made[~exact] - wanted[~exact]) / np.spacing(np.abs(wanted[~exact]))) <= 4
+
+
 def test_python_scalars_without_arrays(xp: Any) -> None:
     for name, x, y in [("greater", 10**12, 10**12), ("add", 1, 2.5), ("divide", 1, 2), ("logical_and", True, 0.5)]:
         check(xp, name, x, y)
@@ -154,15 +175,15 @@ def test_out(name: str, xp: Any) -> None:
             narrow = {"float64": "float32", "int64": "int16", "complex128": "complex64"}.get(str(wanted.dtype))
             for kind in (wanted.dtype, narrow or wanted.dtype):
                 out = xp.zeros((4, 12), dtype=kind)[:, ::2]
-                assert getattr(xp, name)(*map(xp.asarray, operands), out=out) is out
+                assert call(name, *map(xp.asarray, operands), out=out) is out
                 compare(out, wanted.astype(kind), 80, False)
             wide = xp.zeros((2, 4, 6), dtype=wanted.dtype)
-            getattr(xp, name)(*map(xp.asarray, operands), out=wide)
+            call(name, *map(xp.asarray, operands), out=wide)
             compare(wide, np.stack([wanted] * 2), 80, False)
             if wanted.dtype == x.dtype:
                 first, *others = map(xp.asarray, operands)
                 place = first.data_ptr()
-                getattr(xp, name)(first, *others, out=first)
+                call(name, first, *others, out=first)
                 compare(first, wanted, 80, False)
                 assert first.data_ptr() == place
 

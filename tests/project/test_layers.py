@@ -7,8 +7,10 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -93,6 +95,26 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
     internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards"}
     assert set(OPS) - set(st.__all__) == internal
+
+
+def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
+    """A type checker takes all that `import *` finds for public names, at runtime they are the operators."""
+    chapters = re.findall(r"^from (\S+) import \*$", (PACKAGE / "__init__.py").read_text(), re.MULTILINE)
+    assert "shardtensor.functions.elementwise" in chapters
+    for chapter in chapters:
+        defined = {name for name in names_of(ast.parse(MODULES[chapter].read_text())) if not name.startswith("_")}
+        assert defined == set(sys.modules[chapter].__all__), chapter
+        assert defined <= set(OPS), chapter
+
+
+def names_of(tree: ast.Module) -> Iterator[str]:
+    """The names that the statements of a module define, without those that it imports."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            if isinstance(target, ast.Name):
+                yield target.id
 
 
 # -- what an import does ---------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import Device
+from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move, Schedule
@@ -276,7 +277,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> tupl
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
-    """Returns the dtype of the result, inferred by NumPy's function of that name from arrays with one element.
+    """Returns the dtype of the result, inferred by NumPy's function of that name, or by the composition that stands for
+    it, from arrays with one element.
 
     The dtype of an operator with its own kernel and no combination is its ``dtype`` parameter, or that of its first
     array.
@@ -294,7 +296,7 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
     harmless = {name: value for name, value in params.items() if name != "correction"}
     try:
         with np.errstate(all="ignore"):
-            return np.dtype(np.asarray(getattr(np, op.name)(*samples, **harmless)).dtype)
+            return np.dtype(np.asarray(function_of(backend_of(HOST), op.name)(*samples, **harmless)).dtype)
     except (TypeError, ValueError) as error:
         dtypes = " and ".join(k.__name__ if isinstance(k, type) else str(k.dtype) for k in kinds if k is not None)
         raise ArgumentTypeError(f"{op.name}: does not take {dtypes} ({error})") from None

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.backend.protocol import Backend, function_of
+from shardtensor.backend.functions import function_of
+from shardtensor.backend.protocol import Backend
 from shardtensor.communication.all_reduce import CHUNKED_FROM, ReduceOps, all_reduce, messages
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, as_dtype, send, whole_array
@@ -112,7 +113,7 @@ class Strategies:
     def _on_whole(self) -> Callable[..., Any]:
         """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
         value, op = self.value, self.op
-        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise) and not op.combine:
+        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise or op.composed) and not op.combine:
             function = op.blockwise or self._function
             return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype)
         run = self.given or self._function

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.exported_storage import Exported
@@ -233,7 +234,7 @@ def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
     for k, _ in enumerate(first.parts):
         with backend.on(grid.devices[k]):
             arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
-            parts.append(backend.xp.asarray(getattr(backend.xp, op.name)(*arrays), dtype=value.dtype))
+            parts.append(backend.xp.asarray(function_of(backend, op.name)(*arrays), dtype=value.dtype))
     base, index = first.origin
     return tensor(value, ScalarElement(value, base, index, tuple(parts)))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
+from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
 from shardtensor.communication.transfer import TransferPlan, as_dtype, copied
@@ -217,17 +218,16 @@ class Elementwise(WriteOp):
                 parts = tuple([copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
             columns.append(list(parts))
 
+        function = function_of(value._aval.backend, self.ufunc) if self.ufunc else None
+
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
             arrays = [old if c[n] is ITSELF else c[n] for c in columns]
-            self._run(xp, out, arrays if self.ufunc is None else _reaching(xp, arrays, tuple(out.shape)))
+            if function is None:
+                out[...] = arrays[0]
+            else:
+                function(*_reaching(xp, arrays, tuple(out.shape)), out=out)
 
         return commit
-
-    def _run(self, xp: Any, out: Any, arrays: Sequence[Any]) -> None:
-        if self.ufunc is None:
-            out[...] = arrays[0]
-        else:
-            getattr(xp, self.ufunc)(*arrays, out=out)
 
 
 def _overlaps(array: Any, out: Any) -> bool:
@@ -363,7 +363,7 @@ class Scattered(WriteOp):
             if self.ufunc is None:
                 target[index] = columns[0][n]
             else:
-                made = getattr(xp, self.ufunc)(*[target[index] if c[n] is ITSELF else c[n] for c in columns])
+                made = function_of(backend, self.ufunc)(*[target[index] if c[n] is ITSELF else c[n] for c in columns])
                 target[index] = as_dtype(backend, made, self.dtype)
 
         return commit
