@@ -9,7 +9,7 @@ The decorator registers the operator and returns the function that users call. I
 body is the call ``bind(op, operands, params)``, which passes the call to the innermost interpreter. The interpreter
 defines what the call means: execute the operator on sharded tensors (`shardtensor.interpreters.eager`), execute it on
 one device inside a mapped function (`shardtensor.interpreters.device`), or infer only the result's aval
-(`shardtensor.interpreters.abstract_device`, `shardtensor.interpreters.infer`).
+(`shardtensor.interpreters.infer`).
 """
 
 from __future__ import annotations
