@@ -88,7 +88,7 @@ def _column(
     """Returns the results for one leaf. ``given`` holds, for each program, the arrays that it received as arguments."""
     if column[0] is None:
         return column
-    if len(groups[0]) == 1:
+    if len(groups[0]) == 1 or not isinstance(column[0], ShardedTensor):
         communicator = communicator_of([device for (device,) in groups])
         communicator.given = given
         results = _run_body(body, communicator, column)
