@@ -89,7 +89,7 @@ def _column(
     if column[0] is None:
         return column
     if len(groups[0]) == 1 or not isinstance(column[0], ShardedTensor):
-        communicator = communicator_of([device for (device,) in groups])
+        communicator = communicator_of([devices[0] for devices in groups])
         communicator.given = given
         results = _run_body(body, communicator, column)
         return [communicator.result(array, device) for array, device in zip(results, communicator.devices, strict=True)]
