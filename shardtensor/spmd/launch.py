@@ -13,8 +13,8 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
-from shardtensor.communication.communicator import received
+from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
+from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
@@ -262,9 +262,7 @@ def _infer_on(
     result = program.call(fn, arguments)
     if submesh.size > 1:
         return result
-    return map_leaves(
-        lambda leaf: AbstractCommunicator.result(as_operand(leaf, caller), device) if is_data(leaf) else leaf, result
-    )
+    return map_leaves(lambda leaf: on_device(as_operand(leaf, caller), device) if is_data(leaf) else leaf, result)
 
 
 def _run(

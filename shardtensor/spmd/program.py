@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import CollectiveError, ShardTensorError
 from shardtensor.host.signals import hear
 
@@ -317,7 +317,7 @@ class Program:
 
     execution_context: ExecutionContext | None = None
     given: Sequence[Any] = ()
-    communicator: Any = Communicator
+    communicator: Any = ArrayCommunicator
     suspended: greenlet
     pending: Rendezvous | MapRun | None = None
     result: Any = None

@@ -69,7 +69,9 @@ def rendezvous(
     def work(contributions: list[Any]) -> Sequence[Any]:
         groups, leaves_of, given = zip(*contributions, strict=True)
         columns = [
-            _column(functools.partial(program.communicator, caller, at.axis), groups, column, given, body)
+            _column(
+                functools.partial(program.communicator, caller, at.axis, sizes=at.sizes), groups, column, given, body
+            )
             for column in zip(*leaves_of, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)

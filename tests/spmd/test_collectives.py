@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import CHUNKED_FROM
-from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves
 from tests.layouts import DTYPES, READ_ONLY, SIZES, array, assert_close, everywhere, mesh_of, on_host, values_of
@@ -998,7 +998,7 @@ def test_the_cost_of_checks_is_proportional_to_the_bytes_sent() -> None:
             with backend.on(device):
                 arrays.append(backend.from_host(np.ones(2), device))
         profile = cProfile.Profile()
-        gathered = profile.runcall(Communicator("all_gather", "x", devices).gather, arrays, 0, True)
+        gathered = profile.runcall(ArrayCommunicator("all_gather", "x", devices).all_gather, arrays, 0, True)
         assert {array.shape for array in gathered} == {(2 * count,)}
         return sum(entry.callcount for entry in profile.getstats())
 
