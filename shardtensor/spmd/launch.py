@@ -155,13 +155,9 @@ def run_mapped(
         mode = modes.get(submesh.flat[0].backend)
         return functools.partial(_call_on, fn, arguments, shards, submesh, owned[i], mode, caller)
 
-    used = {submesh.flat[0].backend: submesh for submesh in submeshes}
-    backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
+    backends, queues = _backends_and_queues(tuple(submeshes))
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
     tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
-    queues = [
-        (backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)
-    ]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
@@ -182,6 +178,21 @@ def run_mapped(
         raise error
     finally:
         del error  # A cycle of the error and this frame would keep both, and the shards, alive.
+
+
+@functools.lru_cache(1024)
+def _backends_and_queues(submeshes: tuple[Mesh, ...]) -> tuple[list[Backend], list[tuple[Backend, Device]]]:
+    """Returns the backends of the devices of a map, and the devices that can run behind the caller, each with its
+    backend.
+    """
+    devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
+    backends = list(dict.fromkeys([backend_of(device) for device in devices]))
+    ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
+    return backends, [(backend, device) for device in devices if (backend := backend_of(device)) in ordered]
+
+
+_ORDER = ("wait_for_caller", "make_caller_wait")
+"""The methods of backends that order a device and its caller; where calls are synchronous, they do nothing."""
 
 
 def _unheld(tree: Any) -> Any:
