@@ -52,8 +52,8 @@ class WorkerThread:
     Attributes:
         current: returns the greenlet in which it is called.
         main: the main greenlet, to which programs switch when they are suspended.
-        idle: worker greenlets without a program, which can run programs of another inner map.
-        job: the map whose programs the next worker starts; None ends an idle worker.
+        idle: worker greenlets without a program, which can run programs of another map.
+        job: the map whose programs a worker is to start; None as soon as it does.
         ready: suspended programs of this thread that can be resumed.
         inside: whether user code of a program is running, as opposed to the library's.
         running: the program that is running in the thread.
@@ -65,7 +65,7 @@ class WorkerThread:
     def __init__(self, current: Callable[[], greenlet]) -> None:
         self.current = current
         self.main = current()
-        self.idle: list[greenlet] = []
+        self.idle = _idle.of(self.main)
         self.job: MapRun | None = None
         self.ready: deque[Program] = deque()
         self.inside = False
@@ -78,6 +78,23 @@ class WorkerThread:
         number of a greenlet.
         """
         return _root(self.current()) is self.root
+
+
+class _Idle(threading.local):
+    """The idle workers of a thread that stay for its next map, as long as the same greenlet calls the maps."""
+
+    def __init__(self) -> None:
+        self._main: greenlet | None = None
+        self._workers: list[greenlet] = []
+
+    def of(self, main: greenlet) -> list[greenlet]:
+        """Returns the list of the idle workers to which the greenlet ``main`` switches."""
+        if self._main is not main:
+            self._main, self._workers = main, []
+        return self._workers
+
+
+_idle = _Idle()
 
 
 def _root(context: greenlet) -> greenlet:
@@ -230,13 +247,15 @@ class MapRun:
         return len(self.tasks) - self._next
 
     def start(self, thread: WorkerThread) -> Program | None:
-        """Starts the next program in a thread, as the current one of this context, and returns it; None if all have
-        started. The scheduler's lock is held.
+        """Starts the next program in the calling greenlet, as the current one of a context of its own, and returns it;
+        None if all have started. The scheduler's lock is held.
         """
-        if not self.unstarted:
+        number = self._next
+        if number == len(self.tasks):
             return None
-        program = self.live[self._next] = Program(self, self._next, thread)
-        self._next += 1
+        program = self.live[number] = Program(self, number, thread)
+        self._next = number + 1
+        thread.current().gr_context = self.context.copy()
         _current.set(program)
         return program
 

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardtensor.errors import BackendError, CollectiveError
@@ -168,7 +167,10 @@ class Scheduler:
             if worker is None:
                 return
             yield worker
-            self._call_for_help()
+            if thread.job:  # The worker has ended instead of starting programs; another one will start them.
+                thread.job = None
+            else:
+                self._call_for_help()
 
     def _hear(self, thread: WorkerThread) -> None:
         """Runs the handlers of deferred signals, in the thread that receives signals. An exception that a handler
@@ -203,7 +205,7 @@ class Scheduler:
                 self._ready -= 1
                 return thread.ready.popleft().suspended
             if not self.root.left:
-                return thread.idle.pop() if thread.idle else None
+                return None
             for run in reversed(self.runs):  # Inner maps go first, since their callers wait for them.
                 if run.unstarted:
                     return self._worker(run, thread)
@@ -217,33 +219,15 @@ class Scheduler:
                 self._busy += 1
 
     def _worker(self, run: MapRun, thread: WorkerThread) -> greenlet:
-        """Returns a greenlet that starts programs of a map, in the context of the map's caller.
-
-        Workers end with the outermost map, although creating a greenlet costs more than a switch to one: the first
-        frame of a worker returns to a frame of the main greenlet that created it. A stack trace taken by C code (torch
-        takes one for each error; profilers and debuggers do) follows this return address, and reads invalid addresses
-        if the main greenlet has returned meanwhile.
-        """
-        worker: greenlet = thread.idle.pop() if thread.idle else _greenlets().greenlet(partial(self._work, thread))
-        worker.gr_context = run.context.copy()
-        thread.job = run
+        """Returns a greenlet that starts programs of a map."""
+        worker: greenlet = thread.idle.pop() if thread.idle else _greenlets().greenlet(_work)
+        worker.scheduler, worker.thread, thread.job = self, thread, run
         return worker
 
-    def _work(self, thread: WorkerThread) -> None:
-        """The function of a worker: starts the programs of one map after the other."""
-        worker = thread.current()
-        while (run := thread.job) is not None:
-            thread.job = None
-            self.start(run, thread)
-            worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
-            if run is self.root:  # Only inner maps reuse workers.
-                return
-            del run
-            thread.idle.append(worker)
-            thread.main.switch()
-
-    def start(self, run: MapRun, thread: WorkerThread) -> None:
-        """Starts the remaining programs of a map, one after the other, in the context around this call."""
+    def start(self, thread: WorkerThread) -> None:
+        """Starts the remaining programs of the thread's job in the calling worker, one after the other."""
+        run, thread.job = thread.job, None
+        assert run is not None
         program: Program | None = None
         error: BaseException | None = None
         while True:
@@ -392,6 +376,58 @@ class Scheduler:
             for program in rendezvous.arrived:
                 program.run.failed = program.run.failed or why
             self._dissolve(rendezvous, why)
+
+
+_KEPT = 64
+"""The maximum number of idle workers of a thread: each holds 16 KiB for its Python frames."""
+
+
+def _work() -> None:
+    """The function of a worker: starts the programs of one map after the other.
+
+    Workers outlive maps, because a new greenlet needs memory from the system, which takes longer than all else in a
+    small map. But the first frame of a worker returns to a frame of the main greenlet that switched to it first. A
+    stack trace taken by C code (torch takes one for each error; profilers and debuggers do) follows this return
+    address, and reads invalid addresses unless the main greenlet is suspended in a call at the same place of the C
+    stack. A worker that is resumed from elsewhere ends without having started a program.
+    """
+    while True:
+        worker = _greenlets().getcurrent()
+        scheduler, thread = worker.scheduler, worker.thread
+        del worker.scheduler, worker.thread
+        scheduler.start(thread)
+        worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
+        if len(thread.idle) >= _KEPT or _is_traced():
+            return
+        thread.idle.append(worker)
+        main = thread.main
+        del scheduler, thread, worker  # A worker that refers to itself would outlive its thread.
+        main.switch()
+        if main._stack_saved != _saved_at_first() or _is_traced():
+            return
+
+
+def _is_traced() -> bool:
+    """Whether a debugger or profiler is active, which a greenlet inherits only at its start."""
+    return sys.gettrace() is not None or sys.getprofile() is not None
+
+
+@functools.cache
+def _saved_at_first() -> int:
+    """Returns how many bytes of its stack the main greenlet saves where it resumes a worker from the place from which
+    it has switched to it first. From a deeper place it saves more, since a greenlet saves what lies in the way of the
+    other one's stack; from any other place less.
+    """
+    greenlets = _greenlets()
+    saved: list[int] = []
+    main = greenlets.getcurrent()
+
+    def probe() -> None:
+        main.switch()
+        saved.append(main._stack_saved)
+
+    deque(map(greenlets.greenlet.switch, [greenlets.greenlet(probe)] * 2), maxlen=0)
+    return saved[0]
 
 
 _running: list[Scheduler] = []
