@@ -28,7 +28,6 @@ from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
-from shardtensor.tensor.value import aval
 
 # -- mapped calls ----------------------------------------------------------------------------------
 
@@ -350,12 +349,13 @@ def _call_on(
 
 def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
     """Returns the arrays that nothing writes to and of which ``array`` may be a view."""
-    return (*shards, *received(array)) if backend.shared_memory else shards
+    more = received(array) if backend.shared_memory else ()
+    return (*shards, *more) if more else shards
 
 
 def _on_one(array: Any, copied: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
     """Returns a tensor on one device, of an array that nothing else holds."""
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
-    value = aval(tuple(array.shape), here.backend.dtype_of(array), here.sharding, True)
-    return tensor(value, Storage(array) if here.backend.shared_memory else Storage(arrays=(array,)))
+    storage = Storage(array) if here.backend.shared_memory else Storage(arrays=(array,))
+    return tensor(here.aval_of(array), storage)
