@@ -52,7 +52,6 @@ class WorkerThread:
     Attributes:
         current: returns the greenlet in which it is called.
         main: the main greenlet, to which programs switch when they are suspended.
-        idle: worker greenlets without a program, which can run programs of another map.
         job: the map whose programs a worker is to start; None as soon as it does.
         ready: suspended programs of this thread that can be resumed.
         inside: whether user code of a program is running, as opposed to the library's.
@@ -60,12 +59,11 @@ class WorkerThread:
         root: the outermost greenlet of the thread.
     """
 
-    __slots__ = ("current", "idle", "inside", "job", "main", "ready", "root", "running")
+    __slots__ = ("current", "inside", "job", "main", "ready", "root", "running")
 
     def __init__(self, current: Callable[[], greenlet]) -> None:
         self.current = current
         self.main = current()
-        self.idle = _idle.of(self.main)
         self.job: MapRun | None = None
         self.ready: deque[Program] = deque()
         self.inside = False
@@ -78,23 +76,6 @@ class WorkerThread:
         number of a greenlet.
         """
         return _root(self.current()) is self.root
-
-
-class _Idle(threading.local):
-    """The idle workers of a thread that stay for its next map, as long as the same greenlet calls the maps."""
-
-    def __init__(self) -> None:
-        self._main: greenlet | None = None
-        self._workers: list[greenlet] = []
-
-    def of(self, main: greenlet) -> list[greenlet]:
-        """Returns the list of the idle workers to which the greenlet ``main`` switches."""
-        if self._main is not main:
-            self._main, self._workers = main, []
-        return self._workers
-
-
-_idle = _Idle()
 
 
 def _root(context: greenlet) -> greenlet:

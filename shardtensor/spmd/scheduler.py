@@ -12,7 +12,6 @@ in which it waits.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import sys
 import threading
@@ -27,6 +26,7 @@ from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
 from shardtensor.spmd.program import MapRun, Program, Rendezvous, WorkerThread, around, check_room, leave_maps, listed
+from shardtensor.spmd.workers import greenlets, worker
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -98,12 +98,6 @@ identity of code that is gone, only its first map has helper threads early.
 """
 
 
-@functools.cache
-def _greenlets() -> Any:
-    """Returns the greenlet library, which the first map imports."""
-    return importlib.import_module("greenlet")
-
-
 class Scheduler:
     """Runs all programs under one outermost map, on the caller's thread and on helper threads."""
 
@@ -123,7 +117,7 @@ class Scheduler:
     def run(self) -> None:
         """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
-        thread = WorkerThread(_greenlets().getcurrent)
+        thread = WorkerThread(greenlets().getcurrent)
         with _Interrupts(thread) as self._interrupts:
             with _lock:
                 self.prompts = count_prompts()
@@ -141,7 +135,7 @@ class Scheduler:
                     self._helpers.dismiss()
 
     def _help(self) -> None:
-        self._serve(WorkerThread(_greenlets().getcurrent))
+        self._serve(WorkerThread(greenlets().getcurrent))
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -152,7 +146,7 @@ class Scheduler:
         try:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
             # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
-            deque(map(_greenlets().greenlet.switch, self._steps(thread)), maxlen=0)
+            deque(map(greenlets().greenlet.switch, self._steps(thread)), maxlen=0)
         except BaseException:  # The scheduler itself failed; the other threads must not wait for this one.
             self._is_over = True
             raise
@@ -163,10 +157,10 @@ class Scheduler:
         """Yields the workers to which the thread switches, in order, until all programs have ended."""
         while True:
             with self.lock:
-                worker = self._next(thread)
-            if worker is None:
+                following = self._next(thread)
+            if following is None:
                 return
-            yield worker
+            yield following
             if thread.job:  # The worker has ended instead of starting programs; another one will start them.
                 thread.job = None
             else:
@@ -208,7 +202,8 @@ class Scheduler:
                 return None
             for run in reversed(self.runs):  # Inner maps go first, since their callers wait for them.
                 if run.unstarted:
-                    return self._worker(run, thread)
+                    thread.job = run
+                    return worker(thread.main, functools.partial(self.start, thread))
             self._busy -= 1
             try:
                 if not self._busy and not self._ready:
@@ -217,12 +212,6 @@ class Scheduler:
                     self._changed.wait(_POLL)
             finally:
                 self._busy += 1
-
-    def _worker(self, run: MapRun, thread: WorkerThread) -> greenlet:
-        """Returns a greenlet that starts programs of a map."""
-        worker: greenlet = thread.idle.pop() if thread.idle else _greenlets().greenlet(_work)
-        worker.scheduler, worker.thread, thread.job = self, thread, run
-        return worker
 
     def start(self, thread: WorkerThread) -> None:
         """Starts the remaining programs of the thread's job in the calling worker, one after the other."""
@@ -376,58 +365,6 @@ class Scheduler:
             for program in rendezvous.arrived:
                 program.run.failed = program.run.failed or why
             self._dissolve(rendezvous, why)
-
-
-_KEPT = 64
-"""The maximum number of idle workers of a thread: each holds 16 KiB for its Python frames."""
-
-
-def _work() -> None:
-    """The function of a worker: starts the programs of one map after the other.
-
-    Workers outlive maps, because a new greenlet needs memory from the system, which takes longer than all else in a
-    small map. But the first frame of a worker returns to a frame of the main greenlet that switched to it first. A
-    stack trace taken by C code (torch takes one for each error; profilers and debuggers do) follows this return
-    address, and reads invalid addresses unless the main greenlet is suspended in a call at the same place of the C
-    stack. A worker that is resumed from elsewhere ends without having started a program.
-    """
-    while True:
-        worker = _greenlets().getcurrent()
-        scheduler, thread = worker.scheduler, worker.thread
-        del worker.scheduler, worker.thread
-        scheduler.start(thread)
-        worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
-        if len(thread.idle) >= _KEPT or _is_traced():
-            return
-        thread.idle.append(worker)
-        main = thread.main
-        del scheduler, thread, worker  # A worker that refers to itself would outlive its thread.
-        main.switch()
-        if main._stack_saved != _saved_at_first() or _is_traced():
-            return
-
-
-def _is_traced() -> bool:
-    """Whether a debugger or profiler is active, which a greenlet inherits only at its start."""
-    return sys.gettrace() is not None or sys.getprofile() is not None
-
-
-@functools.cache
-def _saved_at_first() -> int:
-    """Returns how many bytes of its stack the main greenlet saves where it resumes a worker from the place from which
-    it has switched to it first. From a deeper place it saves more, since a greenlet saves what lies in the way of the
-    other one's stack; from any other place less.
-    """
-    greenlets = _greenlets()
-    saved: list[int] = []
-    main = greenlets.getcurrent()
-
-    def probe() -> None:
-        main.switch()
-        saved.append(main._stack_saved)
-
-    deque(map(greenlets.greenlet.switch, [greenlets.greenlet(probe)] * 2), maxlen=0)
-    return saved[0]
 
 
 _running: list[Scheduler] = []
