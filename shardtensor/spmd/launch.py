@@ -29,7 +29,6 @@ from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
-from shardtensor.tensor.value import aval
 
 # -- mapped calls ----------------------------------------------------------------------------------
 
@@ -157,8 +156,7 @@ def _map_shards(
     names: Sequence[str],
     sizes: Sequence[int],
 ) -> list[Any]:
-    used = {submesh.flat[0].backend: submesh for submesh in submeshes}
-    backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
+    backends, queues = _backends_and_queues(tuple(submeshes))
     if any(backend.simulated for backend in backends):
         with interpreting(INFER):
             return _infer_map(columns, fn, submeshes, owned, caller, names, sizes)
@@ -189,9 +187,6 @@ def _map_shards(
         return functools.partial(_call_on, fn, arguments, shards, submesh, owned[i], mode, caller)
 
     tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
-    queues = [
-        (backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)
-    ]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
@@ -288,6 +283,21 @@ def _run(
         raise error
     finally:
         del error  # A cycle of the error and this frame would keep both, and the shards, alive.
+
+
+@functools.lru_cache(1024)
+def _backends_and_queues(submeshes: tuple[Mesh, ...]) -> tuple[list[Backend], list[tuple[Backend, Device]]]:
+    """Returns the backends of the devices of a map, and the devices that can run behind the caller, each with its
+    backend.
+    """
+    devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
+    backends = list(dict.fromkeys([backend_of(device) for device in devices]))
+    ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
+    return backends, [(backend, device) for device in devices if (backend := backend_of(device)) in ordered]
+
+
+_ORDER = ("wait_for_caller", "make_caller_wait")
+"""The methods of backends that order a device and its caller; where calls are synchronous, they do nothing."""
 
 
 def _unheld(tree: Any) -> Any:
@@ -437,12 +447,13 @@ def _call_on(
 
 def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
     """Returns the arrays that nothing writes to and of which ``array`` may be a view."""
-    return (*shards, *received(array)) if backend.shared_memory else shards
+    more = received(array) if backend.shared_memory else ()
+    return (*shards, *more) if more else shards
 
 
 def _on_one(array: Any, copied: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
     """Returns a tensor on one device, of an array that nothing else holds."""
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
-    value = aval(tuple(array.shape), here.backend.dtype_of(array), here.sharding, True)
-    return tensor(value, Storage(array) if here.backend.shared_memory else Storage(arrays=(array,)))
+    storage = Storage(array) if here.backend.shared_memory else Storage(arrays=(array,))
+    return tensor(here.aval_of(array), storage)
