@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
 from shardtensor.errors import AxisError
 from shardtensor.functions.algorithms.shards import (
@@ -83,7 +84,8 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
         sums = function(x, axis=axis, dtype=dtype)
         along = _axis(axis, sums.ndim)
         first = (*sums.shape[:along], 1, *sums.shape[along + 1 :])
-        return _concat([initial(first, dtype=sums.dtype), sums], axis=along)
+        backend = array_backend(sums)  # In a mapped function, arrays are those of the backend.
+        return _concat([initial(first, dtype=backend.dtype_of(sums) if backend else sums.dtype), sums], axis=along)
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
@@ -100,15 +102,16 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
             return getattr(xp, name)(array, axis=d, dtype=result, keepdims=True)
 
         def accumulate(xp: Any, out: Any, array: Any, before: Any, index: int) -> None:
-            if xp is np:
-                _accumulate(ufunc, array, d, out)
-            else:
-                out[...] = getattr(xp, local)(array, axis=d, dtype=result)
+            offset = None
             if index:
                 earlier = before[(slice(None),) * d + (slice(index),)]
-                out[...] = getattr(xp, ufunc.__name__)(
-                    out, getattr(xp, name)(earlier, axis=d, dtype=result, keepdims=True)
-                )
+                offset = getattr(xp, name)(earlier, axis=d, dtype=result, keepdims=True)
+            if xp is np:
+                _accumulate(ufunc, array, d, out, offset)
+                return
+            out[...] = getattr(xp, local)(array, axis=d, dtype=result)
+            if offset is not None:
+                getattr(xp, ufunc.__name__)(out, offset, out=out)
 
         comm = along(d)
         if comm.size == 1:
@@ -127,21 +130,34 @@ def _dtype(name: str, given: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
     return getattr(np, name)(np.ones(1, given)).dtype if wanted is None else sharded_dtype(wanted)
 
 
-def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any) -> None:
-    """Computes ``ufunc.accumulate``. NumPy walks along the axis for one column after the other, which for long rows
-    takes 40 times as long as one row after the other.
+def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any, offset: Any) -> None:
+    """Computes ``ufunc.accumulate`` into ``out``, and applies the ufunc to it and ``offset``, unless that is None.
+
+    NumPy walks along the axis for one column after the other, which for long rows takes 40 times as long as one row
+    after the other. Otherwise it computes blocks, to which the offset is applied while they are in the cache.
     """
-    if axis == array.ndim - 1 or array.size < _ROW * array.shape[axis] or not array.size:
-        ufunc.accumulate(array, axis=axis, dtype=out.dtype, out=out)
+    at, step = (slice(None),) * axis, len(array)
+    if axis < array.ndim - 1 and array.size >= _ROW * array.shape[axis] > 0:
+        out[(*at, 0)] = array[(*at, 0)]
+        for i in range(1, array.shape[axis]):
+            ufunc(out[(*at, i - 1)], array[(*at, i)], out=out[(*at, i)])
+        if offset is not None:
+            ufunc(out, offset, out=out)
         return
-    at = (slice(None),) * axis
-    out[(*at, 0)] = array[(*at, 0)]
-    for i in range(1, array.shape[axis]):
-        ufunc(out[(*at, i - 1)], array[(*at, i)], out=out[(*at, i)])
+    if axis:
+        step = max(_BLOCK * len(array) // max(array.size, 1), 1)
+    for i in range(0, len(array), max(step, 1)):
+        block = slice(i, i + step)
+        ufunc.accumulate(array[block], axis=axis, dtype=out.dtype, out=out[block])
+        if offset is not None:
+            ufunc(out[block], offset[block], out=out[block])
 
 
 _ROW = 1 << 9
 """Elements of a row from which the call of a ufunc takes less time than its elements."""
+
+_BLOCK = 1 << 16
+"""Elements of a block of short rows, which stays in the cache."""
 
 _declare(cumulative_sum, "sum", np.add, _zeros)
 _declare(cumulative_prod, "prod", np.multiply, _ones)

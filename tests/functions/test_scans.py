@@ -1,0 +1,68 @@
+"""Cumulative sums and products: the first distributed algorithms, on every kind of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor import P
+from tests.interpreters.test_infer import totals
+from tests.layouts import everywhere, mesh_of
+
+SPECS = [((9, 5), P("x"), 0), ((9, 5), P("x", "y"), 1), ((7, 600), P(None, ("y", "x")), 1), ((3,), P(("x", "y")), 0)]
+
+
+@pytest.mark.parametrize(("shape", "spec", "axis"), SPECS)
+@pytest.mark.parametrize("name", ["cumulative_sum", "cumulative_prod"])
+def test_bits_and_bytes_depend_on_the_mesh_only(name: str, shape: Any, spec: Any, axis: int) -> None:
+    x = np.random.default_rng(0).uniform(0.5, 1.5, shape).astype("float32")
+    found = []
+    for backend in ("numpy", "checked"):
+        placed = st.device_put(x, st.NamedSharding(mesh_of((2, 3), backend), spec))
+        with st.transfers() as log:
+            result = getattr(st, name)(placed, axis=axis)
+        assert result.sharding == placed.sharding
+        sent = {(a, b.id, c.id): n for (a, _, b, c), n in totals(log).items()}
+        found.append((np.asarray(result).tobytes(), sent))
+    assert found[0] == found[1]
+    mesh = st.AbstractMesh((2, 3), ("x", "y"))
+    given = st.empty(shape, dtype="float32", device=st.NamedSharding(mesh, spec))
+    report = st.simulate(lambda: getattr(st, name)(given, axis=axis), mesh=mesh)
+    assert report.bytes == sum(found[0][1].values())
+
+
+def test_a_split_dimension_sends_one_slice_for_each_pair_of_devices() -> None:
+    mesh = st.AbstractMesh((4096,), ("x",))
+    x = st.empty((1 << 20, 8), dtype="float32", device=st.NamedSharding(mesh, P("x")))
+    assert st.simulate(lambda x: st.cumulative_sum(x, axis=0), x).bytes == 4096 * 4095 * 8 * 4
+    assert st.simulate(lambda x: st.cumulative_sum(x, axis=1), x).bytes == 0
+
+
+@everywhere
+def test_inside_of_maps(backend: str) -> None:
+    x = np.arange(12.0).reshape(6, 2)
+    parts = st.shard(x, devices=st.devices(backend)[:3])
+    found = st.unshard(st.pmap(lambda b: st.cumulative_sum(b, axis=0, include_initial=True)[1:], parts))
+    np.testing.assert_array_equal(found, np.concatenate([np.cumsum(b, axis=0) for b in np.split(x, 3)]))
+
+
+@pytest.mark.parametrize("shape", [(4, 700), (700, 4), (3, 2, 600), (1, 5), (5, 1), (0, 4), (4, 0)])
+def test_long_and_short_rows(shape: Any) -> None:
+    x = np.random.default_rng(1).integers(-5, 5, shape)
+    for axis in range(len(shape)):
+        for axes in range(len(shape)):
+            placed = st.device_put(x, st.NamedSharding(mesh_of((3,), "numpy"), P(*[None] * axes, "x")))
+            np.testing.assert_array_equal(st.cumulative_sum(placed, axis=axis), np.cumsum(x, axis=axis))
+
+
+def test_arguments() -> None:
+    with pytest.raises(st.AxisError, match="cumulative_sum: axis is None, and x has 2 dimensions"):
+        st.cumulative_sum(st.ones((2, 2)))
+    with pytest.raises(st.AxisError, match="cumulative_prod"):
+        st.cumulative_prod(st.ones(3), axis=1)
+    assert st.cumulative_sum(np.array([True, True])).dtype == np.int64
+    assert st.cumulative_sum(st.ones(3, dtype="int8"), dtype="float32").dtype == np.float32
+    assert not st.cumulative_sum(np.ones(3)).committed
