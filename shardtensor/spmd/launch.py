@@ -31,6 +31,8 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
 from shardtensor.tensor.value import aval
 
+Task = Callable[[Program], Any]
+
 # -- mapped calls ----------------------------------------------------------------------------------
 
 
@@ -85,28 +87,6 @@ def _code_of(fn: Any) -> Any:
     return getattr(fn, "__code__", fn)
 
 
-def run_mapped(
-    fn: Callable[..., Any],
-    columns: Sequence[MappedArgument],
-    submeshes: Sequence[Mesh],
-    caller: str,
-    *,
-    names: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    owned: Sequence[Mesh] | None = None,
-) -> list[Any]:
-    """Calls `map_shards` after checking the names of the axes.
-
-    Raises:
-        ShardingError: a name is bound by an enclosing map.
-    """
-    program = around()
-    for name in names:
-        if program and name in program.run.axes:
-            raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
-    return map_shards(columns, fn, submeshes, owned or submeshes, caller, tuple(names), tuple(sizes))
-
-
 @operator(operands=("columns",), trees=("columns",), spmd=True)
 def map_shards(
     columns: Sequence[MappedArgument],
@@ -138,6 +118,7 @@ def map_shards(
         The list of results, one for each call.
 
     Raises:
+        ShardingError: a name is bound by an enclosing map.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
 
     >>> from shardtensor.spmd.launch import MappedArgument, map_shards
@@ -163,32 +144,12 @@ def _map_shards(
         with interpreting(INFER):
             return _infer_map(columns, fn, submeshes, owned, caller, names, sizes)
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
-    wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
 
-    def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
-        """Returns the task of one call. Afterwards only the task holds the arguments, so that donated arrays are
-        exclusive.
-        """
-        arguments: list[Any] = []
-        shards: list[Any] = []
-        arrays: Sequence[Any]
-        for c, column in enumerate(columns):
-            if type(column.items) is Unmapped:
-                argument, arrays = column.items.value, ()
-            elif submesh.size > 1:
-                argument, arrays = _unheld(column.items[i]) if column.each else column.items, ()
-            elif column.each:
-                argument, arrays = _onto(column.items[i], submesh.flat[0], caller, column.donated)
-            else:
-                if (c, submesh) not in wholes:
-                    wholes[c, submesh] = _onto(column.items, submesh.flat[0], caller, False)
-                argument, arrays = wholes[c, submesh]
-            arguments.append(argument)
-            shards += arrays
-        mode = modes.get(submesh.flat[0].backend)
-        return functools.partial(_call_on, fn, arguments, shards, submesh, owned[i], mode, caller)
+    def call(i: int, arguments: list[Any], shards: list[Any]) -> Task:
+        mode = modes.get(submeshes[i].flat[0].backend)
+        return functools.partial(_call_on, fn, arguments, shards, submeshes[i], owned[i], mode, caller)
 
-    tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
+    tasks = _tasks(columns, submeshes, caller, names, _array_onto, call)
     queues = [
         (backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)
     ]
@@ -216,32 +177,98 @@ def _infer_map(
     interpreter = innermost()
     assert interpreter is not None
 
-    def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
-        arguments = []
-        for column in columns:
-            item = column.items[i] if column.each else column.items
-            arguments.append(
-                item.value if type(item) is Unmapped
-                else _unheld(item) if submesh.size > 1
-                else map_leaves(functools.partial(_without_elements, submesh.flat[0], caller, column.donated), item)
-            )  # fmt: skip
-        return functools.partial(_infer_on, fn, arguments, submesh, owned[i], interpreter.mapped(submesh), caller)
+    def call(i: int, arguments: list[Any], shards: list[Any]) -> Task:
+        return functools.partial(
+            _infer_on, fn, arguments, submeshes[i], owned[i], interpreter.mapped(submeshes[i]), caller
+        )
 
-    tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
+    tasks = _tasks(columns, submeshes, caller, names, _abstract_onto, call)
     # The programs only plan, so helper threads would only compete for the interpreter.
     return _run(fn, tasks, submeshes, math.inf, caller, names, sizes)
 
 
-def _without_elements(device: Device, caller: str, donate: bool, leaf: Any) -> Any:
-    """Returns a leaf of an argument on a device: a tensor or a host array as a tensor without elements."""
-    if type(leaf) is Unmapped:
-        return leaf.value
-    if not isinstance(leaf, ShardedTensor) and not is_data(leaf):
-        return leaf
-    array = array_without_elements(as_operand(leaf, caller), device, caller)
-    if donate and isinstance(leaf, ShardedTensor):
-        mark_donated(leaf, caller)
-    return array
+def _tasks(
+    columns: Sequence[MappedArgument],
+    submeshes: Sequence[Mesh],
+    caller: str,
+    names: Sequence[str],
+    onto: Callable[[Any, Device, str, bool, list[Any]], Any],
+    call: Callable[[int, list[Any], list[Any]], Task],
+) -> list[Task]:
+    """Returns the task of each call. Afterwards only the task holds the arguments, so that donated arrays are
+    exclusive.
+
+    Args:
+        columns, submeshes, caller, names: see `map_shards`.
+        onto: ``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds
+            memory of tensors to the list ``shards``.
+        call: ``call(i, arguments, shards)`` returns the task of the i-th call.
+
+    Raises:
+        ShardingError: a name is bound by an enclosing map.
+    """
+    program = around()
+    for name in names:
+        if program and name in program.run.axes:
+            raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
+    # A shared argument is transferred once to each device.
+    shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
+
+    def put(tree: Any, submesh: Mesh, donated: bool) -> tuple[Any, list[Any]]:
+        shards: list[Any] = []
+
+        def one(leaf: Any) -> Any:
+            if type(leaf) is ShardedTensor:
+                return onto(leaf, submesh.flat[0], caller, donated, shards)
+            if type(leaf) is Unmapped:
+                return leaf.value
+            return onto(as_operand(leaf, caller), submesh.flat[0], caller, False, []) if is_data(leaf) else leaf
+
+        return one(tree) if type(tree) is ShardedTensor else map_leaves(one, tree), shards
+
+    def task(i: int, submesh: Mesh) -> Task:
+        arguments: list[Any] = []
+        shards: list[Any] = []
+        for c, column in enumerate(columns):
+            if type(column.items) is Unmapped:
+                arguments.append(column.items.value)
+            elif submesh.size > 1:
+                arguments.append(_unheld(column.items[i]) if column.each else column.items)
+            else:
+                if column.each:
+                    argument, arrays = put(column.items[i], submesh, column.donated)
+                else:
+                    if (c, submesh) not in shared:
+                        shared[c, submesh] = put(column.items, submesh, False)
+                    argument, arrays = shared[c, submesh]
+                arguments.append(argument)
+                shards += arrays
+        return call(i, arguments, shards)
+
+    return [task(i, submesh) for i, submesh in enumerate(submeshes)]
+
+
+def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+    """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
+    backend = backend_of(device)
+    array = array_on(located(x), device, caller)
+    if not donated:
+        shards.append(array)
+        return backend.export(array)
+    mark_donated(x, caller)  # From here on only this call holds the array, unless another tensor shares its memory.
+    with backend.on(device):
+        mine, copied = backend.release(array)
+    if copied:
+        record_copy(caller, int(mine.nbytes), device)
+    return mine
+
+
+def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+    """Returns a tensor or a host array as a tensor on a device without elements."""
+    made = array_without_elements(x, device, caller)
+    if donated:
+        mark_donated(x, caller)
+    return made
 
 
 def _infer_on(
@@ -269,7 +296,7 @@ def _infer_on(
 
 def _run(
     fn: Callable[..., Any],
-    tasks: Sequence[Callable[[Program], Any]],
+    tasks: Sequence[Task],
     submeshes: Sequence[Mesh],
     helper_delay: float,
     caller: str,
@@ -358,40 +385,6 @@ def _modes_of(backend: Backend) -> Callable[[], None] | None:
         return backend.capture_modes()
     except BackendError:  # The caller's block of modes cannot be suspended, and need not be: it stays entered.
         return None
-
-
-def _onto(tree: Any, device: Device, caller: str, donate: bool) -> tuple[Any, list[Any]]:
-    """Returns a pytree with its arrays on ``device``, and the list of those arrays that are memory of tensors."""
-    shards: list[Any] = []
-    if type(tree) is ShardedTensor:  # The common case takes no traversal.
-        return _leaf_onto(tree, device, caller, donate, shards), shards
-    return map_leaves(lambda leaf: _leaf_onto(leaf, device, caller, donate, shards), tree), shards
-
-
-def _leaf_onto(leaf: Any, device: Device, caller: str, donate: bool, shards: list[Any]) -> Any:
-    backend = backend_of(device)
-    if type(leaf) is not ShardedTensor:
-        if type(leaf) is Unmapped:
-            return leaf.value
-        if not is_data(leaf):
-            return leaf
-        return backend.export(array_on(located(as_operand(leaf, caller)), device, caller))
-    if donate:
-        return _released(leaf, device, backend, caller)
-    array = array_on(leaf, device, caller)
-    shards.append(array)
-    return backend.export(array)
-
-
-def _released(x: ShardedTensor, device: Device, backend: Backend, caller: str) -> Any:
-    """Returns the memory of a donated tensor, for writing."""
-    array = array_on(x, device, caller)
-    mark_donated(x, caller)  # From here on only this call holds the array, unless another tensor shares its memory.
-    with backend.on(device):
-        mine, copied = backend.release(array)
-    if copied:
-        record_copy(caller, int(mine.nbytes), device)
-    return mine
 
 
 def _call_on(

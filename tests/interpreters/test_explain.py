@@ -124,3 +124,10 @@ def test_what_cannot_be_explained() -> None:
         st.explain(lambda x: x[st.argmax(x, axis=0)], split("numpy"))
     with pytest.raises(st.ArgumentTypeError, match="explain: fn is a int"):
         st.explain(3)  # type: ignore[arg-type]
+
+
+def test_a_shared_argument_is_sent_once_to_each_device(backend: str) -> None:
+    devices = st.devices(backend)
+    parts = [st.device_put(np.ones(2), devices[k % 2]) for k in range(4)]
+    w = st.device_put(np.ones(2), devices[3])
+    assert same_transfers(lambda: st.pmap(lambda a, b: a + b, parts, w)).bytes == 2 * w.nbytes
