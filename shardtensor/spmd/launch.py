@@ -32,6 +32,10 @@ from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
 from shardtensor.tensor.value import aval
 
 Task = Callable[[Program], Any]
+Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
+"""``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
+tensor, which nothing writes to, to the list ``shards``.
+"""
 
 # -- mapped calls ----------------------------------------------------------------------------------
 
@@ -192,7 +196,7 @@ def _tasks(
     submeshes: Sequence[Mesh],
     caller: str,
     names: Sequence[str],
-    onto: Callable[[Any, Device, str, bool, list[Any]], Any],
+    onto: Onto,
     call: Callable[[int, list[Any], list[Any]], Task],
 ) -> list[Task]:
     """Returns the task of each call. Afterwards only the task holds the arguments, so that donated arrays are
@@ -200,8 +204,7 @@ def _tasks(
 
     Args:
         columns, submeshes, caller, names: see `map_shards`.
-        onto: ``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds
-            memory of tensors to the list ``shards``.
+        onto: transfers an array to a device.
         call: ``call(i, arguments, shards)`` returns the task of the i-th call.
 
     Raises:
@@ -214,38 +217,42 @@ def _tasks(
     # A shared argument is transferred once to each device.
     shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
 
-    def put(tree: Any, submesh: Mesh, donated: bool) -> tuple[Any, list[Any]]:
-        shards: list[Any] = []
-
-        def one(leaf: Any) -> Any:
-            if type(leaf) is ShardedTensor:
-                return onto(leaf, submesh.flat[0], caller, donated, shards)
-            if type(leaf) is Unmapped:
-                return leaf.value
-            return onto(as_operand(leaf, caller), submesh.flat[0], caller, False, []) if is_data(leaf) else leaf
-
-        return one(tree) if type(tree) is ShardedTensor else map_leaves(one, tree), shards
-
     def task(i: int, submesh: Mesh) -> Task:
+        device = submesh.flat[0]
         arguments: list[Any] = []
         shards: list[Any] = []
         for c, column in enumerate(columns):
             if type(column.items) is Unmapped:
-                arguments.append(column.items.value)
+                argument = column.items.value
             elif submesh.size > 1:
-                arguments.append(_unheld(column.items[i]) if column.each else column.items)
+                argument = _unheld(column.items[i]) if column.each else column.items
+            elif column.each:
+                argument = _onto(onto, column.items[i], device, caller, column.donated, shards)
             else:
-                if column.each:
-                    argument, arrays = put(column.items[i], submesh, column.donated)
-                else:
-                    if (c, submesh) not in shared:
-                        shared[c, submesh] = put(column.items, submesh, False)
-                    argument, arrays = shared[c, submesh]
-                arguments.append(argument)
+                if (c, submesh) not in shared:
+                    found: list[Any] = []
+                    shared[c, submesh] = _onto(onto, column.items, device, caller, False, found), found
+                argument, arrays = shared[c, submesh]
                 shards += arrays
+            arguments.append(argument)
         return call(i, arguments, shards)
 
     return [task(i, submesh) for i, submesh in enumerate(submeshes)]
+
+
+def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+    """Returns a pytree with its arrays on a device, by the function ``onto``."""
+    if type(tree) is ShardedTensor:  # The common case takes no traversal.
+        return onto(tree, device, caller, donated, shards)
+
+    def one(leaf: Any) -> Any:
+        if type(leaf) is ShardedTensor:
+            return onto(leaf, device, caller, donated, shards)
+        if type(leaf) is Unmapped:
+            return leaf.value
+        return onto(as_operand(leaf, caller), device, caller, False, []) if is_data(leaf) else leaf
+
+    return map_leaves(one, tree)
 
 
 def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
