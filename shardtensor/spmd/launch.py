@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,6 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
 from shardtensor.tensor.value import aval
 
-Task = Callable[[Program], Any]
 Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
 """``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
 tensor, which nothing writes to, to the list ``shards``.
@@ -132,112 +132,105 @@ def map_shards(
     """
 
 
+@dataclass(eq=False)
+class _Map:
+    """One call of `map_shards`, with its arguments."""
+
+    columns: Sequence[MappedArgument]
+    fn: Callable[..., Any]
+    submeshes: Sequence[Mesh]
+    owned: Sequence[Mesh]
+    caller: str
+    names: Sequence[str]
+    sizes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        program = around()
+        for name in self.names:
+            if program and name in program.run.axes:
+                raise ShardingError(
+                    f"{self.caller}: axis {name!r} is bound by a map around this one; choose another name"
+                )
+
+    def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Any]]]:
+        """Returns the arguments of each program, and the list of memory of tensors among them."""
+        # A shared argument is transferred once to each device.
+        shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
+        given = []
+        for i, submesh in enumerate(self.submeshes):
+            device = submesh.flat[0]
+            arguments: list[Any] = []
+            shards: list[Any] = []
+            for c, column in enumerate(self.columns):
+                if type(column.items) is Unmapped:
+                    argument = column.items.value
+                elif submesh.size > 1:
+                    argument = _unheld(column.items[i]) if column.each else column.items
+                elif column.each:
+                    argument = _onto(onto, column.items[i], device, self.caller, column.donated, shards)
+                else:
+                    if (c, submesh) not in shared:
+                        found: list[Any] = []
+                        shared[c, submesh] = _onto(onto, column.items, device, self.caller, False, found), found
+                    argument, arrays = shared[c, submesh]
+                    shards += arrays
+                arguments.append(argument)
+            given.append((arguments, shards))
+        return given
+
+    def run(self, tasks: Sequence[Callable[[Program], Any]], helper_delay: float) -> list[Any]:
+        """Runs the tasks of all calls, and returns their results; an error gets a note of the shard and the device."""
+        labels, code = _Labels(self.submeshes), id(_code_of(self.fn))
+        try:
+            return run(tasks, labels, names=self.names, sizes=self.sizes, helper_delay=helper_delay, code=code)
+        except Failed as failure:
+            number, error = failure.number, failure.error
+        if number >= 0:
+            note = f"{self.caller}: raised for shard {number} on {_described(self.submeshes[number])}"
+            if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
+                error.add_note(note)
+        try:
+            raise error
+        finally:
+            del error  # A cycle of the error and this frame would keep both, and the shards, alive.
+
+
 @implements(map_shards, "algorithm")
-def _map_shards(
-    columns: Sequence[MappedArgument],
-    fn: Callable[..., Any],
-    submeshes: Sequence[Mesh],
-    owned: Sequence[Mesh],
-    caller: str,
-    names: Sequence[str],
-    sizes: Sequence[int],
-) -> list[Any]:
-    used = {submesh.flat[0].backend: submesh for submesh in submeshes}
+def _map_shards(*arguments: Any) -> list[Any]:
+    called = _Map(*arguments)
+    used = {submesh.flat[0].backend: submesh for submesh in called.submeshes}
     backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
     if any(backend.simulated for backend in backends):
         with interpreting(INFER):
-            return _infer_map(columns, fn, submeshes, owned, caller, names, sizes)
+            return _infer_map(*arguments)
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
-
-    def call(i: int, arguments: list[Any], shards: list[Any]) -> Task:
-        mode = modes.get(submeshes[i].flat[0].backend)
-        return functools.partial(_call_on, fn, arguments, shards, submeshes[i], owned[i], mode, caller)
-
-    tasks = _tasks(columns, submeshes, caller, names, _array_onto, call)
-    queues = [
-        (backend_of(device), device) for device in dict.fromkeys(d for submesh in submeshes for d in submesh.flat)
+    # Only the tasks hold the arguments, so that donated arrays are exclusive.
+    tasks = [
+        functools.partial(_call_on, called, i, *given, modes.get(called.submeshes[i].flat[0].backend))
+        for i, given in enumerate(called.arguments(_array_onto))
     ]
+    devices = dict.fromkeys(device for submesh in called.submeshes for device in submesh.flat)
+    queues = [(backend_of(device), device) for device in devices]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     try:
-        helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
-        return _run(fn, tasks, submeshes, helper_delay, caller, names, sizes)
+        return called.run(tasks, max([backend.helper_delay for backend in backends], default=0.0))
     finally:
         for backend, device in queues:
             backend.make_caller_wait(device)
 
 
 @implements(map_shards, "infer")
-def _infer_map(
-    columns: Sequence[MappedArgument],
-    fn: Callable[..., Any],
-    submeshes: Sequence[Mesh],
-    owned: Sequence[Mesh],
-    caller: str,
-    names: Sequence[str],
-    sizes: Sequence[int],
-) -> list[Any]:
-    interpreter = innermost()
+def _infer_map(*arguments: Any) -> list[Any]:
+    called, interpreter = _Map(*arguments), innermost()
     assert interpreter is not None
-
-    def call(i: int, arguments: list[Any], shards: list[Any]) -> Task:
-        return functools.partial(
-            _infer_on, fn, arguments, submeshes[i], owned[i], interpreter.mapped(submeshes[i]), caller
-        )
-
-    tasks = _tasks(columns, submeshes, caller, names, _abstract_onto, call)
+    tasks = [
+        functools.partial(_infer_on, called, i, given, interpreter.mapped(called.submeshes[i]))
+        for i, (given, _) in enumerate(called.arguments(_abstract_onto))
+    ]
     # The programs only plan, so helper threads would only compete for the interpreter.
-    return _run(fn, tasks, submeshes, math.inf, caller, names, sizes)
-
-
-def _tasks(
-    columns: Sequence[MappedArgument],
-    submeshes: Sequence[Mesh],
-    caller: str,
-    names: Sequence[str],
-    onto: Onto,
-    call: Callable[[int, list[Any], list[Any]], Task],
-) -> list[Task]:
-    """Returns the task of each call. Afterwards only the task holds the arguments, so that donated arrays are
-    exclusive.
-
-    Args:
-        columns, submeshes, caller, names: see `map_shards`.
-        onto: transfers an array to a device.
-        call: ``call(i, arguments, shards)`` returns the task of the i-th call.
-
-    Raises:
-        ShardingError: a name is bound by an enclosing map.
-    """
-    program = around()
-    for name in names:
-        if program and name in program.run.axes:
-            raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
-    # A shared argument is transferred once to each device.
-    shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
-
-    def task(i: int, submesh: Mesh) -> Task:
-        device = submesh.flat[0]
-        arguments: list[Any] = []
-        shards: list[Any] = []
-        for c, column in enumerate(columns):
-            if type(column.items) is Unmapped:
-                argument = column.items.value
-            elif submesh.size > 1:
-                argument = _unheld(column.items[i]) if column.each else column.items
-            elif column.each:
-                argument = _onto(onto, column.items[i], device, caller, column.donated, shards)
-            else:
-                if (c, submesh) not in shared:
-                    found: list[Any] = []
-                    shared[c, submesh] = _onto(onto, column.items, device, caller, False, found), found
-                argument, arrays = shared[c, submesh]
-                shards += arrays
-            arguments.append(argument)
-        return call(i, arguments, shards)
-
-    return [task(i, submesh) for i, submesh in enumerate(submeshes)]
+    return called.run(tasks, math.inf)
 
 
 def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
@@ -278,52 +271,21 @@ def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, shards: l
     return made
 
 
-def _infer_on(
-    fn: Callable[..., Any],
-    arguments: list[Any],
-    submesh: Mesh,
-    owned: Mesh,
-    interpreter: Interpreter,
-    caller: str,
-    program: Program,
-) -> Any:
+def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpreter, program: Program) -> Any:
     """Runs one call of a mapped function on tensors without elements, and returns its result."""
-    device = submesh.flat[0]
+    submesh = called.submeshes[i]
     program.execution_context = NoContext(submesh.flat)
     program.communicator = AbstractCommunicator
-    settle_on(owned)
+    settle_on(called.owned[i])
     interpret_by(interpreter)
-    result = program.call(fn, arguments)
+    result = program.call(called.fn, arguments)
     if submesh.size > 1:
         return result
-    return map_leaves(
-        lambda leaf: AbstractCommunicator.result(as_operand(leaf, caller), device) if is_data(leaf) else leaf, result
-    )
 
+    def one(leaf: Any) -> Any:
+        return AbstractCommunicator.result(as_operand(leaf, called.caller), submesh.flat[0]) if is_data(leaf) else leaf
 
-def _run(
-    fn: Callable[..., Any],
-    tasks: Sequence[Task],
-    submeshes: Sequence[Mesh],
-    helper_delay: float,
-    caller: str,
-    names: Sequence[str],
-    sizes: Sequence[int],
-) -> list[Any]:
-    """Runs the tasks of all calls, and returns their results; an error gets a note of the shard and the device."""
-    try:
-        code = id(_code_of(fn))
-        return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, code=code)
-    except Failed as failure:
-        number, error = failure.number, failure.error
-    if number >= 0:
-        note = f"{caller}: raised for shard {number} on {_described(submeshes[number])}"
-        if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
-            error.add_note(note)
-    try:
-        raise error
-    finally:
-        del error  # A cycle of the error and this frame would keep both, and the shards, alive.
+    return map_leaves(one, result)
 
 
 def _unheld(tree: Any) -> Any:
@@ -395,26 +357,24 @@ def _modes_of(backend: Backend) -> Callable[[], None] | None:
 
 
 def _call_on(
-    fn: Callable[..., Any],
+    called: _Map,
+    i: int,
     arguments: list[Any],
     shards: Sequence[Any],
-    submesh: Mesh,
-    owned: Mesh,
     mode: Callable[[], None] | None,
-    caller: str,
     program: Program,
 ) -> Any:
     """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
-    device = submesh.flat[0]
-    backend = backend_of(device)
+    submesh, caller = called.submeshes[i], called.caller
+    backend = backend_of(submesh.flat[0])
     here = None if submesh.size > 1 else on_submesh(submesh)
     execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
     program.execution_context = execution_context
     program.given = shards
-    settle_on(owned)  # It need not be restored, since the program has a context of its own.
+    settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
     interpret_by(here)
     with execution_context:
-        result = program.call(fn, arguments)
+        result = program.call(called.fn, arguments)
         if here is None:
             return result
         arguments.clear()
