@@ -70,14 +70,11 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
     """
 
 
-@implements(reshard, "infer")
-def _infer_reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> Aval:
-    return infer_transfer(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", True, donate, may_alias)
-
-
-@implements(reshard, "algorithm")
+@implements(reshard, "composite")
 def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
-    return reshard_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", donate=donate, may_alias=may_alias)
+    x = as_operand(x, "reshard")
+    target = as_sharding(sharding, np.ndim(x), "reshard")
+    return transfer_to(x, target, "reshard", donate=donate, may_alias=may_alias)
 
 
 @operator(error_name="device_put", keeps_arrays=True)

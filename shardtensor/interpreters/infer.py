@@ -242,7 +242,9 @@ def array_operands(op: Op, operands: Operands) -> Operands:
     """
     if op.variadic:
         return operands
-    return tuple([x if n in op.trees else as_operand(x, op.name) for n, x in zip(op.operands, operands, strict=True)])
+    return tuple(
+        [x if n in op.trees else as_operand(x, op.error_name) for n, x in zip(op.operands, operands, strict=True)]
+    )
 
 
 def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
