@@ -25,7 +25,7 @@ CALLS = (
     Row("slice", "x[1:3]", (Target(15e-6),)),
     Row("transpose", "m.T", (Target(15e-6),)),
     Row("matmul", "m @ w", (Target(15e-6),)),
-    Row("pmap", "pmap of x + 1", (Target(75e-6),)),
+    Row("pmap", "pmap of x + 1", (Target(75e-6), Target(0.4, JAX_8))),
     Row("stack", "stack of the shards"),
     Row("reshard", "rows → columns"),
     Row("reshard copied", "rows → columns, copied"),

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import gc
 import importlib
+import math
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,16 @@ def _counted() -> Iterator[list[int]]:
     with Watch():
         yield peak
     peak.append(total[0])
+
+
+def by_tree(merge: Callable[[Any, Any], Any], values: Sequence[Any], sizes: Sequence[int] = ()) -> Any:
+    """Combines values along the tree of partial results: the left subtree of n positions has the largest power of two
+    below n; along several axes, row-major, the last one is combined first.
+    """
+    if len(sizes) > 1:
+        inner = math.prod(sizes[1:])
+        values = [by_tree(merge, values[i : i + inner], sizes[1:]) for i in range(0, len(values), inner)]
+    if len(values) == 1:
+        return values[0]
+    half = 1 << ((len(values) - 1).bit_length() - 1)
+    return merge(by_tree(merge, values[:half]), by_tree(merge, values[half:]))

@@ -75,9 +75,9 @@ class NumPyBackend(Backend):
 
     def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns ``result`` itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""
-        if not result.flags.writeable and any(owner_of(result) is owner_of(s) for s in shards):
-            return result, False
         if is_alone(result, 1 + FRAME):
+            return result, False
+        if not result.flags.writeable and any(owner_of(result) is owner_of(s) for s in shards):
             return result, False
         return np.array(result, order="K", subok=False), True
 

@@ -17,7 +17,8 @@ def read_only(array: HostArray) -> HostArray:
     The view accesses the memory through a read-only buffer. If the base of the view were the array itself, its
     ``writeable`` flag could be set again.
     """
-    given: Any = np.asarray(array)  # Indexing may have turned a single element into a NumPy scalar.
+    # Indexing may have turned a single element into a NumPy scalar.
+    given: Any = array if type(array) is np.ndarray else np.asarray(array)
     if given.dtype.kind not in "mM":
         return np.asarray(memoryview(given).toreadonly())
     numbers: Any = given.view(np.int64)  # The buffer protocol has no datetime dtypes.

@@ -1,28 +1,102 @@
 """All-reduce along mesh axes, as a sequence of sends and merges.
 
-Contributions are combined in mesh order, never in arrival order, and in the same order for every element, whichever
-messages transport them: the same mesh gives the same bits.
+Partial results are combined along a fixed binary tree over the positions of each mesh axis, never in arrival order, and
+along the same tree for every element, whichever messages transport them: the same mesh gives the same bits.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from shardtensor.sharding.layout import offsets
 
 CHUNKED_FROM = 1 << 18
 """Bytes of a result from which every contributor combines one chunk of it.
 
-Below this size the first contributor combines the whole result, which takes fewer messages.
+Below this size the states are combined on the way to the first contributor, which takes fewer messages.
 """
 
-Message = tuple[int, int, int]
-"""Position of the sender, position of the receiver, and bytes."""
+Rounds = tuple[tuple[tuple[int, int], ...], ...]
+"""The merges of a tree: in each round, pairs of the positions of two states, of which the first one gets the result."""
+
+
+@functools.lru_cache(1024)
+def reduction_tree(contributes: tuple[bool, ...], sizes: tuple[int, ...]) -> Rounds:
+    """Returns the binary tree along which the states of a group of devices are combined.
+
+    Along each axis, the last one first, neighbours merge, then neighbouring pairs, and so on: the left subtree of n
+    positions has the largest power of two below n. Positions that do not contribute are skipped. The last merge gives
+    its result to the first position that contributes.
+
+    Args:
+        contributes: for each position, row-major along the axes, whether it contributes.
+        sizes: the sizes of the axes.
+
+    >>> from shardtensor.communication.all_reduce import reduction_tree
+    >>> reduction_tree((True,) * 5, (5,))
+    (((0, 1), (2, 3)), ((0, 2),), ((0, 4),))
+    """
+    holders = [k if contributing else None for k, contributing in enumerate(contributes)]
+    rounds, step = [], 1
+    for size in reversed(sizes):
+        for distance in (1 << n for n in range((size - 1).bit_length())):
+            merges = []
+            for line in range(0, len(holders), step * size):
+                for i in range(0, size - distance, 2 * distance):
+                    left, right = line + i * step, line + (i + distance) * step
+                    mine, its = holders[left], holders[right]
+                    if mine is None:
+                        holders[left] = its
+                    elif its is not None:
+                        merges.append((mine, its))
+            rounds.append(tuple(merges))
+        step *= size
+    return tuple(filter(None, rounds))
+
+
+Tree = tuple[tuple[int, ...], ...]
+"""A tree by contributors: for each one those whose combined states are merged into its own, in order. The first
+contributor is the root.
+"""
+
+
+@functools.lru_cache(1024)
+def tree_of(contributes: tuple[bool, ...], sizes: tuple[int, ...]) -> Tree:
+    """Returns the tree of `reduction_tree`, with contributors numbered from 0.
+
+    >>> from shardtensor.communication.all_reduce import tree_of
+    >>> tree_of((True, True, False, True), (4,))
+    ((1, 2), (), ())
+    """
+    ranks = {k: rank for rank, k in enumerate(itertools.compress(itertools.count(), contributes))}
+    others: list[list[int]] = [[] for _ in ranks]
+    for left, right in itertools.chain.from_iterable(reduction_tree(contributes, sizes)):
+        others[ranks[left]].append(ranks[right])
+    return tuple(map(tuple, others))
+
+
+def flat_tree(count: int) -> Tree:
+    """Returns the tree of this number of contributors along one axis."""
+    return tree_of((True,) * count, (count,))
+
+
+def combine(tree: Tree, state: Callable[[int], Any], merge: Callable[[Any, Any], Any], k: int = 0) -> Any:
+    """Combines states along a tree, depth first, so that few of them exist at a time.
+
+    Args:
+        tree: the tree.
+        state: returns the state of a contributor.
+        merge: ``merge(earlier, later)`` returns two states combined.
+        k: the root of the subtree that is combined.
+    """
+    total = state(k)
+    for other in tree[k]:
+        total = merge(total, combine(tree, state, merge, other))
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,60 +118,66 @@ class ReduceOps:
     join: Callable[[int, list[Any]], Any]
 
 
-def all_reduce(
-    group: Sequence[int], contributors: Sequence[int], states: Any, ops: ReduceOps, size: int, chunked: bool
-) -> dict[int, Any]:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of devices whose states are combined into one result.
+
+    Attributes:
+        members: the positions of the devices, row-major along the axes.
+        contributes: for each member, whether it contributes to the result; at least one does.
+        axes: the sizes of the axes.
+        size: the number of elements of the result on each device.
+        chunked: whether every contributor combines a chunk (a reduce-scatter and an all-gather: each link carries 2 (n
+            - 1) / n of the result), or the states are combined on the way to the first contributor, whose result is
+            then broadcast along a binomial tree.
+    """
+
+    members: Sequence[int]
+    contributes: tuple[bool, ...]
+    axes: tuple[int, ...]
+    size: int
+    chunked: bool
+
+    @property
+    def contributors(self) -> list[int]:
+        """The positions of the devices that contribute."""
+        return list(itertools.compress(self.members, self.contributes))
+
+    @property
+    def tree(self) -> Tree:
+        """The tree along which the states of the contributors are combined."""
+        return tree_of(self.contributes, self.axes)
+
+
+def all_reduce(group: Group, states: Any, ops: ReduceOps) -> dict[int, Any]:
     """Combines the states of devices, and returns the result for every device of a group, by position.
 
     Args:
-        group: the positions of the group's devices.
-        contributors: those of them that contribute to the result, in mesh order.
+        group: the devices.
         states: the state of each position.
         ops: the operations on states; see `ReduceOps`.
-        size: the number of elements of the result.
-        chunked: whether every contributor combines a chunk (a reduce-scatter and an all-gather: each link carries 2 (n
-            - 1) / n of the result), or the first one the whole result, which is then broadcast along a binomial tree.
     """
-    if not chunked:
-        leader = contributors[0]
-        state = states[leader]
-        for position in contributors[1:]:
-            state = ops.merge(leader, state, ops.send(states[position], position, leader))
-        results = {leader: ops.finish(leader, state)}
-        for source, destination in binomial_tree(leader, group):
+    members, contributors = group.members, group.contributors
+    leader = contributors[0]
+    if not group.chunked:
+        held = {k: states[k] for k in contributors}
+        for left, right in itertools.chain.from_iterable(reduction_tree(group.contributes, group.axes)):
+            k, source = members[left], members[right]
+            held[k] = ops.merge(k, held[k], ops.send(held.pop(source), source, k))
+        results = {leader: ops.finish(leader, held[leader])}
+        for source, destination in binomial_tree(leader, members):
             results[destination] = ops.send(results[source], source, destination)
         return results
-    bounds = offsets(size, (len(contributors),)).tolist()
+    bounds = offsets(group.size, (len(contributors),)).tolist()
     chunks = []
     for owner, (begin, end) in zip(contributors, itertools.pairwise(bounds), strict=True):
         parts = [ops.send(ops.cut(k, states[k], begin, end), k, owner) for k in contributors]
-        state = parts[0]
-        for part in parts[1:]:
-            state = ops.merge(owner, state, part)
-        chunks.append(ops.finish(owner, state))
+        total = combine(group.tree, parts.__getitem__, functools.partial(ops.merge, owner))
+        chunks.append(ops.finish(owner, total))
     return {
         k: ops.join(k, [ops.send(chunk, owner, k) for owner, chunk in zip(contributors, chunks, strict=True)])
-        for k in group
+        for k in members
     }
-
-
-def messages(
-    group: Sequence[int], contributors: Sequence[int], state: int, result: int, chunked: bool
-) -> list[Message]:
-    """Returns the messages of `all_reduce`, given the bytes of a state and of the result.
-
-    Both variants send the same number of bytes.
-    """
-    if not chunked:
-        leader = contributors[0]
-        there = [(k, leader, state) for k in contributors[1:]]
-        return there + [(a, b, result) for a, b in binomial_tree(leader, group)]
-    shares = [np.diff(offsets(n, (len(contributors),))).tolist() for n in (state, result)]
-    there = [
-        (k, owner, n) for owner, n in zip(contributors, shares[0], strict=True) for k in contributors if k != owner
-    ]
-    back = [(owner, k, n) for owner, n in zip(contributors, shares[1], strict=True) for k in group if k != owner]
-    return there + back
 
 
 def binomial_tree(root: int, group: Sequence[int]) -> list[tuple[int, int]]:

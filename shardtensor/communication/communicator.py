@@ -1,157 +1,104 @@
-"""The `Communicator`: the collectives of a group of n devices, on one array per device.
+"""The `Communicator`: the collectives of a group of devices, on one local array for each device.
 
-Where devices share a memory, one result serves all devices that receive the same elements; elsewhere each array is sent
-to the devices that need it. Reductions combine the arrays in the order of the devices, element by element in the same
-order in both cases, so that the bits are the same.
+Each collective records the schedule of its messages, which follows from the shapes of the arrays, and then executes
+them: `shardtensor.communication.array_communicator` on arrays, and `shardtensor.communication.abstract_communicator` on
+tensors without elements, of which it returns the shapes and dtypes only.
 """
 
 from __future__ import annotations
 
-import itertools
+import abc
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.functions import function_of
-from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of
-from shardtensor.communication.all_reduce import CHUNKED_FROM, Message, ReduceOps, all_reduce, binomial_tree, messages
-from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import copied, send
-from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
-from shardtensor.host import blockwise, memory_pool
-from shardtensor.host.threads import each
-from shardtensor.sharding.layout import offsets
-from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
-from shardtensor.tensor.value import Aval, in_place
-
-_BLOCK = 1 << 20
-"""Bytes of a result that are reduced at a time in shared memory, so that they stay in the cache meanwhile."""
-
-_DIVIDED_FROM = 1 << 23
-"""Bytes of all operands from which a reduction is divided over threads: half a millisecond of work."""
-
-_LINE = 64
-"""Bytes of a cache line; the results in a shared buffer are aligned to its multiples."""
+from shardtensor.communication.all_reduce import CHUNKED_FROM, Group
+from shardtensor.communication.schedules import AllReduce, AllToAll, Broadcast, Collective, Permute, ids_of
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.sharding.layout import Ints, Shape, offsets
+from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.value import Aval
 
 
-class Communicator:
+class Communicator(abc.ABC):
     """One collective among devices.
 
     Args:
         caller: the name of the collective, for the log and in errors.
         axis: the names of the mesh axes that it runs along, for the log.
         devices: the device of each array, in order; a device may occur more than once.
+        sizes: the sizes of the axes, along which reductions combine; by default, there is one axis.
 
     Attributes:
         given: for each device, arrays that are never written to.
+        shared_memory: whether no array is copied in order to send it.
     """
 
     given: Sequence[Sequence[Any]] = ()
+    shared_memory = True
 
-    def __init__(self, caller: str, axis: str, devices: Sequence[Device]) -> None:
+    def __init__(self, caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> None:
         self.caller = caller
         self.axis = axis
         self.devices = devices
-        self.backends: list[Backend] = [backend_of(d) for d in devices]
-        self.shared_memory = all(b.shared_memory for b in self.backends)
-        self._sent: set[tuple[int, int]] = set()
+        self.sizes = tuple(sizes) or (len(devices),)
 
-    def settle(self) -> None:
+    # -- operands and results ----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def shards(self, x: ShardedTensor) -> Sequence[Any]:
+        """Returns the array of each device of a tensor, in mesh order."""
+
+    @abc.abstractmethod
+    def assembled(self, value: Aval, arrays: Sequence[Any]) -> ShardedTensor:
+        """Returns the tensor with this aval that consists of an array for each device."""
+
+    @abc.abstractmethod
+    def result(self, array: Any, device: Device) -> Any:
+        """Returns the result of a program on one device."""
+
+    @abc.abstractmethod
+    def dtype_of(self, array: Any) -> np.dtype[Any]:
+        """Returns the NumPy dtype of an array."""
+
+    @abc.abstractmethod
+    def cast(self, arrays: Sequence[Any], kinds: str, dtype: str) -> Sequence[Any]:
+        """Converts arrays whose dtype is of one of ``kinds`` (NumPy's letters) to ``dtype``; keeps others."""
+
+    def settle(self) -> None:  # noqa: B027 - only transfers between separate memories are in progress
         """Orders the sources' later work after the transfers that were started.
 
         A mapped function may write to its contribution as soon as the transfers that read it are complete.
         """
-        tokens: dict[Device, Any] = {}
-        for source, destination in sorted(self._sent):
-            giver, taker = self.backends[source], self.backends[destination]
-            if giver is taker and type(giver).record is not Backend.record:
-                there = self.devices[destination]
-                if there not in tokens:
-                    tokens[there] = taker.record(there)
-                giver.wait(self.devices[source], tokens[there])
-
-    # -- operands and results ----------------------------------------------------------------------
-
-    @staticmethod
-    def shards(x: ShardedTensor) -> Sequence[Any]:
-        """Returns the array of each device of a tensor, in mesh order."""
-        return shard_arrays(x)
-
-    @staticmethod
-    def assembled(value: Aval, arrays: Sequence[Any]) -> ShardedTensor:
-        """Returns the tensor with this aval that consists of an array for each device."""
-        return tensor(value, offloaded(value, arrays))
-
-    @staticmethod
-    def result(array: Any, device: Device) -> Any:
-        """Returns the result of a program on one device."""
-        return array
-
-    def dtype_of(self, array: Any) -> np.dtype[Any]:
-        """Returns the NumPy dtype of an array."""
-        return self.backends[0].dtype_of(array)
-
-    def cast(self, arrays: Sequence[Any], kinds: str, dtype: str) -> Sequence[Any]:
-        """Converts arrays whose dtype is of one of ``kinds`` (NumPy's letters) to ``dtype``; keeps others."""
-        if self.dtype_of(arrays[0]).kind not in kinds:
-            return arrays
-        converted = []
-        for array, backend, device in zip(arrays, self.backends, self.devices, strict=True):
-            with backend.on(device):
-                converted.append(backend.xp.asarray(array, dtype=np.dtype(dtype)))
-        return converted
 
     # -- collectives -------------------------------------------------------------------------------
 
-    def reduce(self, arrays: Sequence[Any], ufunc: str, *, mean: bool = False) -> list[Any]:
+    def all_reduce(self, arrays: Sequence[Any], ufunc: str, *, mean: bool = False) -> list[Any]:
         """Combines the arrays elementwise by a binary ufunc on every device; ``mean`` divides by their number."""
-        group, size, nbytes = range(len(arrays)), math.prod(arrays[0].shape), int(arrays[0].nbytes)
-        chunked = nbytes >= CHUNKED_FROM and len(arrays) > 2
-        self._note(lambda: messages(group, group, nbytes, nbytes, chunked))
-        if self.shared_memory:
-            total = _reduced(getattr(np, ufunc), arrays)
-            return [self._deliver(0, total / len(arrays) if mean else total)] * len(arrays)
-        if len(arrays) == 1 and not mean:
-            return [self._deliver(0, copied(arrays[0], self.devices[0]))]
-        together = None if mean else self._by_library(arrays, ufunc)
-        if together is not None:
-            return [self._deliver(k, array) for k, array in enumerate(together)]
-        results = all_reduce(group, group, arrays, self._reduce_ops(arrays, ufunc, mean), size, chunked)
-        return [self._deliver(k, results[k]) for k in group]
+        n, nbytes, size = len(arrays), self._nbytes(arrays[0]), math.prod(arrays[0].shape)
+        group = Group(range(n), (True,) * n, self.sizes, size, nbytes >= CHUNKED_FROM and n > 2)
+        self._announce(AllReduce, group.contributes, group.axes, group.chunked, nbytes, nbytes)
+        return self._all_reduce(arrays, ufunc, mean, group)
 
-    def gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
+    def all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
         """Concatenates all arrays along ``axis`` (tiled), or stacks them along a new axis there, on every device."""
-        self._note(lambda: [(i, k, int(a.nbytes)) for i, a in enumerate(arrays) for k in range(len(arrays))])
-        if self.shared_memory:
-            whole = self._adjacent(arrays, axis) if tiled else None
-            return [self._joined(0, arrays, axis, tiled) if whole is None else whole] * len(arrays)
-        return [self._joined(k, arrays, axis, tiled) for k in range(len(arrays))]
+        n = len(arrays)
+        if is_recording():
+            self._exchange([self._nbytes(a) for a in arrays], [np.ones(n, np.int64)], [0] * n)
+        return self._all_gather(arrays, axis, tiled)
 
     def reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
         """Combines the arrays elementwise by a binary ufunc, and splits the result along ``dimension``.
 
         Device k receives the k-th part by the split rule (tiled), or the elements at index k, without that dimension.
         """
-        parts = _parts(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
-        pieces = self._pieces(arrays, [parts] * len(arrays))
-        if self.shared_memory:
-            whole = _reduced(getattr(np, ufunc), arrays)
-            return [self._deliver(k, whole[part]) for k, part in enumerate(parts)]
-        results = []
-        for k, column in enumerate(pieces()):
-            function = function_of(self.backends[k], ufunc)
-            state: Any = None
-            for i, array in enumerate(column):
-                piece = self._bring(array, i, k)
-                with self.backends[k].on(self.devices[k]):
-                    state = function(state, piece) if i else self._owned(piece, i, k)
-            results.append(self._deliver(k, state))
-        return results
+        n, first = len(arrays), arrays[0]
+        if is_recording():
+            self._exchange([self._row(first, dimension)] * n, [_shares(first.shape[dimension], n, tiled)], [0] * n)
+        return self._reduce_scatter(arrays, ufunc, dimension, tiled)
 
     def all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         """Sends device k the k-th part along ``split_axis`` of every array, joined along ``concat_axis``.
@@ -159,233 +106,66 @@ class Communicator:
         Parts follow the split rule and are concatenated (tiled), or are single indices and are stacked along a new
         dimension.
         """
-        cuts = [_parts(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
-        pieces = self._pieces(arrays, cuts)
-        whole = self._adjacent(arrays, concat_axis) if tiled and split_axis != concat_axis else None
-        if whole is not None:
-            return [whole[part] for part in cuts[0]]
-        if self.shared_memory:
-            return [self._deliver(k, out) for k, out in enumerate(_joined(pieces(), concat_axis, tiled))]
-        return [self._joined(k, column, concat_axis, tiled) for k, column in enumerate(pieces())]
+        if is_recording():
+            lengths = [a.shape[split_axis] for a in arrays]
+            shares = {length: _shares(length, len(arrays), tiled) for length in set(lengths)}
+            which = {length: k for k, length in enumerate(shares)}
+            rows = [self._row(a, split_axis) for a in arrays]
+            self._exchange(rows, list(shares.values()), [which[length] for length in lengths])
+        return self._all_to_all(arrays, split_axis, concat_axis, tiled)
 
     def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros."""
-        self._note(lambda: [(i, k, int(arrays[i].nbytes)) for k, i in enumerate(sources) if i is not None])
-        results = []
-        for k, i in enumerate(sources):
-            if i is None:
-                with self.backends[k].on(self.devices[k]):
-                    results.append(self._deliver(k, self.backends[k].xp.zeros_like(arrays[k])))
-            else:
-                results.append(self._deliver(k, self._owned(self._bring(arrays[i], i, k), i, k)))
-        return results
+        if is_recording():
+            pairs = [(i, k, self._nbytes(arrays[i])) for k, i in enumerate(sources) if i is not None]
+            self._announce(Permute, *np.array(pairs, np.int64).reshape(-1, 3).T)
+        return self._permute(arrays, sources)
 
     def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
         """Sends the array of the device at position ``source`` to every device."""
-        edges = binomial_tree(source, range(len(arrays)))
-        self._note(lambda: [(i, k, int(arrays[source].nbytes)) for i, k in edges])
-        if self.shared_memory:
-            return [self._deliver(source, blockwise.copied(arrays[source]))] * len(arrays)
-        held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
-        for i, k in edges:
-            held[k] = self._bring(held[i], i, k)
-        return [self._deliver(k, held[k]) for k in range(len(arrays))]
+        self._announce(Broadcast, source, self._nbytes(arrays[source]))
+        return self._broadcast(arrays, source)
 
-    # -- helpers -----------------------------------------------------------------------------------
+    # -- execution ---------------------------------------------------------------------------------
 
-    def _adjacent(self, arrays: Sequence[Any], axis: int) -> Any:
-        """Returns the arrays concatenated without a copy, if they are adjacent in one buffer; otherwise None.
+    @abc.abstractmethod
+    def _all_reduce(self, arrays: Sequence[Any], ufunc: str, mean: bool, group: Group) -> list[Any]: ...
 
-        They must be read-only, and their memory must be that of ``given`` arrays or of results of collectives, which no
-        program can write to.
-        """
-        if not self.shared_memory or any(a.flags.writeable for a in arrays):
-            return None
-        known = [{id(memory_pool.owner_of(x)) for x in given} for given in self.given]
-        owners = [id(memory_pool.owner_of(a)) for a in arrays]
-        if not all(owner in _shared or owner in own for owner, own in zip(owners, known, strict=True)):
-            return None
-        ends = list(itertools.accumulate([a.shape[axis] for a in arrays], initial=0))
-        shape = list(arrays[0].shape)
-        shape[axis] = ends.pop()
-        begins = [[end if d == axis else 0 for d in range(len(shape))] for end in ends]
-        pieces = [(array, begin) for array, begin in zip(arrays, begins, strict=True) if array.size]
-        whole = in_place([p for p, _ in pieces], [b for _, b in pieces], tuple(shape))
-        return None if whole is None else self.backends[0].export(whole)
+    @abc.abstractmethod
+    def _all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]: ...
 
-    def _bring(self, array: Any, source: int, destination: int) -> Any:
-        """Returns an array on another device; the same object if that device can read the array where it is."""
-        if self.devices[source] == self.devices[destination] or self.shared_memory:
-            return array
-        self._sent.add((source, destination))
-        return send(array, self.devices[source], self.devices[destination])
+    @abc.abstractmethod
+    def _reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]: ...
 
-    def _owned(self, array: Any, source: int, destination: int) -> Any:
-        """Returns the result of `_bring` as memory that no mapped function has a reference to."""
-        if self.devices[source] == self.devices[destination] or self.shared_memory:
-            return copied(array, self.devices[destination])
-        return array
+    @abc.abstractmethod
+    def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]: ...
 
-    def _pieces(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]]) -> Callable[[], list[tuple[Any, ...]]]:
-        """Records that device k receives the k-th part of every array, and returns a function that returns these
-        pieces, as views, for each device k.
-        """
+    @abc.abstractmethod
+    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]: ...
 
-        def view(i: int, part: Any) -> Any:
-            with self.backends[i].on(self.devices[i]):
-                return self.backends[i].view(arrays[i], part)
+    @abc.abstractmethod
+    def _broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]: ...
 
-        def pieces() -> list[tuple[Any, ...]]:
-            return list(zip(*[[view(i, part) for part in parts] for i, parts in enumerate(cuts)], strict=True))
+    # -- messages ----------------------------------------------------------------------------------
 
-        self._note(lambda: [(i, k, int(x.nbytes)) for k, column in enumerate(pieces()) for i, x in enumerate(column)])
-        return pieces
+    def _announce(self, kind: Callable[..., Collective], *messages: Any) -> None:
+        """Records the schedule of a collective, if a log or a guard is active."""
+        if is_recording():
+            kind(ids_of(self.devices), *messages, self.caller, self.axis).announce(copied=not self.shared_memory)
 
-    def _joined(self, k: int, arrays: Sequence[Any], axis: int, tiled: bool) -> Any:
-        """Returns the arrays of all devices, concatenated or stacked, on the k-th device."""
-        with self.backends[k].on(self.devices[k]):
-            here = [self._bring(array, i, k) for i, array in enumerate(arrays)]
-            join = self.backends[k].xp.concat if tiled else self.backends[k].xp.stack
-            return self._deliver(k, join(here, axis=axis))
+    def _exchange(self, rows: list[int], shares: list[Ints], which: list[int]) -> None:
+        """Records messages from each device to each other device; see `AllToAll`."""
+        self._announce(AllToAll, np.array(rows, np.int64), np.array(shares), np.array(which))
 
-    def _by_library(self, arrays: Sequence[Any], ufunc: str) -> list[Any] | None:
-        """Returns the all-reduce of the backend's library, if it supports the arrays; otherwise None.
+    def _nbytes(self, array: Any) -> int:
+        return int(math.prod(array.shape)) * self.dtype_of(array).itemsize
 
-        Libraries may add in any order, so they are used for integers only.
-        """
-        backend, devices = self.backends[0], set(self.devices)
-        if len(devices) < len(arrays) or len(arrays) == 1 or len({id(b) for b in self.backends}) > 1:
-            return None
-        return backend.all_reduce(arrays, self.devices, ufunc) if backend.dtype_of(arrays[0]).kind in "iu" else None
-
-    def _reduce_ops(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> ReduceOps:
-        """Returns the operations of `all_reduce` on contributions."""
-        devices, backends, shape = self.devices, self.backends, tuple(arrays[0].shape)
-
-        def merge(k: int, earlier: Any, later: Any) -> Any:
-            with backends[k].on(devices[k]):
-                return function_of(backends[k], ufunc)(earlier, later)
-
-        def finished(k: int, state: Any) -> Any:
-            with backends[k].on(devices[k]):
-                result = backends[k].xp.divide(state, len(arrays)) if mean else state
-                return backends[k].contiguous(result)
-
-        def cut(k: int, state: Any, begin: int, end: int) -> Any:
-            with backends[k].on(devices[k]):
-                return backends[k].view(backends[k].xp.reshape(state, (-1,)), slice(begin, end))
-
-        def join(k: int, parts: list[Any]) -> Any:
-            with backends[k].on(devices[k]):
-                return backends[k].xp.reshape(backends[k].xp.concat(parts), shape)
-
-        return ReduceOps(self._bring, merge, finished, cut, join)
-
-    def _deliver(self, k: int, array: Any) -> Any:
-        """Returns a result as mapped functions receive it: read-only where the library can enforce it."""
-        backend = self.backends[k]
-        if backend.shared_memory:
-            _remember(np.asarray(array))
-        return backend.export(array)
-
-    def _note(self, sent: Callable[[], list[Message]]) -> None:
-        """Records the messages that ``sent`` returns, if a log or a guard is active."""
-        if not is_recording():
-            return
-
-        def records() -> TransferBatch:
-            columns = np.array(sent(), np.int64).reshape(-1, 3).T
-            numbers = {device: k for k, device in enumerate(dict.fromkeys(self.devices))}
-            of = np.array([numbers[device] for device in self.devices])
-            sources, destinations, sizes = of[columns[0]], of[columns[1]], columns[2]
-            away = sources != destinations
-            return TransferBatch(
-                sources[away], destinations[away], sizes[away], list(numbers).__getitem__,
-                operator=self.caller, explicit=True, copied=not self.shared_memory, axis=self.axis,
-            )  # fmt: skip
-
-        record_transfer(self.caller, 0, True, records)
+    def _row(self, array: Any, dimension: int) -> int:
+        """Returns the bytes at one index of a dimension."""
+        shape: Shape = array.shape
+        return math.prod([n for d, n in enumerate(shape) if d != dimension]) * self.dtype_of(array).itemsize
 
 
-def _reduced(ufunc: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-    """Combines host arrays of one shape and dtype from the first to the last, in memory that nothing else refers to."""
-    if len(arrays) == 1:
-        return blockwise.copied(arrays[0])
-    first, second, *rest = arrays
-    if first.nbytes <= _BLOCK or not all(a.flags.c_contiguous for a in arrays):
-        total = np.asarray(ufunc(first, second))
-        for array in rest:
-            ufunc(total, array, out=total)
-        return total
-    out = memory_pool.empty(first.shape, first.dtype)
-    flat, into = [a.reshape(-1) for a in arrays], out.reshape(-1)
-    step = _BLOCK // first.itemsize
-
-    def work(k: int) -> None:
-        part = slice(k * step, (k + 1) * step)
-        here = into[part]
-        ufunc(flat[0][part], flat[1][part], out=here)
-        for array in flat[2:]:
-            ufunc(here, array[part], out=here)
-
-    each(work, -(-first.size // step), threads=None if first.nbytes * len(arrays) >= _DIVIDED_FROM else 1)
-    return out
-
-
-def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
-    """Concatenates or stacks the host arrays of each list.
-
-    The results are views of one new buffer, which takes the operating system far less time than one buffer per result.
-    """
-    shapes, begins, end = [], [], 0
-    dtype = joins[0][0].dtype
-    for parts in joins:
-        row = list(parts[0].shape)
-        if tiled:
-            row[axis] = sum(part.shape[axis] for part in parts)
-        else:
-            row.insert(axis, len(parts))
-        shape = tuple(row)
-        shapes.append(shape)
-        begins.append(end)
-        end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
-    buffer = memory_pool.empty((end,), np.uint8)
-    results = []
-    for parts, shape, begin in zip(joins, shapes, begins, strict=True):
-        nbytes = math.prod(shape) * dtype.itemsize
-        out = buffer[begin : begin + nbytes].view(dtype).reshape(shape)
-        results.append(np.concatenate(parts, axis=axis, out=out) if tiled else np.stack(parts, axis=axis, out=out))
-    return results
-
-
-def _parts(ndim: int, dimension: int, size: int, count: int, tiled: bool) -> list[Any]:
-    """Returns the index of each device's part along a dimension."""
-    before = (slice(None),) * dimension
-    if not tiled:
-        return [(*before, k) for k in range(count)]
-    bounds = offsets(size, (count,)).tolist()
-    return [(*before, slice(a, b)) for a, b in itertools.pairwise(bounds)]
-
-
-# -- shared results --------------------------------------------------------------------------------
-
-_shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
-
-
-def _remember(array: Any) -> None:
-    """Registers that the memory of a host array cannot be written to by user code, for as long as the memory exists."""
-    owner = memory_pool.owner_of(array)
-    key = id(owner)
-    if key not in _shared:
-        _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
-
-
-def received(array: Any) -> tuple[Any, ...]:
-    """Returns the array whose memory a host array views, if it is the result of a collective; otherwise an empty tuple.
-
-    Such an array can be kept without a copy.
-    """
-    if not _shared or not isinstance(array, np.ndarray):
-        return ()
-    owner = memory_pool.owner_of(array)
-    return (owner,) if owner is not array and id(owner) in _shared else ()
+def _shares(size: int, count: int, tiled: bool) -> Ints:
+    """Returns how many indices of a dimension each device receives."""
+    return np.diff(offsets(size, (count,))) if tiled else np.ones(count, np.int64)

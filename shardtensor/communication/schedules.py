@@ -21,6 +21,7 @@ import numpy as np
 
 from shardtensor.backend.abstract import NAME, abstract_device
 from shardtensor.backend.device import HOST, Device
+from shardtensor.communication.all_reduce import Group, reduction_tree
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, guarded, is_recording, record_transfer
 from shardtensor.sharding.copy_plan import Region, RegionCopies, pieces_in
 from shardtensor.sharding.layout import Grid, Ints, offsets
@@ -102,22 +103,24 @@ class Schedule(abc.ABC):
         """The bytes of all messages."""
         return sum(int(b.sizes.sum()) for phase in self.phases() for b in map(sent, phase))
 
-    def __call__(self) -> TransferBatch:
+    def __call__(self, copied: bool = False) -> TransferBatch:
         """Returns the transfers for the log."""
         sources, destinations, sizes = flat(sent(block) for phase in self.phases() for block in phase)
         least = min(int(sources.min(initial=0)), int(destinations.min(initial=0)))
         return TransferBatch(
             sources - least, destinations - least, sizes, lambda number: _device(number + least),
-            operator=self.operator, explicit=self.explicit, axis=self.axis,
+            operator=self.operator, explicit=self.explicit, axis=self.axis, copied=copied,
         )  # fmt: skip
 
-    def announce(self) -> None:
+    def announce(self, copied: bool = False) -> None:
         """Checks the messages against the guard and records them, if a log or a guard is active.
 
-        See `shardtensor.communication.transfer_log.record_transfer`.
+        See `shardtensor.communication.transfer_log.record_transfer`. ``copied`` is whether bytes are copied here.
         """
         if is_recording():
-            record_transfer(self.operator, self.bytes if guarded() and not self.explicit else 0, self.explicit, self)
+            nbytes = self.bytes if guarded() and not self.explicit else 0
+            records = functools.partial(self, True) if copied else self
+            record_transfer(self.operator, nbytes, self.explicit, records)
 
 
 def _device(number: int) -> Device:
@@ -232,34 +235,37 @@ class Collective(Schedule):
 
 @dataclass(eq=False)
 class AllReduce(Collective):
-    """The messages of `shardtensor.communication.all_reduce.all_reduce`, as its function ``messages`` lists them.
+    """The messages of `shardtensor.communication.all_reduce.all_reduce`.
 
     Attributes:
-        contributors: the positions of those members that contribute to the result.
+        contributes, axes, chunked: see `shardtensor.communication.all_reduce.Group`.
         state, result: bytes of a state and of the result.
-        chunked: whether every contributor combines a chunk.
     """
 
-    contributors: Ints
+    contributes: tuple[bool, ...]
+    axes: tuple[int, ...]
+    chunked: bool
     state: int
     result: int
-    chunked: bool
     operator: str
     axis: str = ""
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        members, contributors = self.members, self.members[self.contributors]
+        members, positions = self.members, np.flatnonzero(self.contributes)
+        contributors = members[positions]
         if not self.chunked:
-            yield iter([Block(contributors[1:], contributors[:1], np.array([self.state]))])
-            yield from _tree(members, int(self.contributors[0]), self.result)
+            for merges in reduction_tree(self.contributes, self.axes):
+                left, right = np.array(merges).T
+                yield iter([Block(members[right], members[left], np.array([self.state]))])
+            yield from _broadcast(members, int(positions[0]), self.result)
             return
         states, results = (np.diff(offsets(n, (len(contributors),))) for n in (self.state, self.result))
         yield _all_to_all(contributors, contributors, lambda rows: states[None, :])
         yield _all_to_all(contributors, members, lambda rows: results[rows, None])
 
 
-def _tree(members: Ints, root: int, size: int) -> Iterator[Phase]:
+def _broadcast(members: Ints, root: int, size: int) -> Iterator[Phase]:
     """Yields the phases of a broadcast; see `shardtensor.communication.all_reduce.binomial_tree`."""
     order = np.concatenate([members[root : root + 1], np.delete(members, root)])
     known = 1
@@ -334,39 +340,28 @@ class Broadcast(Collective):
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        return _tree(self.members, self.root, self.size)
+        return _broadcast(self.members, self.root, self.size)
 
 
 # -- reductions of operators -----------------------------------------------------------------------
 
 
 def combination(
-    operator: str,
-    devices: tuple[Device, ...],
-    groups: Ints,
-    contributes: Any,
-    sizes: Ints,
-    state: int,
-    result: int,
-    least: int,
+    operator: str, devices: tuple[Device, ...], groups: Sequence[Group], state: int, result: int
 ) -> Schedule:
     """Returns the schedule that combines the partial results of an operator's reduction in each group of devices.
 
     Args:
         operator: the name of the operator.
         devices: the devices, in mesh order.
-        groups: the positions of the devices, one row for each group.
-        contributes: for each position, whether its device contributes to the result.
-        sizes: the number of elements of each group's result.
+        groups: the groups of positions.
         state, result: bytes of one element of a partial result, and of the result.
-        least: bytes of a result from which it is combined in chunks.
     """
     ids = _ids_of_mesh(devices)
-    parts = []
-    for group, size in zip(groups, sizes.tolist(), strict=True):
-        contributors = np.flatnonzero(contributes[group])
-        if not len(contributors):
-            contributors = np.zeros(1, np.int64)
-        chunked = size * result >= least and len(contributors) > 2
-        parts.append(AllReduce(ids[group], contributors, size * state, size * result, chunked, operator))
+    parts = [
+        AllReduce(
+            ids[np.asarray(g.members)], g.contributes, g.axes, g.chunked, g.size * state, g.size * result, operator
+        )
+        for g in groups
+    ]
     return parts[0] if len(parts) == 1 else Beside(parts)

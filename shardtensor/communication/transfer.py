@@ -146,7 +146,7 @@ def copied(array: Any, device: Device) -> Any:
 
 def array_on(x: Any, device: Device, caller: str) -> Any:
     """Returns all elements of a tensor or host array as one array on one device."""
-    if type(x) is ShardedTensor and x.sharding.mesh.flat == (device,):
+    if type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
         return only_array(x._storage)
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
     move = operand_transfer(source, as_sharding(device, x.ndim, caller))

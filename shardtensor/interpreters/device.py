@@ -20,6 +20,7 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
+from shardtensor.tensor.value import Aval, aval
 
 
 class NoContext:
@@ -47,6 +48,10 @@ class NoContext:
         """Does nothing: `suspend` saved no state."""
 
 
+_AVALS = 1024
+"""The maximum number of avals that an interpreter keeps."""
+
+
 class DeviceInterpreter(Interpreter):
     """The interpreter inside a mapped function: operators on arrays of the backend return arrays of the device.
 
@@ -66,6 +71,17 @@ class DeviceInterpreter(Interpreter):
         self.sharding = as_sharding(device, 0, "map")
         stands = type(self.backend).on is Backend.on and type(self.backend).capture_modes is Backend.capture_modes
         self.no_context = NoContext((device,)) if stands else None
+        self._avals: dict[Any, Aval] = {}
+
+    def aval_of(self, array: Any) -> Aval:
+        """Returns the aval of a tensor that consists of an array of the device."""
+        key = array.shape, array.dtype  # The dtype of the array library: its hash takes no conversion.
+        value = self._avals.get(key)
+        if value is None:
+            if len(self._avals) == _AVALS:
+                self._avals.clear()
+            value = self._avals[key] = aval(tuple(array.shape), self.backend.dtype_of(array), self.sharding, True)
+        return value
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` on the device and returns an array of its backend."""

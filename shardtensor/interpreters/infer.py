@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.communication.abstract_communicator import AbstractCommunicator
+from shardtensor.communication.abstract_communicator import on_device
 from shardtensor.communication.transfer_log import is_recording, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
 from shardtensor.errors import RangeError, ShardTensorError
@@ -148,7 +148,7 @@ class AbstractDeviceInterpreter(InferInterpreter):
             except TypeError:  # A parameter is not hashable.
                 key = found = None
             if found is not None:
-                return AbstractCommunicator.result(found, self.device)
+                return on_device(found, self.device)
         result = super().apply(op, operands, params)
         if key is not None and result.ndim and result.device == self.device:
             _inferred[key] = host_aval(result.shape, result.dtype)
@@ -179,7 +179,7 @@ class AbstractDeviceInterpreter(InferInterpreter):
             return tuple(map(_uncommitted, operands))
         if not any(isinstance(x, (np.ndarray, np.generic)) for x in operands):
             return operands
-        return tuple([AbstractCommunicator.result(x, self.device) if is_data(x) else x for x in operands])
+        return tuple([on_device(x, self.device) if is_data(x) else x for x in operands])
 
 
 def _uncommitted(x: Any) -> Any:

@@ -25,6 +25,7 @@ class AxisPosition:
         index: the position, row-major in the order in which the axes were named.
         description: the axis names, for error messages.
         axis: the axis names as the transfer log writes them.
+        sizes: the sizes of the axes, in the order in which they were named.
         key_at: the key of the program at any position along all axes of the map.
     """
 
@@ -33,6 +34,7 @@ class AxisPosition:
     index: int
     description: str
     axis: str
+    sizes: tuple[int, ...]
     key_at: Callable[[tuple[int, ...]], Any]
 
 
@@ -130,6 +132,7 @@ class _Axes:
         order = tuple(sorted(self._at))
         self._common = (run.axes, order, tuple([run.extents[d] for d in order]))
         self._size = math.prod(self._common[2])
+        self._sizes = tuple([run.extents[d] for d in self._at])
         self._names = repr(names[0]) if len(names) == 1 else repr(names), ", ".join(names)
 
     def position(self, coordinates: tuple[int, ...]) -> AxisPosition:
@@ -138,7 +141,7 @@ class _Axes:
         for d in self._at:
             index = index * self._extents[d] + coordinates[d]
         key = (*self._common, tuple([coordinates[d] for d in self._others]))
-        return AxisPosition(key, self._size, index, *self._names, lambda at: self.position(at).key)
+        return AxisPosition(key, self._size, index, *self._names, self._sizes, lambda at: self.position(at).key)
 
 
 def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
@@ -159,4 +162,6 @@ def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Seq
     key = key_of(found)
     mine = rows[key[-1]]
     index = mine.index(found.index)
-    return replace(found, key=key, size=len(mine), index=index, key_at=lambda at: key_of(axes.position(at)))
+    return replace(
+        found, key=key, size=len(mine), index=index, sizes=(len(mine),), key_at=lambda at: key_of(axes.position(at))
+    )

@@ -150,9 +150,9 @@ def _reduction(caller: str, ufunc: str, x: Any, axis_name: AxisName, groups: Gro
         if not hasattr(arrays[0], "shape"):
             return [_of_scalars(caller, arrays, ufunc)] * len(arrays)
         if caller == "pmean":
-            return communicator.reduce(communicator.cast(arrays, "biu", "float64"), ufunc, mean=True)
+            return communicator.all_reduce(communicator.cast(arrays, "biu", "float64"), ufunc, mean=True)
         counts = communicator.cast(arrays, "b", "int64") if ufunc in ("add", "multiply") else arrays
-        return communicator.reduce(counts, ufunc)
+        return communicator.all_reduce(counts, ufunc)
 
     return rendezvous(caller, at, x, (), body, alike=True, scalars=True)
 
@@ -258,7 +258,7 @@ def _all_gather(x: Any, axis_name: AxisName, axis_index_groups: Groups, axis: in
     def body(communicator: Communicator, arrays: Arrays) -> Sequence[Any]:
         along = _dimension(caller, "axis", axis, arrays[0].ndim + (not tiled))
         _agree(caller, communicator.devices, [a.shape for a in arrays], along if tiled else None)
-        return communicator.gather(arrays, along, tiled)
+        return communicator.all_gather(arrays, along, tiled)
 
     return rendezvous(caller, at, x, (("axis", axis), ("tiled", tiled)), body)
 

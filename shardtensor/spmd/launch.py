@@ -14,8 +14,8 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
-from shardtensor.communication.communicator import received
+from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
+from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
@@ -30,7 +30,6 @@ from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
-from shardtensor.tensor.value import aval
 
 Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
 """``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
@@ -198,8 +197,7 @@ class _Map:
 @implements(map_shards, "algorithm")
 def _map_shards(*arguments: Any) -> list[Any]:
     called = _Map(*arguments)
-    used = {submesh.flat[0].backend: submesh for submesh in called.submeshes}
-    backends = [backend_of(submesh.flat[0]) for submesh in used.values()]
+    backends, queues = _backends_and_queues(tuple(called.submeshes))
     if any(backend.simulated for backend in backends):
         with interpreting(INFER):
             return _infer_map(*arguments)
@@ -209,8 +207,6 @@ def _map_shards(*arguments: Any) -> list[Any]:
         functools.partial(_call_on, called, i, *given, modes.get(called.submeshes[i].flat[0].backend))
         for i, given in enumerate(called.arguments(_array_onto))
     ]
-    devices = dict.fromkeys(device for submesh in called.submeshes for device in submesh.flat)
-    queues = [(backend_of(device), device) for device in devices]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
@@ -283,9 +279,24 @@ def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpret
         return result
 
     def one(leaf: Any) -> Any:
-        return AbstractCommunicator.result(as_operand(leaf, called.caller), submesh.flat[0]) if is_data(leaf) else leaf
+        return on_device(as_operand(leaf, called.caller), submesh.flat[0]) if is_data(leaf) else leaf
 
     return map_leaves(one, result)
+
+
+@functools.lru_cache(1024)
+def _backends_and_queues(submeshes: tuple[Mesh, ...]) -> tuple[list[Backend], list[tuple[Backend, Device]]]:
+    """Returns the backends of the devices of a map, and the devices that can run behind the caller, each with its
+    backend.
+    """
+    devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
+    backends = list(dict.fromkeys([backend_of(device) for device in devices]))
+    ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
+    return backends, [(backend, device) for device in devices if (backend := backend_of(device)) in ordered]
+
+
+_ORDER = ("wait_for_caller", "make_caller_wait")
+"""The methods of backends that order a device and its caller; where calls are synchronous, they do nothing."""
 
 
 def _unheld(tree: Any) -> Any:
@@ -384,27 +395,28 @@ def _call_on(
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
-        for i in range(len(found)):
+        for n in range(len(found)):
             # Only one reference is kept here, so that the backend can tell whether user code holds another.
-            array, found[i] = found[i], None
+            array, found[n] = found[n], None
             if not is_data(array):
-                found[i] = array
+                found[n] = array
             elif backend.is_array(array):
                 array, copied = backend.adopt(backend.asarray(array), _kept(backend, array, shards))
-                found[i] = _on_one(array, copied, here, caller)
+                found[n] = _on_one(array, copied, here, caller)
             else:  # The remaining arrays are on the host.
-                found[i] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, caller)
+                found[n] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, caller)
     return map_leaves(found.__getitem__, tree)
 
 
 def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
     """Returns the arrays that nothing writes to and of which ``array`` may be a view."""
-    return (*shards, *received(array)) if backend.shared_memory else shards
+    more = received(array) if backend.shared_memory else ()
+    return (*shards, *more) if more else shards
 
 
 def _on_one(array: Any, copied: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
     """Returns a tensor on one device, of an array that nothing else holds."""
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
-    value = aval(tuple(array.shape), here.backend.dtype_of(array), here.sharding, True)
-    return tensor(value, Storage(array) if here.backend.shared_memory else Storage(arrays=(array,)))
+    storage = Storage(array) if here.backend.shared_memory else Storage(arrays=(array,))
+    return tensor(here.aval_of(array), storage)

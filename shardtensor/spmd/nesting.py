@@ -39,8 +39,8 @@ class Call:
     def __init__(self, given: Sequence[Any], positional: int, static_argnums: int | Sequence[int]) -> None:
         self.given = given
         self.positional = positional
-        self.static = _static(static_argnums, positional)
-        self.lists = [x for i, x in enumerate(given) if i not in self.static and type(x) is list]
+        static = self.static = _static(static_argnums, positional)
+        self.lists = [x for i, x in enumerate(given) if type(x) is list and i not in static]
 
     def item(self, number: int, static_argnums: int | Sequence[int]) -> Call:
         """Returns the arguments that call ``number`` of a map over lists passes to a map nested directly in it."""
@@ -61,6 +61,8 @@ def _sliced(argument: Any, cuts: Sequence[Cut]) -> Any:
 
 
 def _static(given: int | Sequence[int], count: int) -> frozenset[int]:
+    if type(given) is tuple and not given:  # The default.
+        return frozenset()
     try:
         numbers = [given] if isinstance(given, int) else [n.__index__() for n in given]
     except (TypeError, AttributeError):

@@ -176,9 +176,13 @@ class _Pmap:
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
-        calls = zip(*call.lists, strict=True) if self._devices is None else [()] * count
-        given = [next(filter(None, map(_submesh_of, items)), None) for items in calls]
-        rows = [] if given and all(given) else _rows(_grid_of(self._devices))
+        given: list[Mesh | None] = [None] * count
+        for column in call.lists if self._devices is None else ():
+            given = [found or _submesh_of(item) for found, item in zip(given, column, strict=True)]
+        if given and all(given):
+            submeshes: list[Mesh] = given  # type: ignore[assignment]
+            return submeshes, submeshes
+        rows = _rows(_grid_of(self._devices))
         if self._devices is None and not any(given):
             row = tuple([submesh.flat[0] for submesh in rows])
             if self._inner is not None:
@@ -186,7 +190,7 @@ class _Pmap:
                 return mine, mine
             if count <= len(row):
                 return rows[:count], shares(row, count)
-        ends = offsets(count, (max(len(rows), 1),)).tolist()
+        ends = offsets(count, (len(rows),)).tolist()
         numbers = [k for k, (a, b) in enumerate(itertools.pairwise(ends)) for _ in range(b - a)]
         submeshes = [found or rows[k] for found, k in zip(given, numbers, strict=True)]
         return submeshes, submeshes

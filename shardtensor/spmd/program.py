@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import CollectiveError, ShardTensorError
 from shardtensor.host.signals import hear
 
@@ -53,20 +53,18 @@ class WorkerThread:
     Attributes:
         current: returns the greenlet in which it is called.
         main: the main greenlet, to which programs switch when they are suspended.
-        idle: worker greenlets without a program, which can run programs of another inner map.
-        job: the map whose programs the next worker starts; None ends an idle worker.
+        job: the map whose programs a worker is to start; None as soon as it does.
         ready: suspended programs of this thread that can be resumed.
         inside: whether user code of a program is running, as opposed to the library's.
         running: the program that is running in the thread.
         root: the outermost greenlet of the thread.
     """
 
-    __slots__ = ("current", "idle", "inside", "job", "main", "ready", "root", "running")
+    __slots__ = ("current", "inside", "job", "main", "ready", "root", "running")
 
     def __init__(self, current: Callable[[], greenlet]) -> None:
         self.current = current
         self.main = current()
-        self.idle: list[greenlet] = []
         self.job: MapRun | None = None
         self.ready: deque[Program] = deque()
         self.inside = False
@@ -231,13 +229,15 @@ class MapRun:
         return len(self.tasks) - self._next
 
     def start(self, thread: WorkerThread) -> Program | None:
-        """Starts the next program in a thread, as the current one of this context, and returns it; None if all have
-        started. The scheduler's lock is held.
+        """Starts the next program in the calling greenlet, as the current one of a context of its own, and returns it;
+        None if all have started. The scheduler's lock is held.
         """
-        if not self.unstarted:
+        number = self._next
+        if number == len(self.tasks):
             return None
-        program = self.live[self._next] = Program(self, self._next, thread)
-        self._next += 1
+        program = self.live[number] = Program(self, number, thread)
+        self._next = number + 1
+        thread.current().gr_context = self.context.copy()
         _current.set(program)
         return program
 
@@ -317,7 +317,7 @@ class Program:
 
     execution_context: ExecutionContext | None = None
     given: Sequence[Any] = ()
-    communicator: Any = Communicator
+    communicator: Any = ArrayCommunicator
     suspended: greenlet
     pending: Rendezvous | MapRun | None = None
     result: Any = None

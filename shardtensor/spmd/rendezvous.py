@@ -69,7 +69,9 @@ def rendezvous(
     def work(contributions: list[Any]) -> Sequence[Any]:
         groups, leaves_of, given = zip(*contributions, strict=True)
         columns = [
-            _column(functools.partial(program.communicator, caller, at.axis), groups, column, given, body)
+            _column(
+                functools.partial(program.communicator, caller, at.axis, sizes=at.sizes), groups, column, given, body
+            )
             for column in zip(*leaves_of, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
@@ -88,8 +90,8 @@ def _column(
     """Returns the results for one leaf. ``given`` holds, for each program, the arrays that it received as arguments."""
     if column[0] is None:
         return column
-    if len(groups[0]) == 1:
-        communicator = communicator_of([device for (device,) in groups])
+    if len(groups[0]) == 1 or not isinstance(column[0], ShardedTensor):
+        communicator = communicator_of([devices[0] for devices in groups])
         communicator.given = given
         results = _run_body(body, communicator, column)
         return [communicator.result(array, device) for array, device in zip(results, communicator.devices, strict=True)]

@@ -12,14 +12,12 @@ in which it waits.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardtensor.errors import BackendError, CollectiveError
@@ -28,6 +26,7 @@ from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
 from shardtensor.spmd.program import MapRun, Program, Rendezvous, WorkerThread, around, check_room, leave_maps, listed
+from shardtensor.spmd.workers import greenlets, worker
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -99,12 +98,6 @@ identity of code that is gone, only its first map has helper threads early.
 """
 
 
-@functools.cache
-def _greenlets() -> Any:
-    """Returns the greenlet library, which the first map imports."""
-    return importlib.import_module("greenlet")
-
-
 class Scheduler:
     """Runs all programs under one outermost map, on the caller's thread and on helper threads."""
 
@@ -124,7 +117,7 @@ class Scheduler:
     def run(self) -> None:
         """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
-        thread = WorkerThread(_greenlets().getcurrent)
+        thread = WorkerThread(greenlets().getcurrent)
         with _Interrupts(thread) as self._interrupts:
             with _lock:
                 self.prompts = count_prompts()
@@ -142,7 +135,7 @@ class Scheduler:
                     self._helpers.dismiss()
 
     def _help(self) -> None:
-        self._serve(WorkerThread(_greenlets().getcurrent))
+        self._serve(WorkerThread(greenlets().getcurrent))
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -153,7 +146,7 @@ class Scheduler:
         try:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
             # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
-            deque(map(_greenlets().greenlet.switch, self._steps(thread)), maxlen=0)
+            deque(map(greenlets().greenlet.switch, self._steps(thread)), maxlen=0)
         except BaseException:  # The scheduler itself failed; the other threads must not wait for this one.
             self._is_over = True
             raise
@@ -164,11 +157,14 @@ class Scheduler:
         """Yields the workers to which the thread switches, in order, until all programs have ended."""
         while True:
             with self.lock:
-                worker = self._next(thread)
-            if worker is None:
+                following = self._next(thread)
+            if following is None:
                 return
-            yield worker
-            self._call_for_help()
+            yield following
+            if thread.job:  # The worker has ended instead of starting programs; another one will start them.
+                thread.job = None
+            else:
+                self._call_for_help()
 
     def _hear(self, thread: WorkerThread) -> None:
         """Runs the handlers of deferred signals, in the thread that receives signals. An exception that a handler
@@ -203,10 +199,11 @@ class Scheduler:
                 self._ready -= 1
                 return thread.ready.popleft().suspended
             if not self.root.left:
-                return thread.idle.pop() if thread.idle else None
+                return None
             for run in reversed(self.runs):  # Inner maps go first, since their callers wait for them.
                 if run.unstarted:
-                    return self._worker(run, thread)
+                    thread.job = run
+                    return worker(thread.main, functools.partial(self.start, thread))
             self._busy -= 1
             try:
                 if not self._busy and not self._ready:
@@ -216,34 +213,10 @@ class Scheduler:
             finally:
                 self._busy += 1
 
-    def _worker(self, run: MapRun, thread: WorkerThread) -> greenlet:
-        """Returns a greenlet that starts programs of a map, in the context of the map's caller.
-
-        Workers end with the outermost map, although creating a greenlet costs more than a switch to one: the first
-        frame of a worker returns to a frame of the main greenlet that created it. A stack trace taken by C code (torch
-        takes one for each error; profilers and debuggers do) follows this return address, and reads invalid addresses
-        if the main greenlet has returned meanwhile.
-        """
-        worker: greenlet = thread.idle.pop() if thread.idle else _greenlets().greenlet(partial(self._work, thread))
-        worker.gr_context = run.context.copy()
-        thread.job = run
-        return worker
-
-    def _work(self, thread: WorkerThread) -> None:
-        """The function of a worker: starts the programs of one map after the other."""
-        worker = thread.current()
-        while (run := thread.job) is not None:
-            thread.job = None
-            self.start(run, thread)
-            worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
-            if run is self.root:  # Only inner maps reuse workers.
-                return
-            del run
-            thread.idle.append(worker)
-            thread.main.switch()
-
-    def start(self, run: MapRun, thread: WorkerThread) -> None:
-        """Starts the remaining programs of a map, one after the other, in the context around this call."""
+    def start(self, thread: WorkerThread) -> None:
+        """Starts the remaining programs of the thread's job in the calling worker, one after the other."""
+        run, thread.job = thread.job, None
+        assert run is not None
         program: Program | None = None
         error: BaseException | None = None
         while True:

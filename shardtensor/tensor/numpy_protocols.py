@@ -275,7 +275,7 @@ class Operators:
         if function := _ONLY_NUMPYS.get(func.__name__):
             return function(*args, **kwargs)
         op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
-        if op is None:
+        if op is None or op.error_name != op.name:  # An internal operator, such as `put`, is not NumPy's function.
             raise ArgumentTypeError(
                 f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
             )

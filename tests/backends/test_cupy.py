@@ -25,7 +25,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend import Backend, Device, registry
-from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import BackendError
 from shardtensor.host import threads
 from tests import fakecupy
@@ -566,7 +566,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "the device waits for the onload": (
         CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),
     "what is offered is not written before it is read": (
-        Communicator.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
+        ArrayCommunicator.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
     "devices on one GPU copy": (
         Copier.d2d, "out = self._cupy.empty(array.shape, array.dtype)",
         "if source.gpu.id == destination.gpu.id: return array\n"

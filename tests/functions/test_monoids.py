@@ -16,13 +16,26 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.registry import load
-from shardtensor.communication.all_reduce import ReduceOps, all_reduce, messages
+from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, combine, reduction_tree, tree_of
+from shardtensor.communication.schedules import AllReduce, sent
 from shardtensor.core import OPS
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.interpreters.execution import plan_cache, strategies
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
-from tests.layouts import MESHES, NAMES, READ_ONLY, all_specs, array, everywhere, mesh_of, meshes, on_host, specs
+from tests.layouts import (
+    MESHES,
+    NAMES,
+    READ_ONLY,
+    all_specs,
+    array,
+    by_tree,
+    everywhere,
+    mesh_of,
+    meshes,
+    on_host,
+    specs,
+)
 
 Shape = tuple[int, ...]
 Part = tuple[slice, ...]
@@ -63,7 +76,7 @@ def answer(name: str, x: np.ndarray, axis: Any, **params: Any) -> np.ndarray:
 
 
 def merged(name: str, states: list[Any]) -> Any:
-    return functools.reduce(functools.partial(MONOIDS[name].merge, np), states)
+    return by_tree(functools.partial(MONOIDS[name].merge, np), states)
 
 
 def bracketed(name: str, states: list[Any], data: Any) -> Any:
@@ -292,20 +305,52 @@ class Watched:
         )
 
 
-def test_groups_are_reduced_from_left_to_right() -> None:
+def group_of(members: list[int], contributors: list[int], size: int, chunked: bool) -> Group:
+    return Group(members, tuple([k in contributors for k in members]), (len(members),), size, chunked)
+
+
+def test_groups_are_reduced_along_the_tree() -> None:
     watched, states = Watched(), [[c] for c in "abcdef"]
-    for group, said in ([0, 2, 4], "((ac@0)e@0)."), ([1, 3, 5], "((bd@1)f@1)."), ([3], "d."):
-        found = all_reduce(group, group, states, watched.ways, 1, chunked=False)
-        assert found == {k: [said] for k in group}
+    for members, text in ([0, 2, 4], "((ac@0)e@0)."), ([1, 3, 5], "((bd@1)f@1)."), ([3], "d."):
+        found = all_reduce(group_of(members, members, 1, False), states, watched.ways)
+        assert found == {k: [text] for k in members}
     assert watched.sent == [(2, 0, 1), (4, 0, 1), (0, 2, 1), (0, 4, 1), (3, 1, 1), (5, 1, 1), (1, 3, 1), (1, 5, 1)]
     assert states == [[c] for c in "abcdef"]
+    found = all_reduce(group_of([*range(6)], [0, 2, 3, 4, 5], 1, False), states, watched.ways)
+    assert found[0] == ["((a(cd@2)@0)(ef@4)@0)."]
 
 
-def test_large_results_are_combined_in_chunks_and_in_the_same_order() -> None:
+def test_large_results_are_combined_in_chunks_along_the_same_tree() -> None:
     watched, states = Watched(), [[f"{c}{i}" for i in range(5)] for c in "abcd"]
-    found = all_reduce([0, 1, 2, 3], [0, 1, 3], states, watched.ways, 5, chunked=True)
+    found = all_reduce(group_of([0, 1, 2, 3], [0, 1, 3], 5, True), states, watched.ways)
     wanted = [f"((a{i}b{i}@{k})d{i}@{k})." for i, k in enumerate([0, 0, 1, 1, 3])]
     assert found == dict.fromkeys(range(4), wanted)
+
+
+@some.composite
+def grids(draw: Any) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    sizes = tuple(draw(some.lists(some.integers(1, 6), min_size=1, max_size=3)))
+    return sizes, tuple(draw(some.lists(some.booleans(), min_size=math.prod(sizes), max_size=math.prod(sizes))))
+
+
+@hypothesis.given(drawn=grids())
+def test_the_tree_has_the_largest_power_of_two_on_the_left(drawn: Any) -> None:
+    sizes, contributes = drawn
+    merge = lambda a, b: b if a is None else a if b is None else (a, b)  # noqa: E731
+    wanted = by_tree(merge, [k if here else None for k, here in enumerate(contributes)], sizes)
+    if not any(contributes):
+        return
+    contributors = [k for k, here in enumerate(contributes) if here]
+    tree = tree_of(contributes, sizes)
+    assert combine(tree, contributors.__getitem__, lambda a, b: (a, b)) == wanted
+    held: dict[int, Any] = {k: k for k in contributors}
+    for merges in reduction_tree(contributes, sizes):
+        ends = [k for pair in merges for k in pair]
+        assert len(set(ends)) == len(ends)  # In a round a device sends or receives one state.
+        for left, right in merges:
+            held[left] = (held[left], held.pop(right))
+    assert list(held.values()) == [wanted]
+    assert list(held) == contributors[:1]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -314,8 +359,12 @@ def test_large_results_are_combined_in_chunks_and_in_the_same_order() -> None:
 )
 def test_messages_are_what_is_sent(group: list[int], contributors: list[int], chunked: bool) -> None:
     watched, states = Watched(), [["x"] * 7] * 8
-    all_reduce(group, contributors, states, watched.ways, 7, chunked)
-    wanted = sorted(m for m in messages(group, contributors, 7, 7, chunked) if m[2])
+    made = group_of(group, contributors, 7, chunked)
+    all_reduce(made, states, watched.ways)
+    schedule = AllReduce(np.array(group), made.contributes, made.axes, chunked, 7, 7, "sum")
+    wanted = sorted(
+        m for phase in schedule.phases() for block in phase for m in zip(*map(list, sent(block)), strict=True)
+    )
     assert sorted(watched.sent) == wanted
     n, m = len(contributors), len(group)
     assert sum(size for *_, size in wanted) == 7 * (n - 1 + m - 1)

@@ -18,10 +18,21 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import CHUNKED_FROM
-from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves
-from tests.layouts import DTYPES, READ_ONLY, SIZES, array, assert_close, everywhere, mesh_of, on_host, values_of
+from tests.layouts import (
+    DTYPES,
+    READ_ONLY,
+    SIZES,
+    array,
+    assert_close,
+    by_tree,
+    everywhere,
+    mesh_of,
+    on_host,
+    values_of,
+)
 
 GRIDS = [(1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (2, 2), (2, 3), (3, 2), (4, 2), (1, 3), (2, 2, 2)]
 EXACT = (*READ_ONLY, "cupy")
@@ -36,21 +47,23 @@ def dtypes_of(backend: str) -> list[str]:
 # -- what NumPy says: from the blocks of devices along an axis, in order, to what each of them gets ------------------------
 
 
-def fold(ufunc: np.ufunc, blocks: Blocks) -> np.ndarray:
-    """One after the other, in order; bool counts."""
+def fold(ufunc: np.ufunc, blocks: Blocks, sizes: Sequence[int] = ()) -> np.ndarray:
+    """Along the tree; bool counts."""
     if ufunc in (np.add, np.multiply) and blocks[0].dtype == bool:
         blocks = [b.astype("int64") for b in blocks]
-    return np.asarray(functools.reduce(ufunc, blocks))
+    return np.asarray(by_tree(ufunc, blocks, sizes))
 
 
-def mean(blocks: Blocks) -> np.ndarray:
+def mean(blocks: Blocks, sizes: Sequence[int] = ()) -> np.ndarray:
     if blocks[0].dtype.kind in "biu":
-        return np.asarray(np.mean(np.stack(blocks), axis=0))
-    return np.asarray(fold(np.add, blocks) / len(blocks))
+        blocks = [b.astype("float64") for b in blocks]
+    return np.asarray(fold(np.add, blocks, sizes) / len(blocks))
 
 
-def psum_scatter(blocks: Blocks, *, scatter_dimension: int = 0, tiled: bool = False) -> list[np.ndarray]:
-    total = fold(np.add, blocks)
+def psum_scatter(
+    blocks: Blocks, sizes: Sequence[int] = (), *, scatter_dimension: int = 0, tiled: bool = False
+) -> list[np.ndarray]:
+    total = fold(np.add, blocks, sizes)
     if tiled:
         return np.array_split(total, len(blocks), scatter_dimension)
     return [np.take(total, k, scatter_dimension) for k in range(len(blocks))]
@@ -76,11 +89,11 @@ def ppermute(blocks: Blocks, perm: Sequence[tuple[int, int]]) -> list[np.ndarray
 
 
 ANSWERS: dict[str, Callable[..., Sequence[np.ndarray]]] = {
-    "psum": lambda blocks: [fold(np.add, blocks)] * len(blocks),
-    "pmean": lambda blocks: [mean(blocks)] * len(blocks),
-    "pmax": lambda blocks: [fold(np.maximum, blocks)] * len(blocks),
-    "pmin": lambda blocks: [fold(np.minimum, blocks)] * len(blocks),
-    "pprod": lambda blocks: [fold(np.multiply, blocks)] * len(blocks),
+    "psum": lambda blocks, sizes=(): [fold(np.add, blocks, sizes)] * len(blocks),
+    "pmean": lambda blocks, sizes=(): [mean(blocks, sizes)] * len(blocks),
+    "pmax": lambda blocks, sizes=(): [fold(np.maximum, blocks, sizes)] * len(blocks),
+    "pmin": lambda blocks, sizes=(): [fold(np.minimum, blocks, sizes)] * len(blocks),
+    "pprod": lambda blocks, sizes=(): [fold(np.multiply, blocks, sizes)] * len(blocks),
     "psum_scatter": psum_scatter,
     "all_gather": all_gather,
     "all_to_all": all_to_all,
@@ -103,9 +116,10 @@ class Call(NamedTuple):
     def __call__(self, x: Any, axis: Any, **more: Any) -> Any:
         return getattr(st, self.name)(x, axis, *self.args, **self.kwargs, **more)
 
-    def answer(self, blocks: Blocks) -> Sequence[np.ndarray]:
+    def answer(self, blocks: Blocks, sizes: Sequence[int] = ()) -> Sequence[np.ndarray]:
+        along = (sizes,) if sizes and self.name in (*REDUCTIONS, "psum_scatter") else ()
         with np.errstate(all="ignore"):
-            return ANSWERS[self.name](blocks, *self.args, **self.kwargs)
+            return ANSWERS[self.name](blocks, *along, *self.args, **self.kwargs)
 
 
 def teams_along(grid: Sequence[int], names: Sequence[str], axes: Sequence[str]) -> list[list[int]]:
@@ -226,8 +240,9 @@ def test_any_call_agrees_with_numpy(name: str, backend: str) -> None:
         rounds = name == "pprod" and dtype[0] == "c"  # complex products do so by their place in a row
         exact = backend in EXACT and not rounds
         for members in teams:
-            answers = call.answer([blocks[k] for k in members])
-            others_answers = call.answer([others[k] for k in members])
+            sizes = () if more else [mesh.shape[a] for a in axes]
+            answers = call.answer([blocks[k] for k in members], sizes)
+            others_answers = call.answer([others[k] for k in members], sizes)
             for k, answer, other in zip(members, answers, others_answers, strict=True):
                 if tree:
                     assert list(found[k]) == ["a", "b"]
@@ -418,7 +433,7 @@ def test_names_in_any_order_have_the_meaning_of_jax(what: str, backend: str) -> 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", [*REDUCTIONS, "psum_scatter"])
-def test_the_bits_are_those_of_mesh_order_on_every_backend(name: str, count: int) -> None:
+def test_the_bits_are_those_of_the_tree_on_every_backend(name: str, count: int) -> None:
     """Of numbers whose sums round; below and above the sizes from which work is cut into pieces."""
     call = Call(name, (), {"tiled": True} if name == "psum_scatter" else {})
     for shape in [(), (7,), (131, 127), (CHUNKED_FROM // 8 + 13,)]:
@@ -664,9 +679,11 @@ def pairs(count: int) -> list[tuple[int, int]]:
 @COUNTS
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_bytes_of_small_reductions(name: str, count: int, backend: str) -> None:
-    """One device combines all, and its result goes round along a binomial tree: k has it from k less its highest bit."""
+    """The tree combines on the way to the first device: k sends to k without its lowest bit. The result is broadcast
+    along a binomial tree: k receives it from k without its highest bit.
+    """
     nbytes = 24 * 8 if name == "pmean" else 24 * 4  # of integers, means are added in float64
-    wanted = {(k, 0): nbytes for k in range(1, count)}
+    wanted = {(k, k & (k - 1)): nbytes for k in range(1, count)}
     for k in range(1, count):
         edge = (k - (1 << (k.bit_length() - 1)), k)
         wanted[edge] = wanted.get(edge, 0) + nbytes
@@ -859,7 +876,7 @@ def test_entries_of_dicts_are_matched_by_key(backend: str) -> None:
 
 
 def test_helper_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Programs that are slow are served by several threads, and arrive in any order: mesh order combines them."""
+    """Programs that are slow are served by several threads, and arrive in any order: the tree combines them."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 3)
     rng = np.random.default_rng(1)
     blocks = [rng.random(50) for _ in range(6)]
@@ -998,7 +1015,7 @@ def test_the_cost_of_checks_is_proportional_to_the_bytes_sent() -> None:
             with backend.on(device):
                 arrays.append(backend.from_host(np.ones(2), device))
         profile = cProfile.Profile()
-        gathered = profile.runcall(Communicator("all_gather", "x", devices).gather, arrays, 0, True)
+        gathered = profile.runcall(ArrayCommunicator("all_gather", "x", devices).all_gather, arrays, 0, True)
         assert {array.shape for array in gathered} == {(2 * count,)}
         return sum(entry.callcount for entry in profile.getstats())
 

@@ -978,6 +978,62 @@ def test_context_is_the_callers_and_stays_a_programs_own(helped: None, backend: 
     assert made == [["of program 1" if k == 1 else "the caller's"] * 2 for k in range(6)]
 
 
+def test_context_of_a_program_that_waits_for_nothing_stays_its_own() -> None:
+    def fn(x: Any) -> Any:
+        VARIABLE.set(VARIABLE.get() + str(x))
+        np.seterr(divide="raise" if x == 1 else "call")
+        return VARIABLE.get(), np.geterr()["divide"]
+
+    VARIABLE.set("of the caller ")
+    made = st.pmap(fn, [1, 2, 3])
+    assert made == [("of the caller 1", "raise"), ("of the caller 2", "call"), ("of the caller 3", "call")]
+    assert VARIABLE.get() == "of the caller "
+
+
+def test_profilers_see_the_programs_of_maps_after_others() -> None:
+    """The workers stay from one map to the next, and a greenlet has the profiler with which it was started."""
+    calls: list[str] = []
+
+    def fn(x: Any) -> Any:
+        return st.psum(x, "i")
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is fn.__code__:
+            calls.append("fn")
+
+    def mapped() -> None:
+        assert st.pmap(fn, [1, 2, 3], axis_name="i") == [6] * 3
+
+    for _ in range(2):
+        with st.set_num_threads(1):
+            mapped()
+            before = len(calls)
+            sys.setprofile(profile)
+            try:
+                mapped()
+            finally:
+                sys.setprofile(None)
+            assert len(calls) == before + 3
+            mapped()
+            assert len(calls) == before + 3
+
+
+def test_workers_of_a_map_keep_nothing_of_it() -> None:
+    class Result:
+        pass
+
+    def fn(x: Any) -> Any:
+        st.psum(1, "i")
+        found.append(weakref.ref(result := Result()))
+        return result
+
+    found: list[Any] = []
+    made = st.pmap(fn, [1, 2, 3], axis_name="i")
+    assert all(type(result) is Result for result in made)
+    del made
+    assert [reference() for reference in found] == [None] * 3
+
+
 def test_blas_threads_are_put_back(helped: None) -> None:
     def counts() -> list[int]:
         return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
@@ -1510,8 +1566,8 @@ def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
     with st.set_num_threads(1):
         for fn in (lambda x: check(), collective, nested, failing, profiled):
             for seed in range(40):
-                deep(lambda: mapped(fn), seed)
-    assert len(helped) > 6000 and not any(helped)
+                deep(lambda: [mapped(fn) for _ in range(2)], seed)  # the second one has the workers of the first
+    assert len(helped) > 12000 and not any(helped)
     with st.set_num_threads(4):
         for seed in range(10):
             deep(lambda: mapped(slow), seed)

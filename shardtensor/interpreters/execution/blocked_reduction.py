@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.communication.all_reduce import Tree, combine
 from shardtensor.core import implements
 from shardtensor.functions import linear_algebra
 from shardtensor.functions.monoids import MONOIDS
@@ -33,9 +35,12 @@ from shardtensor.sharding.shard_context import ShardContext
 Ranges = Mapping[str, tuple[int, int]]
 """Begin and end along each named dimension."""
 
-Part = tuple[Ranges, Sequence[Ranges]]
-"""A part of the result (ranges of the names that are kept), and the shards that contribute to it in mesh order (ranges
-of the names that are reduced).
+Share = tuple[Sequence[ShardContext], Tree]
+"""The shards that contribute to a part of the result, and the tree along which their states are combined."""
+
+Part = tuple[Ranges, Sequence[Ranges], Tree]
+"""A part of the result (ranges of the names that are kept), and the shards that contribute to it (ranges of the names
+that are reduced) with their tree.
 """
 
 _BLOCK = 1 << 20
@@ -94,13 +99,13 @@ class BlockedReduction:
         context: the position of the shards of the first device, which are the largest.
         kernel: ``kernel(xp, context, *arrays, **params)``, the operator itself.
         params: the operator's parameters by name.
-        shares: for each part of the result the positions of the shards that contribute to it, in mesh order; None where
-            the boundaries of shards do not affect the result, so that the whole array is one part.
+        shares: for each part of the result the shards that contribute to it; None where the boundaries of shards do not
+            affect the result, so that the whole array is one part.
     """
 
     def __init__(
         self, name: str, combine: str, rule: Rule, sizes: Mapping[str, int], value: Any, context: ShardContext,
-        kernel: Callable[..., Any], params: Mapping[str, Any], shares: Sequence[Sequence[ShardContext]] | None,
+        kernel: Callable[..., Any], params: Mapping[str, Any], shares: Sequence[Share] | None,
     ) -> None:  # fmt: skip
         self._name = name
         self.value = value
@@ -111,7 +116,7 @@ class BlockedReduction:
         self._sizes = sizes
         self._local = {name: end - begin for name, (begin, end) in _ranges(rule, context).items()}
         self._vanishing = {name: size for name, size in self._local.items() if name not in rule.result}
-        self._parts = _whole(rule, sizes) if shares is None else [_part(rule, contexts) for contexts in shares]
+        self._parts = _whole(rule, sizes) if shares is None else [_part(rule, *share) for share in shares]
         self._transposed = (False,) * len(rule.operands)
         if kernel is not matmul and (matrices := _as_matrices(rule, combine)):
             (rule, self._transposed), self._kernel, self.partial, self.params = matrices, matmul, matmul, {}
@@ -142,7 +147,7 @@ class BlockedReduction:
                     sides |= dict.fromkeys(self._rule.result, min(sides[name] for name in self._rule.result))
             else:
                 sides = _sides(order, self._vanishing, self._local, self._sizes, self._block)
-            tiles = [tile for part in self._parts for tile in self._tiles(part, sides)]
+            tiles = [(tile, part[2]) for part in self._parts for tile in self._tiles(part, sides)]
             self._cuts[order] = _Tiling(tiles, self._product and bool(order))
         return self._cuts[order]
 
@@ -161,7 +166,7 @@ class BlockedReduction:
 
     def _tiles(self, part: Part, sides: Mapping[str, int]) -> list[list[list[ShardContext]]]:
         """Returns the tiles of a part of the result, each a list of the blocks that it needs from each shard."""
-        kept, shards = part
+        kept, shards, _ = part
         return [
             [
                 [self._context({**tile, **block}) for block in _boxes(vanishing, sides)] for vanishing in shards
@@ -214,18 +219,20 @@ class _Tiling:
 
     Attributes:
         tiles: for each tile and each shard, the positions of the blocks that the tile needs.
+        trees: for each tile the tree along which the states of the shards are combined.
         blocks: all these blocks in one list, in the same order.
         first: for each tile the index in ``blocks`` of its first block; one more entry is the number of blocks.
         square: whether tiles are square, and those below the diagonal are the transposes of those above.
         shallow: whether each tile needs only one block of each shard, so that it can be summed in place.
     """
 
-    def __init__(self, tiles: list[list[list[ShardContext]]], square: bool) -> None:
-        self.tiles = tiles
-        self.blocks = [context for tile in tiles for shard in tile for context in shard]
-        self.first = list(itertools.accumulate([sum(map(len, tile)) for tile in tiles], initial=0))
+    def __init__(self, tiles: list[tuple[list[list[ShardContext]], Tree]], square: bool) -> None:
+        self.tiles = [tile for tile, _ in tiles]
+        self.trees = [tree for _, tree in tiles]
+        self.blocks = [context for tile in self.tiles for shard in tile for context in shard]
+        self.first = list(itertools.accumulate([sum(map(len, tile)) for tile in self.tiles], initial=0))
         self.square = square
-        self.shallow = all(len(shard) == 1 for tile in tiles for shard in tile)
+        self.shallow = all(len(shard) == 1 for tile in self.tiles for shard in tile)
 
 
 _nothing = contextlib.nullcontext()
@@ -263,14 +270,16 @@ class _Run:
             self._merge(n)
 
     def _merge(self, n: int) -> None:
-        tile, k = self._tiling.tiles[n], self._tiling.first[n]
-        monoid, total = self._reduction.monoid, None
-        for number, shard in enumerate(tile):
-            states = self._states[k : k + len(shard)]
-            self._states[k : k + len(shard)] = [None] * len(shard)
-            k += len(shard)
-            mine = self._by_pairs(states)
-            total = monoid.merge(np, total, mine) if number else mine
+        tile, begin = self._tiling.tiles[n], self._tiling.first[n]
+        monoid = self._reduction.monoid
+        ends = list(itertools.accumulate(map(len, tile), initial=begin))
+
+        def state(shard: int) -> Any:
+            own = slice(ends[shard], ends[shard + 1])
+            states, self._states[own] = self._states[own], [None] * len(tile[shard])
+            return self._by_pairs(states)
+
+        total = combine(self._tiling.trees[n], state, functools.partial(monoid.merge, np))
         context = tile[0][0]
         self.out[_index(context)] = monoid.finish(np, context, total, **self._reduction.params)
 
@@ -281,21 +290,24 @@ class _Run:
         self.finish(n)
 
     def sum_in_place(self, n: int) -> None:
-        """Computes the n-th tile of a matrix product in place, adding the products of the shards in mesh order."""
-        tile, summand = self._tiling.tiles[n], None
+        """Computes the n-th tile of a matrix product in place, adding the products of the shards along their tree."""
+        tile = self._tiling.tiles[n]
+        spare: list[Any] = []
         index = _index(tile[0][0])
         if self._tiling.square and index[0].start > index[1].start:
             return
         out = self.out[(*index, ...)]  # The ellipsis makes a 0-d tile an array, which `out=` requires.
-        for number, (context,) in enumerate(tile):
-            x1, x2 = self._parts(context)
-            if not number:
-                np.matmul(x1, x2, out=out)
-                continue
-            if summand is None:
-                summand = memory_pool.empty(out.shape, out.dtype)
-            np.matmul(x1, x2, out=summand)
-            np.add(out, summand, out=out)
+
+        def product(shard: int) -> Any:
+            into = out if not shard else spare.pop() if spare else memory_pool.empty(out.shape, out.dtype)
+            x1, x2 = self._parts(tile[shard][0])
+            return np.matmul(x1, x2, out=into)
+
+        def add(earlier: Any, later: Any) -> Any:
+            spare.append(later)
+            return np.add(earlier, later, out=earlier)
+
+        combine(self._tiling.trees[n], product, add)
         if self._tiling.square and index[0].start < index[1].start:
             self.out[index[::-1]] = out.T
 
@@ -334,13 +346,13 @@ def is_long(combine: str, rule: Rule, sizes: Mapping[str, int]) -> bool:
 
 def _whole(rule: Rule, sizes: Mapping[str, int]) -> list[Part]:
     stays = {name: (0, size) for name, size in sizes.items() if name in rule.result}
-    return [(stays, [{name: (0, size) for name, size in sizes.items() if name not in stays}])]
+    return [(stays, [{name: (0, size) for name, size in sizes.items() if name not in stays}], ((),))]
 
 
-def _part(rule: Rule, contexts: Sequence[ShardContext]) -> Part:
+def _part(rule: Rule, contexts: Sequence[ShardContext], tree: Tree) -> Part:
     ranges = [_ranges(rule, context) for context in contexts]
     stays = {name: ends for name, ends in ranges[0].items() if name in rule.result}
-    return stays, [{name: ends for name, ends in mine.items() if name not in stays} for mine in ranges]
+    return stays, [{name: ends for name, ends in mine.items() if name not in stays} for mine in ranges], tree
 
 
 def _ranges(rule: Rule, context: ShardContext) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The messages of an operator that follow from its plan: they can be listed without executing it."""
+"""The groups of devices that combine partial results, and the messages by which they do so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.all_reduce import CHUNKED_FROM
+from shardtensor.communication.all_reduce import CHUNKED_FROM, Group
 from shardtensor.communication.schedules import Schedule, combination
 from shardtensor.communication.transfer import OperandTransfer
 from shardtensor.core import Op
@@ -16,22 +16,20 @@ from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.spec import Chain
 from shardtensor.tensor.value import Aval
 
+Moves = Sequence[OperandTransfer | None]
 
-def combination_of(
-    op: Op, value: Aval, params: dict[str, Any], moves: Sequence[OperandTransfer | None], partial_axes: Chain
-) -> Schedule:
-    """Returns the schedule of messages that combine the partial results of an operator.
 
-    It is the schedule of `shardtensor.interpreters.execution.strategies.Strategies.reduce`.
+def reduction_groups(value: Aval, moves: Moves, partial_axes: Chain) -> list[Group]:
+    """Returns the groups of devices that combine their partial results.
+
+    A device with an empty shard contributes nothing. If all shards are empty, the first device contributes the
+    operator's result for an empty array.
 
     Args:
-        op: the operator.
         value: the aval of the result.
-        params: the operator's parameters by name.
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
         partial_axes: the mesh axes along which partial results are combined.
     """
-    assert op.combine is not None
     mesh = value.sharding.mesh
     contributes = np.ones(mesh.size, bool)
     for move in moves:
@@ -39,10 +37,24 @@ def combination_of(
             grid = move.target.grid(move.source.shape)
             for bounds, parts in zip(grid.offsets, grid.parts.T, strict=True):
                 contributes &= np.diff(bounds)[parts] > 0
-    groups, grid = np.array(groups_along(mesh, partial_axes)), value.grid
-    sizes = np.ones(len(groups), np.int64)
-    for bounds, parts in zip(grid.offsets, grid.parts[groups[:, 0]].T, strict=True):
+    positions, grid = np.array(groups_along(mesh, partial_axes)), value.grid
+    sizes = np.ones(len(positions), np.int64)
+    for bounds, parts in zip(grid.offsets, grid.parts[positions[:, 0]].T, strict=True):
         sizes *= np.diff(bounds)[parts]
+    contributes[positions[~contributes[positions].any(axis=1), 0]] = True
+    axes = tuple([mesh.shape[name] for name in mesh.axis_names if name in partial_axes])
+    groups = []
+    for members, size in zip(positions, sizes.tolist(), strict=True):
+        mine = contributes[members]
+        chunked = size * value.dtype.itemsize >= CHUNKED_FROM and int(mine.sum()) > 2
+        groups.append(Group(members.tolist(), tuple(mine.tolist()), axes, size, chunked))
+    return groups
+
+
+def combination_of(op: Op, value: Aval, params: dict[str, Any], moves: Moves, partial_axes: Chain) -> Schedule:
+    """Returns the schedule of messages that combine the partial results of an operator; see `reduction_groups`."""
+    assert op.combine is not None
+    groups = reduction_groups(value, moves, partial_axes)
     source = next(move.source for move in moves if move is not None)
     state = element_bytes(op.combine, value, source, params)
-    return combination(op.name, mesh.flat, groups, contributes, sizes, state, value.dtype.itemsize, CHUNKED_FROM)
+    return combination(op.name, value.sharding.mesh.flat, groups, state, value.dtype.itemsize)

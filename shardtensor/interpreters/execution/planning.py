@@ -243,7 +243,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         return [combination_of(op, value, params, moves, partial_axes)] if partial_axes else ()
 
     def execution() -> tuple[str, Run]:
-        strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes))
+        strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes), schedules)
         shared = value.backend.shared_memory
         if shared and (in_blocks := strategies.in_blocks(rule, partial_axes)):
             return "blocks", in_blocks
@@ -255,7 +255,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
             return "reduce", reduce
         # The partial result of every shard is needed only if a listener records the bytes of their combination.
         exact = value.dtype.kind in monoid.exact
-        fast = strategies.whole() if exact else strategies.reduce_in_one_pass(monoid, reduce)
+        fast = strategies.whole() if exact else strategies.reduce_in_one_pass(monoid, partial_axes, reduce)
         return "reduce", lambda operands: (reduce if is_recording() else fast)(operands)
 
     computed = value if not partial_axes else aval(shape, value.dtype, sharding, committed, partial_axes)

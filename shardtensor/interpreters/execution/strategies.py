@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
-from shardtensor.communication.all_reduce import CHUNKED_FROM, ReduceOps, all_reduce, messages
+from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import OperandTransfer, as_dtype, send, whole_array
-from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_transfer
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid, element_bytes
+from shardtensor.functions.monoids import MONOIDS, Monoid
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
-from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, is_long
+from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, is_long
+from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.sharding.layout import Grid
-from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.storage import Storage
@@ -39,23 +39,6 @@ Named = dict[str, Any]
 Moves = Sequence[OperandTransfer | None]
 
 
-class _Group(NamedTuple):
-    """A group of devices whose partial results are combined into one result.
-
-    Attributes:
-        members: the positions of the devices, in mesh order.
-        contributors: the positions of the members with non-empty shards; of the first member if all are empty.
-        size: the number of elements of the result on each device.
-        chunked: whether each contributor combines a chunk of the result (see
-            `shardtensor.communication.all_reduce.all_reduce`).
-    """
-
-    members: list[int]
-    contributors: list[int]
-    size: int
-    chunked: bool
-
-
 class Strategies:
     """The strategies for one operator on operands of known avals. Each strategy is a method that returns a plan.
 
@@ -65,9 +48,18 @@ class Strategies:
         params: the operator's parameters by name.
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
         contexts: the position of each device's shards within the operands and the result, in mesh order.
+        schedules: returns the schedules of the messages that combine partial results.
     """
 
-    def __init__(self, op: Op, value: Aval, params: Named, moves: Moves, contexts: Sequence[ShardContext]) -> None:
+    def __init__(
+        self,
+        op: Op,
+        value: Aval,
+        params: Named,
+        moves: Moves,
+        contexts: Sequence[ShardContext],
+        schedules: Callable[[], Sequence[Schedule]] = tuple,
+    ) -> None:
         self.op = op
         self.name = op.name
         self.value = value
@@ -76,6 +68,7 @@ class Strategies:
         self.params = params
         self.moves = moves
         self.contexts = contexts
+        self.schedules = schedules
         self.given = op.kernel
         self.indices: list[list[tuple[slice, ...]]] = []
         if self.backend.shared_memory:
@@ -138,17 +131,16 @@ class Strategies:
         sizes = name_sizes(rule, contexts[0].shapes)
         if not value.size or not is_long(combine, rule, sizes):
             return None
-        groups = self._groups(partial_axes)
-        shares: list[list[ShardContext]] | None = None
+        shares: list[Share] | None = None
         if partial_axes and value.dtype.kind not in MONOIDS[combine].exact:
-            shares = list({contexts[g.members[0]].box: [contexts[k] for k in g.contributors] for g in groups}.values())
+            groups = {contexts[g.members[0]].box: g for g in reduction_groups(value, moves, partial_axes)}
+            shares = [([contexts[k] for k in g.contributors], g.tree) for g in groups.values()]
         kernel, ufunc = op.blockwise or self.kernel, "reduce" if len(moves) == 1 else op.ufunc
         reduction = BlockedReduction(ufunc, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
-            if partial_axes and is_recording():
-                record_transfer(name, 0, True, lambda: self._records(groups))
+            self._announce()
             return tensor(value, Storage(whole_of(reduction(*wholes), value)))
 
         return run_plan
@@ -171,10 +163,10 @@ class Strategies:
             monoid: how partial results are computed, merged and finished.
             partial_axes: the mesh axes along which partial results are combined.
         """
-        groups = self._groups(partial_axes)
+        groups = reduction_groups(self.value, self.moves, partial_axes)
         return (self._reduce_shared if self.backend.shared_memory else self._reduce_separate)(monoid, groups)
 
-    def _reduce_shared(self, monoid: Monoid, groups: Sequence[_Group]) -> Run:
+    def _reduce_shared(self, monoid: Monoid, groups: Sequence[Group]) -> Run:
         """Returns the plan of a reduction where devices share a memory: it needs no current device and no copies, and
         groups that hold the same parts share one result.
         """
@@ -184,38 +176,38 @@ class Strategies:
         parts = [tuple([contexts[k].boxes for k in group.contributors]) for group in groups]
         first = {contexts[k].boxes: k for group in groups for k in reversed(group.contributors)}
         # The partial results that are combined to each distinct result, and the group of each device.
-        distinct = {boxes: [first[b] for b in boxes] for boxes in parts}
+        distinct = {boxes: ([first[b] for b in boxes], g.tree) for boxes, g in zip(parts, groups, strict=True)}
         holds = {k: boxes for group, boxes in zip(groups, parts, strict=True) for k in group.members}
         indices = [None if move is None else index for move, index in zip(self.moves, self.indices, strict=True)]
+        merge = functools.partial(monoid.merge, xp)
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [x if m is None else m.whole(x, name) for x, m in zip(operands, self.moves, strict=True)]
             results = {}
-            for boxes, positions in distinct.items():
+            for boxes, (positions, tree) in distinct.items():
                 states = []
                 for k in positions:
                     arrays = [x if index is None else x[index[k]] for x, index in zip(wholes, indices, strict=True)]
                     states.append(
                         function(*arrays, **params) if function else partial(xp, contexts[k], *arrays, **params)
                     )
-                total = functools.reduce(functools.partial(monoid.merge, xp), states)
+                total = combine(tree, states.__getitem__, merge)
                 results[boxes] = whole_of(monoid.finish(xp, contexts[positions[0]], total, **params), value)
-            if is_recording():
-                record_transfer(name, 0, True, lambda: self._records(groups))
+            self._announce()
             if len(results) == 1:
                 return tensor(value, Storage(results[parts[0]]))
             return tensor(value, Storage(arrays=tuple([results[holds[k]] for k in range(len(contexts))])))
 
         return run_plan
 
-    def reduce_in_one_pass(self, monoid: Monoid, general: Run) -> Run:
+    def reduce_in_one_pass(self, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
         """Returns the plan that computes the partial results of all shards by one call of a ufunc, or the ``general``
         plan where that is not possible: for products, other dtypes than float32 and float64, and other layouts.
 
         A C-contiguous array that is split only along its first dimension is reshaped to (parts, rows of a part, other
         dimensions). Reducing the second dimension gives the partial results of all shards in one or two calls of NumPy
         (part sizes differ by at most one). NumPy reduces each part by the same inner loop as a separate array, and the
-        parts are combined in mesh order, so the result has the same bits as that of the general plan.
+        parts are combined along their tree, so the result has the same bits as that of the general plan.
         """
         move, value, params, name = self.moves[0], self.value, self.params, self.name
         if (
@@ -235,6 +227,8 @@ class Strategies:
         ufunc, keepdims, rest = getattr(np, monoid.reduces), params["keepdims"], source.shape[1:]
         runs, axes = _runs(grid.offsets[0].tolist()), tuple([a + 1 for a in gone])
         count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
+        tree = reduction_groups(value, self.moves, partial_axes)[0].tree
+        together = functools.partial(_by_pairs if tree == flat_tree(len(tree)) else _along, ufunc, tree)
 
         def run_plan(operands: Operands) -> ShardedTensor:
             whole = operands[0]._storage.array
@@ -243,14 +237,14 @@ class Strategies:
             if not whole.flags.c_contiguous:
                 return general(operands)  # type: ignore[no-any-return]
             sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
-            total = _accumulated(ufunc, sums[0] if len(sums) == 1 else np.concatenate(sums))
+            total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
             if keepdims:
                 total = total.reshape(value.shape)
             return tensor(value, Storage(whole_of(total / count if count else total, value)))
 
         return run_plan
 
-    def _reduce_separate(self, monoid: Monoid, groups: Sequence[_Group]) -> Run:
+    def _reduce_separate(self, monoid: Monoid, groups: Sequence[Group]) -> Run:
         """Returns the plan of a reduction on separate memories."""
         value, backend, devices = self.value, self.backend, self.devices
         partial = monoid.partial or self.kernel
@@ -258,50 +252,30 @@ class Strategies:
         ops = self._reduce_ops(monoid)
         exact = monoid.reduces if value.dtype.kind in "iu" else ""
 
-        def combine(group: _Group, states: Mapping[int, Any]) -> dict[int, Any]:
+        def combine_group(group: Group, states: Mapping[int, Any]) -> dict[int, Any]:
             members = group.members
             if exact and len(group.contributors) == len(members) > 1:
                 together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
                 if together is not None:
                     return dict(zip(members, together, strict=True))
-            return all_reduce(members, group.contributors, states, ops, group.size, group.chunked)
+            return all_reduce(group, states, ops)
 
         def run_plan(operands: Operands) -> ShardedTensor:
             columns = self._columns(operands)
             states = {k: self._run(partial, k, operands, columns) for k in computing}
-            if is_recording():
-                record_transfer(self.name, 0, True, lambda: self._records(groups))
+            self._announce()
             results: dict[int, Any] = {}
             for group in groups:
-                results |= combine(group, states)
+                results |= combine_group(group, states)
             return tensor(value, offloaded(value, [results[k] for k in range(len(devices))]))
 
         return run_plan
 
-    def _groups(self, partial_axes: tuple[str, ...]) -> list[_Group]:
-        """Returns the groups of devices that combine their partial results along the mesh axes ``partial_axes``."""
-        contexts, groups = self.contexts, []
-        for members in groups_along(self.value.sharding.mesh, partial_axes) if partial_axes else []:
-            # An empty shard contributes nothing. If all shards are empty, the first one contributes the operator's
-            # result for an empty array.
-            full = [k for k in members if all(end > begin for box in contexts[k].boxes for begin, end in box)]
-            contributors, size = full or members[:1], math.prod(contexts[members[0]].local_shape)
-            chunked = size * self.value.dtype.itemsize >= CHUNKED_FROM and len(contributors) > 2
-            groups.append(_Group(members, contributors, size, chunked))
-        return groups
-
-    def _records(self, groups: Sequence[_Group]) -> TransferBatch:
-        """Returns the records of the messages by which the groups combine their partial results."""
-        assert self.op.combine is not None
-        source = next(move.source for move in self.moves if move is not None)
-        state = element_bytes(self.op.combine, self.value, source, self.params)
-        itemsize = self.value.dtype.itemsize
-        sent = [messages(g.members, g.contributors, g.size * state, g.size * itemsize, g.chunked) for g in groups]
-        sources, destinations, sizes = np.array(list(itertools.chain(*sent)), np.int64).reshape(-1, 3).T
-        return TransferBatch(
-            sources, destinations, sizes, self.devices.__getitem__,
-            operator=self.name, explicit=True, copied=not self.backend.shared_memory,
-        )  # fmt: skip
+    def _announce(self) -> None:
+        """Records the messages that combine partial results, if a log is active."""
+        if is_recording():
+            for schedule in self.schedules():
+                schedule.announce(copied=not self.backend.shared_memory)
 
     def _reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
@@ -368,16 +342,19 @@ def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
     return state if type(state) in (int, float) else function(state)
 
 
-def _accumulated(ufunc: np.ufunc, parts: np.ndarray[Any, Any]) -> Any:
-    """Combines ``parts`` along their first dimension, one after the other.
-
-    ``ufunc.reduce`` over the first of two dimensions in row-major order does this many times faster than
-    ``ufunc.accumulate``. Over a single dimension it sums pairwise, so ``accumulate`` is used there.
+def _by_pairs(ufunc: np.ufunc, _: Tree, parts: np.ndarray[Any, Any]) -> Any:
+    """Combines ``parts`` along their first dimension, along the tree of one mesh axis: all pairs of neighbours at once,
+    then all pairs of the results.
     """
-    rows = parts.reshape(len(parts), -1)
-    if rows.shape[1] == 1:
-        return ufunc.accumulate(parts, axis=0)[-1]
-    return ufunc.reduce(rows, axis=0).reshape(parts.shape[1:])
+    while (count := len(parts)) > 1:
+        pairs = ufunc(parts[: count - 1 : 2], parts[1::2])
+        parts = np.concatenate([pairs, parts[-1:]]) if count % 2 else pairs
+    return parts[0]
+
+
+def _along(ufunc: np.ufunc, tree: Tree, parts: np.ndarray[Any, Any]) -> Any:
+    """Combines ``parts`` along their first dimension, along any tree."""
+    return combine(tree, parts.__getitem__, ufunc)
 
 
 def _in_order(grid: Grid) -> bool:

@@ -1,0 +1,335 @@
+"""The collectives of a group of devices, executed on one array for each device.
+
+Where devices share a memory, one result serves all devices that receive the same elements; elsewhere each array is sent
+to the devices that need it. Reductions combine the arrays along the same tree in both cases, so that the bits
+are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.backend.functions import function_of
+from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, binomial_tree, combine, tree_of
+from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.offload import offloaded
+from shardtensor.communication.transfer import copied, send
+from shardtensor.host import blockwise, memory_pool
+from shardtensor.host.threads import each
+from shardtensor.sharding.layout import offsets
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.value import Aval, in_place
+
+_BLOCK = 1 << 20
+"""Bytes of a result that are reduced at a time in shared memory, so that they stay in the cache meanwhile."""
+
+_DIVIDED_FROM = 1 << 23
+"""Bytes of all operands from which a reduction is divided over threads: half a millisecond of work."""
+
+_LINE = 64
+"""Bytes of a cache line; the results in a shared buffer are aligned to its multiples."""
+
+
+class ArrayCommunicator(Communicator):
+    """One collective among devices, executed on arrays; see `Communicator`."""
+
+    def __init__(self, caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> None:
+        super().__init__(caller, axis, devices, sizes)
+        self.backends: list[Backend] = [backend_of(d) for d in devices]
+        self.shared_memory = all(b.shared_memory for b in self.backends)
+        self._sent: set[tuple[int, int]] = set()
+
+    def settle(self) -> None:
+        """See `Communicator`."""
+        tokens: dict[Device, Any] = {}
+        for source, destination in sorted(self._sent):
+            giver, taker = self.backends[source], self.backends[destination]
+            if giver is taker and type(giver).record is not Backend.record:
+                there = self.devices[destination]
+                if there not in tokens:
+                    tokens[there] = taker.record(there)
+                giver.wait(self.devices[source], tokens[there])
+
+    # -- operands and results ----------------------------------------------------------------------
+
+    def shards(self, x: ShardedTensor) -> Sequence[Any]:
+        """See `Communicator`."""
+        return shard_arrays(x)
+
+    def assembled(self, value: Aval, arrays: Sequence[Any]) -> ShardedTensor:
+        """See `Communicator`."""
+        return tensor(value, offloaded(value, arrays))
+
+    def result(self, array: Any, device: Device) -> Any:
+        """See `Communicator`."""
+        return array
+
+    def dtype_of(self, array: Any) -> np.dtype[Any]:
+        """See `Communicator`."""
+        return self.backends[0].dtype_of(array)
+
+    def cast(self, arrays: Sequence[Any], kinds: str, dtype: str) -> Sequence[Any]:
+        """See `Communicator`."""
+        if self.dtype_of(arrays[0]).kind not in kinds:
+            return arrays
+        converted = []
+        for array, backend, device in zip(arrays, self.backends, self.devices, strict=True):
+            with backend.on(device):
+                converted.append(backend.xp.asarray(array, dtype=np.dtype(dtype)))
+        return converted
+
+    # -- collectives -------------------------------------------------------------------------------
+
+    def _all_reduce(self, arrays: Sequence[Any], ufunc: str, mean: bool, group: Group) -> list[Any]:
+        if self.shared_memory:
+            total = _reduced(getattr(np, ufunc), arrays, group.tree)
+            return [self._deliver(0, total / len(arrays) if mean else total)] * len(arrays)
+        if len(arrays) == 1 and not mean:
+            return [self._deliver(0, copied(arrays[0], self.devices[0]))]
+        together = None if mean else self._by_library(arrays, ufunc)
+        if together is not None:
+            return [self._deliver(k, array) for k, array in enumerate(together)]
+        results = all_reduce(group, arrays, self._reduce_ops(arrays, ufunc, mean))
+        return [self._deliver(k, results[k]) for k in group.members]
+
+    def _all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
+        if self.shared_memory:
+            whole = self._adjacent(arrays, axis) if tiled else None
+            return [self._joined(0, arrays, axis, tiled) if whole is None else whole] * len(arrays)
+        return [self._joined(k, arrays, axis, tiled) for k in range(len(arrays))]
+
+    def _reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
+        parts = _parts(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
+        tree = tree_of((True,) * len(arrays), self.sizes)
+        if self.shared_memory:
+            whole = _reduced(getattr(np, ufunc), arrays, tree)
+            return [self._deliver(k, whole[part]) for k, part in enumerate(parts)]
+        pieces = self._pieces(arrays, [parts] * len(arrays))
+        return [self._deliver(k, self._merged(k, column, ufunc, tree)) for k, column in enumerate(pieces)]
+
+    def _merged(self, k: int, column: Sequence[Any], ufunc: str, tree: Tree) -> Any:
+        """Combines an array of each device on the k-th one, in memory that no mapped function has a reference to."""
+        backend, device = self.backends[k], self.devices[k]
+        if len(column) == 1:
+            return self._owned(self._bring(column[0], 0, k), 0, k)
+        pieces = [self._bring(array, i, k) for i, array in enumerate(column)]
+        with backend.on(device):
+            return combine(tree, pieces.__getitem__, function_of(backend, ufunc))
+
+    def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
+        cuts = [_parts(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
+        whole = self._adjacent(arrays, concat_axis) if tiled and split_axis != concat_axis else None
+        if whole is not None:
+            return [whole[part] for part in cuts[0]]
+        pieces = self._pieces(arrays, cuts)
+        if self.shared_memory:
+            return [self._deliver(k, out) for k, out in enumerate(_joined(pieces, concat_axis, tiled))]
+        return [self._joined(k, column, concat_axis, tiled) for k, column in enumerate(pieces)]
+
+    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
+        results = []
+        for k, i in enumerate(sources):
+            if i is None:
+                with self.backends[k].on(self.devices[k]):
+                    results.append(self._deliver(k, self.backends[k].xp.zeros_like(arrays[k])))
+            else:
+                results.append(self._deliver(k, self._owned(self._bring(arrays[i], i, k), i, k)))
+        return results
+
+    def _broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
+        if self.shared_memory:
+            return [self._deliver(source, blockwise.copied(arrays[source]))] * len(arrays)
+        held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
+        for i, k in binomial_tree(source, range(len(arrays))):
+            held[k] = self._bring(held[i], i, k)
+        return [self._deliver(k, held[k]) for k in range(len(arrays))]
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _adjacent(self, arrays: Sequence[Any], axis: int) -> Any:
+        """Returns the arrays concatenated without a copy, if they are adjacent in one buffer; otherwise None.
+
+        They must be read-only, and their memory must be that of ``given`` arrays or of results of collectives, which no
+        program can write to.
+        """
+        if not self.shared_memory or any(a.flags.writeable for a in arrays):
+            return None
+        known = [{id(memory_pool.owner_of(x)) for x in given} for given in self.given]
+        owners = [id(memory_pool.owner_of(a)) for a in arrays]
+        if not all(owner in _shared or owner in own for owner, own in zip(owners, known, strict=True)):
+            return None
+        ends = list(itertools.accumulate([a.shape[axis] for a in arrays], initial=0))
+        shape = list(arrays[0].shape)
+        shape[axis] = ends.pop()
+        begins = [[end if d == axis else 0 for d in range(len(shape))] for end in ends]
+        pieces = [(array, begin) for array, begin in zip(arrays, begins, strict=True) if array.size]
+        whole = in_place([p for p, _ in pieces], [b for _, b in pieces], tuple(shape))
+        return None if whole is None else self.backends[0].export(whole)
+
+    def _bring(self, array: Any, source: int, destination: int) -> Any:
+        """Returns an array on another device; the same object if that device can read the array where it is."""
+        if self.devices[source] == self.devices[destination] or self.shared_memory:
+            return array
+        self._sent.add((source, destination))
+        return send(array, self.devices[source], self.devices[destination])
+
+    def _owned(self, array: Any, source: int, destination: int) -> Any:
+        """Returns the result of `_bring` as memory that no mapped function has a reference to."""
+        if self.devices[source] == self.devices[destination] or self.shared_memory:
+            return copied(array, self.devices[destination])
+        return array
+
+    def _pieces(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+        """Returns for each device k the k-th part of every array, as a view."""
+
+        def view(i: int, part: Any) -> Any:
+            with self.backends[i].on(self.devices[i]):
+                return self.backends[i].view(arrays[i], part)
+
+        return list(zip(*[[view(i, part) for part in parts] for i, parts in enumerate(cuts)], strict=True))
+
+    def _joined(self, k: int, arrays: Sequence[Any], axis: int, tiled: bool) -> Any:
+        """Returns the arrays of all devices, concatenated or stacked, on the k-th device."""
+        with self.backends[k].on(self.devices[k]):
+            here = [self._bring(array, i, k) for i, array in enumerate(arrays)]
+            join = self.backends[k].xp.concat if tiled else self.backends[k].xp.stack
+            return self._deliver(k, join(here, axis=axis))
+
+    def _by_library(self, arrays: Sequence[Any], ufunc: str) -> list[Any] | None:
+        """Returns the all-reduce of the backend's library, if it supports the arrays; otherwise None.
+
+        Libraries may add in any order, so they are used for integers only.
+        """
+        backend, devices = self.backends[0], set(self.devices)
+        if len(devices) < len(arrays) or len(arrays) == 1 or len({id(b) for b in self.backends}) > 1:
+            return None
+        return backend.all_reduce(arrays, self.devices, ufunc) if backend.dtype_of(arrays[0]).kind in "iu" else None
+
+    def _reduce_ops(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> ReduceOps:
+        """Returns the operations of `all_reduce` on contributions."""
+        devices, backends, shape = self.devices, self.backends, tuple(arrays[0].shape)
+
+        def merge(k: int, earlier: Any, later: Any) -> Any:
+            with backends[k].on(devices[k]):
+                return function_of(backends[k], ufunc)(earlier, later)
+
+        def finished(k: int, state: Any) -> Any:
+            with backends[k].on(devices[k]):
+                result = backends[k].xp.divide(state, len(arrays)) if mean else state
+                return backends[k].contiguous(result)
+
+        def cut(k: int, state: Any, begin: int, end: int) -> Any:
+            with backends[k].on(devices[k]):
+                return backends[k].view(backends[k].xp.reshape(state, (-1,)), slice(begin, end))
+
+        def join(k: int, parts: list[Any]) -> Any:
+            with backends[k].on(devices[k]):
+                return backends[k].xp.reshape(backends[k].xp.concat(parts), shape)
+
+        return ReduceOps(self._bring, merge, finished, cut, join)
+
+    def _deliver(self, k: int, array: Any) -> Any:
+        """Returns a result as mapped functions receive it: read-only where the library can enforce it."""
+        backend = self.backends[k]
+        if backend.shared_memory:
+            _remember(np.asarray(array))
+        return backend.export(array)
+
+
+def _reduced(ufunc: Callable[..., Any], arrays: Sequence[Any], tree: Tree) -> Any:
+    """Combines host arrays of one shape and dtype along a tree, in memory that nothing else refers to."""
+    if len(arrays) == 1:
+        return blockwise.copied(arrays[0])
+    first = arrays[0]
+    if first.nbytes <= _BLOCK or not all(a.flags.c_contiguous for a in arrays):
+        return np.asarray(combine(tree, arrays.__getitem__, ufunc))
+    out = memory_pool.empty(first.shape, first.dtype)
+    flat, into = [a.reshape(-1) for a in arrays], out.reshape(-1)
+    step = _BLOCK // first.itemsize
+
+    def work(k: int) -> None:
+        part = slice(k * step, (k + 1) * step)
+        _combine_into(into[part], ufunc, tree, [a[part] for a in flat])
+
+    each(work, -(-first.size // step), threads=None if first.nbytes * len(arrays) >= _DIVIDED_FROM else 1)
+    return out
+
+
+def _combine_into(out: Any, ufunc: Callable[..., Any], tree: Tree, arrays: Sequence[Any], k: int = 0) -> Any:
+    """Combines arrays along a tree: returns the total of the subtree of the k-th one, which is in ``out`` unless it is
+    that array itself.
+    """
+    total, spare = arrays[k], None
+    for other in tree[k]:
+        if tree[other] and spare is None:
+            spare = memory_pool.empty(out.shape, out.dtype)
+        total = ufunc(total, _combine_into(spare, ufunc, tree, arrays, other), out=out)
+    return total
+
+
+def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
+    """Concatenates or stacks the host arrays of each list.
+
+    The results are views of one new buffer, which takes the operating system far less time than one buffer per result.
+    """
+    shapes, begins, end = [], [], 0
+    dtype = joins[0][0].dtype
+    for parts in joins:
+        row = list(parts[0].shape)
+        if tiled:
+            row[axis] = sum(part.shape[axis] for part in parts)
+        else:
+            row.insert(axis, len(parts))
+        shape = tuple(row)
+        shapes.append(shape)
+        begins.append(end)
+        end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
+    buffer = memory_pool.empty((end,), np.uint8)
+    results = []
+    for parts, shape, begin in zip(joins, shapes, begins, strict=True):
+        nbytes = math.prod(shape) * dtype.itemsize
+        out = buffer[begin : begin + nbytes].view(dtype).reshape(shape)
+        results.append(np.concatenate(parts, axis=axis, out=out) if tiled else np.stack(parts, axis=axis, out=out))
+    return results
+
+
+def _parts(ndim: int, dimension: int, size: int, count: int, tiled: bool) -> list[Any]:
+    """Returns the index of each device's part along a dimension."""
+    before = (slice(None),) * dimension
+    if not tiled:
+        return [(*before, k) for k in range(count)]
+    bounds = offsets(size, (count,)).tolist()
+    return [(*before, slice(a, b)) for a, b in itertools.pairwise(bounds)]
+
+
+# -- shared results --------------------------------------------------------------------------------
+
+_shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
+
+
+def _remember(array: Any) -> None:
+    """Registers that the memory of a host array cannot be written to by user code, for as long as the memory exists."""
+    owner = memory_pool.owner_of(array)
+    key = id(owner)
+    if key not in _shared:
+        _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
+
+
+def received(array: Any) -> tuple[Any, ...]:
+    """Returns the array whose memory a host array views, if it is the result of a collective; otherwise an empty tuple.
+
+    Such an array can be kept without a copy.
+    """
+    if not _shared or not isinstance(array, np.ndarray):
+        return ()
+    owner = memory_pool.owner_of(array)
+    return (owner,) if owner is not array and id(owner) in _shared else ()
