@@ -379,14 +379,14 @@ class ShardedTensor(Operators):
         """
         self._check_writable()
         base, view_spec = self._base_and_view()
-        new = put((base, value), (view_spec,))
-        if lacks_elements(new) and not lacks_elements(base):
-            raise ConcretizationError(
-                "a tensor that the function closes over is written, and its new elements are not known; give it as an "
-                "argument"
-            )
         write_state = write_state_of(base)
         with write_state.lock:
+            new = put((base, value), (view_spec,))
+            if lacks_elements(new) and not lacks_elements(base):
+                raise ConcretizationError(
+                    "a tensor that the function closes over is written, and its new elements are not known; give it as "
+                    "an argument"
+                )
             write_state.forget()
             write_state.version += 1
             base._storage = new._storage

@@ -29,7 +29,7 @@ from shardtensor.host import blockwise, memory_pool
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import Kind, check_integers, kind_of, result_dtype
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, known_index
-from shardtensor.interpreters.mutation.views import local_view, locate, stand_in
+from shardtensor.interpreters.mutation.views import local_view, locate
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
@@ -124,19 +124,14 @@ def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any
     return (target, Elementwise("setitem", None, (value,), dtype)) if target.size else None
 
 
-@implements(setitem, "algorithm")
+@implements(setitem, "algorithm", "infer")
 def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
     new = _duplicate(x if isinstance(x, ShardedTensor) else call("asarray", x))
     write(new, OPS["setitem"], (new, value, index), (), run)
     return new
 
 
-@implements(setitem, "infer")
-def _infer_setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
-    return _setitem(stand_in(x if isinstance(x, ShardedTensor) else call("asarray", x)), value, index)
-
-
-@implements(put, "algorithm")
+@implements(put, "algorithm", "infer")
 def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
     new = _duplicate(x)
     if value.shape != view_spec.shape:
@@ -146,11 +141,6 @@ def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
     if view_spec.size:
         _write(new, view_spec, Elementwise("setitem", None, (value,), dtype))
     return new
-
-
-@implements(put, "infer")
-def _infer_put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
-    return _put(stand_in(x), value, view_spec)
 
 
 def _duplicate(x: ShardedTensor) -> ShardedTensor:
