@@ -178,7 +178,7 @@ class Interpreter(abc.ABC):
         By default the result is computed by `apply`, and so is the new value of the base of ``out``: by the operator
         `put`, from the base, the result and the view spec of ``out``.
         """
-        out._bind(self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
+        out._bind(lambda: self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
 
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.

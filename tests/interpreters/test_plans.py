@@ -151,7 +151,7 @@ def test_writes_are_seen_by_interpreters_that_define_only_apply(backend: str) ->
 
 
 def test_writes_of_threads_to_one_base_lose_no_update(backend: str) -> None:
-    """By an interpreter that defines only `apply`: a write holds the lock of its base from reading it to binding it."""
+    """By an interpreter that defines only `apply`."""
     start = threading.Barrier(2)
 
     class Slow(Interpreter):
