@@ -46,6 +46,7 @@ class ArrayCommunicator(Communicator):
         super().__init__(caller, axis, devices, sizes)
         self.backends: list[Backend] = [backend_of(d) for d in devices]
         self.shared_memory = all(b.shared_memory for b in self.backends)
+        self.copies = not self.shared_memory
         self._sent: set[tuple[int, int]] = set()
 
     def settle(self) -> None:

@@ -34,11 +34,11 @@ class Communicator(abc.ABC):
 
     Attributes:
         given: for each device, arrays that are never written to.
-        shared_memory: whether no array is copied in order to send it.
+        copies: whether arrays are copied in order to send them; None if they have no elements.
     """
 
     given: Sequence[Sequence[Any]] = ()
-    shared_memory = True
+    copies: bool | None = None
 
     def __init__(self, caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> None:
         self.caller = caller
@@ -151,7 +151,7 @@ class Communicator(abc.ABC):
     def _announce(self, kind: Callable[..., Collective], *messages: Any) -> None:
         """Records the schedule of a collective, if a log or a guard is active."""
         if is_recording():
-            kind(ids_of(self.devices), *messages, self.caller, self.axis).announce(copied=not self.shared_memory)
+            kind(ids_of(self.devices), *messages, self.caller, self.axis).announce(self.copies)
 
     def _exchange(self, rows: list[int], shares: list[Ints], which: list[int]) -> None:
         """Records messages from each device to each other device; see `AllToAll`."""

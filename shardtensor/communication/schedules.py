@@ -112,14 +112,17 @@ class Schedule(abc.ABC):
             operator=self.operator, explicit=self.explicit, axis=self.axis, copied=copied,
         )  # fmt: skip
 
-    def announce(self, copied: bool = False) -> None:
+    def announce(self, copied: bool | None = None) -> None:
         """Checks the messages against the guard and records them, if a log or a guard is active.
 
-        See `shardtensor.communication.transfer_log.record_transfer`. ``copied`` is whether bytes are copied here.
+        See `shardtensor.communication.transfer_log.record_transfer`.
+
+        Args:
+            copied: whether the bytes are copied here; None if the messages are only planned.
         """
         if is_recording():
             nbytes = self.bytes if guarded() and not self.explicit else 0
-            records = functools.partial(self, True) if copied else self
+            records = self if copied is None else functools.partial(self, copied)
             record_transfer(self.operator, nbytes, self.explicit, records)
 
 

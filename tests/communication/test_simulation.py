@@ -591,7 +591,7 @@ def test_networks_of_several_levels() -> None:
     assert slow.seconds == pytest.approx(1e-3 + 1)
     one = st.AbstractMesh((8, 1), ("x", "y"))  # an axis of one device has no links
     x = st.zeros((8,), device=N(one, P("x")))
-    assert st.simulate(lambda x: x.sum(), x, latency={"x": 1.0}, bandwidth={"x": 1e9}).seconds > 10
+    assert st.simulate(lambda x: x.sum(), x, latency={"x": 1.0}, bandwidth={"x": 1e9}).seconds == pytest.approx(6)
 
 
 def test_groups_run_at_the_same_time_and_calls_one_after_the_other() -> None:
@@ -604,12 +604,12 @@ def test_groups_run_at_the_same_time_and_calls_one_after_the_other() -> None:
     report = st.simulate(program(mesh, twice, "x", "y"), x, latency=1.0, bandwidth=1e30)
     assert [(s.operator, s.axis, s.calls) for s in report.steps] == [("psum", "y", 1)] * 2 + [("psum", "x", 1)]
     assert [(r.axis, r.calls, r.messages) for r in report.operators] == [("y", 2, 48), ("x", 1, 20)]
-    assert [s.seconds for s in report.steps] == pytest.approx([4 + 3, 4 + 3, 2 + 2])
-    assert [r.seconds for r in report.operators] == pytest.approx([14, 4])
-    assert report.seconds == pytest.approx(18)
+    assert [s.seconds for s in report.steps] == pytest.approx([3 + 3, 3 + 3, 2 + 2])
+    assert [r.seconds for r in report.operators] == pytest.approx([12, 4])
+    assert report.seconds == pytest.approx(16)
     eager = st.simulate(lambda x: [x.sum(axis=1) for _ in range(3)], x, latency=1.0, bandwidth=1e30)
     (row,) = eager.operators
-    assert (row.calls, row.messages, row.seconds, row.link) == (3, 3 * 24, pytest.approx(21), 8)
+    assert (row.calls, row.messages, row.seconds, row.link) == (3, 3 * 24, pytest.approx(18), 8)
     assert eager.link_bytes().sum() == eager.bytes == 3 * 24 * 8
 
 
@@ -822,10 +822,10 @@ def test_the_report_prints_as_a_table() -> None:
         "─────────────────────────────────────────────────────────────────────────────────────",
         "roll                 1         4    160    40        40    40       1         1.5e-06",
         "add                  1         0      0     0         0     0       0   160         0",
-        "psum       x         1         6    480   160       240    80       5           1e-05",
+        "psum       x         1         6    480   160       160    80       4           8e-06",
         "shard_map            1         3    240    80       240    80       3           6e-06",
         "─────────────────────────────────────────────────────────────────────────────────────",
-        "total                4        13    880   280       520    80       9   160  1.75e-05",
+        "total                4        13    880   280       440    80       8   160  1.55e-05",
     ]
     assert repr(report) == "SimulationReport(13 messages, 880 bytes on AbstractMesh(x=4))"
     plain = str(st.simulate(lambda x: x.sum(), x))
@@ -954,5 +954,4 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     scope: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "docs/simulate.md", "exec"), scope)
-    (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
-    assert capsys.readouterr().out == shown
+    assert capsys.readouterr().out == "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))

@@ -20,7 +20,7 @@ from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, c
 from shardtensor.communication.schedules import AllReduce, sent
 from shardtensor.core import OPS
 from shardtensor.functions.monoids import MONOIDS
-from shardtensor.interpreters.execution import plan_cache, strategies
+from shardtensor.interpreters.execution import combination, plan_cache, strategies
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
 from tests.layouts import (
@@ -382,7 +382,7 @@ def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytes
         given = st.device_put(x, st.NamedSharding(mesh, spec))
         found = []
         for limit in 1, 1 << 30:
-            monkeypatch.setattr(strategies, "CHUNKED_FROM", limit)
+            monkeypatch.setattr(combination, "CHUNKED_FROM", limit)
             plan_cache._cached_plan.cache_clear()
             with st.transfers() as log:
                 found.append(getattr(st, name)(given, axis=(0, 1) if name in ("sum", "max") else 0))
@@ -408,8 +408,8 @@ def computed(device: st.Device, name: str, *args: Any, **params: Any) -> Any:
         return backend.to_host(getattr(backend.xp, name)(*arrays, **params), device)
 
 
-def left_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bool, name: str) -> dict[Any, np.ndarray]:
-    """For each device what its result must be: the sums of the parts, one after the other in mesh order. Where nothing is
+def tree_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bool, name: str) -> dict[Any, np.ndarray]:
+    """For each device what its result must be: the sums of the parts, along the tree of each mesh axis. Where nothing is
     to be combined and all lie in one memory, it is cut from the sums of the whole: NumPy adds a column that stands alone
     in another order than one among others.
     """
@@ -425,12 +425,20 @@ def left_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bo
         total = getattr(np, reduce)(x, axis=axis, keepdims=True)
         cut = {d: [slice(None) if k in gone else s for k, s in enumerate(index[d])] for d in mesh.flat}
         out = {d: total[tuple(c)] if keepdims else total[tuple(c)].squeeze(tuple(gone)) for d, c in cut.items()}
-    for here, there in [] if out else itertools.product(np.ndindex(*mesh.axis_sizes), repeat=2):
-        part = x[index[mesh.devices[there]]]
-        if part.size and all(here[d] == there[d] for d in kept):
-            device = mesh.devices[here]
-            state = computed(device, reduce, part, axis=axis, keepdims=keepdims)
-            out[device] = computed(device, merge, out[device], state) if device in out else state
+    for here in [] if out else np.ndindex(*mesh.axis_sizes):
+        device, states = mesh.devices[here], []
+        for there in np.ndindex(*mesh.axis_sizes):
+            if all(here[d] == there[d] for d in kept):
+                part = x[index[mesh.devices[there]]]
+                states.append(computed(device, reduce, part, axis=axis, keepdims=keepdims) if part.size else None)
+
+        def merged_on(a: Any, b: Any, device: Any = device) -> Any:
+            return b if a is None else a if b is None else computed(device, merge, a, b)
+
+        along = [n for axis, n in sizes.items() if axis in partial_axes]
+        total = by_tree(merged_on, states, along)
+        if total is not None:
+            out[device] = total
     if name == "mean":
         count = math.prod(x.shape[d] for d in gone)
         out = {device: computed(device, "divide", total, count) for device, total in out.items()}
@@ -454,7 +462,7 @@ def sums(draw: Any, backend: str, dtypes: Any = ("float32", "float64", "complex6
 
 @pytest.mark.parametrize("watched", [False, True], ids=["", "watched"])
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
-def test_sums_are_folded_in_mesh_order(name: str, watched: bool, backend: str) -> None:
+def test_sums_are_combined_along_the_tree(name: str, watched: bool, backend: str) -> None:
     """To the bit, on every device. NumPy's means of float16 and complex numbers round in their own way: not here."""
 
     @hypothesis.settings(max_examples=150)
@@ -468,7 +476,7 @@ def test_sums_are_folded_in_mesh_order(name: str, watched: bool, backend: str) -
                 found = getattr(st, name)(placed, axis=axis, keepdims=keepdims)
         else:
             found = getattr(st, name)(placed, axis=axis, keepdims=keepdims)
-        wanted = left_fold(x, sharding, axis, keepdims, name)
+        wanted = tree_fold(x, sharding, axis, keepdims, name)
         kept = set(range(x.ndim)) - set(range(x.ndim) if axis is None else axis)
         for shard in found.addressable_shards:
             if any(
@@ -490,7 +498,7 @@ def _box(sharding: st.NamedSharding, device: Any, x: np.ndarray, kept: set[int])
 
 
 @everywhere
-def test_mesh_order_by_hand(backend: str) -> None:
+def test_the_tree_by_hand(backend: str) -> None:
     """1e16 + 1 + 1 - 1e16 says in what order it was added: 0 where the large one comes first, 2 where it comes last."""
     mesh = mesh_of((4,), backend)
     for x, wanted in [
@@ -562,8 +570,8 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     in_one_pass = strategies.Strategies.reduce_in_one_pass
 
-    def spy(self: strategies.Strategies, monoid: Any, general: Any) -> Any:
-        plan = in_one_pass(self, monoid, general)
+    def spy(self: strategies.Strategies, monoid: Any, partial_axes: Any, general: Any) -> Any:
+        plan = in_one_pass(self, monoid, partial_axes, general)
         taken.append((self.name, plan is not general))
         return plan
 
