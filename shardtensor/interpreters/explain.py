@@ -89,8 +89,8 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         **kwargs: likewise.
 
     Raises:
-        ConcretizationError: the function needs elements (see `eval_shape`), or an index is a tensor, whose elements
-            determine what is transferred.
+        ConcretizationError: the function needs elements (see `eval_shape`), or an index is a tensor without elements,
+            which would determine what is transferred.
         ShardTensorError: an operator does not accept its operands.
 
     >>> mesh = st.make_mesh((2,), ("d",))

@@ -282,8 +282,7 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         The result of the function, with a `ShapeDtypeStruct` in place of each tensor.
 
     Raises:
-        ConcretizationError: the function needs elements: ``float(x)``, ``if x``, ``np.asarray(x)``, a mask as an index,
-            a map over devices.
+        ConcretizationError: the function needs elements: ``float(x)``, ``if x``, ``np.asarray(x)``, a mask as an index.
         ShardTensorError: an operator does not accept its operands.
 
     >>> x = st.ShapeDtypeStruct((8, 4), "float32", st.NamedSharding(st.make_mesh((2,), ("d",)), st.P("d")))
