@@ -69,8 +69,9 @@ class Op:
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
-        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result with the aval of each
-            tensor in its place, and records the transfers if a log is active. The plan of any other operator does both.
+        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result, with each tensor
+            without elements or its aval in its place, and records the transfers if a log is active. The plan of any
+            other operator does both.
         view_spec: for operators that return a view in NumPy: ``view_spec(spec, *params)`` returns the view spec of the
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
