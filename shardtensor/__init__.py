@@ -65,6 +65,7 @@ from shardtensor.functions.placement import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
+from shardtensor.functions.scans import cumulative_prod as cumulative_prod, cumulative_sum as cumulative_sum
 from shardtensor.functions.searching import *
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
 from shardtensor.functions.statistical import *

@@ -206,12 +206,16 @@ class Namespace:
         made = function(torch.permute(x, (*kept, *axes)).reshape((*[x.shape[d] for d in kept], size)))
         return made.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdims else made
 
-    def _total(self, name: str, x: Any, axis: Any, dtype: Any, keepdims: bool) -> Any:
+    def _terms(self, name: str, x: Any, dtype: Any) -> Any:
+        """Returns the terms of a sum or the factors of a product in the dtype of the result."""
         if dtype is None and is_int(x):
             if x.dtype is torch.uint8:
                 raise ArgumentTypeError(f"{name}: uint8 gives uint64, which PyTorch does not support; pass dtype=")
             dtype = torch.int64
-        x = x if dtype is None else cast(x, to_torch(dtype))
+        return x if dtype is None else cast(x, to_torch(dtype))
+
+    def _total(self, name: str, x: Any, axis: Any, dtype: Any, keepdims: bool) -> Any:
+        x = self._terms(name, x, dtype)
         if x.dtype is torch.bool:
             return (self.any if name == "sum" else self.all)(x, axis=axis, keepdims=keepdims)
         if name == "prod":
@@ -227,6 +231,14 @@ class Namespace:
     def prod(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """See NumPy."""
         return self._total("prod", x, axis, dtype, keepdims)
+
+    def cumsum(self, x: Any, /, *, axis: int, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return torch.cumsum(self._terms("cumsum", x, dtype), axis)
+
+    def cumprod(self, x: Any, /, *, axis: int, dtype: Any = None) -> Any:
+        """See NumPy."""
+        return torch.cumprod(self._terms("cumprod", x, dtype), axis)
 
     def any(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
         """See NumPy."""

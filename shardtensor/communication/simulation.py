@@ -331,10 +331,10 @@ class SimulationReport:
     AbstractMesh(x=64)
     operator  calls  messages  bytes  sent  received  link  rounds
     ──────────────────────────────────────────────────────────────
-    mean          1       126    504    24       252     4      69
-    std           1       126    756    28       504     8      69
+    mean          1       126    504    24        24     4      12
+    std           1       126    756    28        48     8      12
     ──────────────────────────────────────────────────────────────
-    total         2       252  1,260    52       756     8     138
+    total         2       252  1,260    52        72     8      24
     """
 
     def __init__(self, network: _Network, steps: Sequence[list[Schedule]], result: Any) -> None:

@@ -1,8 +1,8 @@
 """Declarations of the linear algebra functions in the core of the array API standard.
 
 The dtype of a result is that to which the operands are promoted. Where a contracted dimension is sharded, each device
-computes partial sums over its part, and these are added in mesh order. If the operands are sharded differently, those
-that are cheapest to move are transferred.
+computes partial sums over its part, and these are added along a fixed tree. If the operands are sharded differently,
+those that are cheapest to move are transferred.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
     The leading dimensions broadcast. A 1-d operand is treated as one row (x1) or one column (x2), and the result lacks
     that dimension. The rows of x1, the columns of x2 and the leading dimensions keep their sharding. Where the
-    contracted dimension is sharded, each device multiplies its parts, and the partial sums are added in mesh order.
+    contracted dimension is sharded, each device multiplies its parts, and partial sums are added along a fixed tree.
 
     Raises:
         ShapeError: the contracted sizes differ, the leading dimensions do not broadcast, or an operand is 0-d.

@@ -1,8 +1,8 @@
 """The monoids that combine the partial results of a reduction over a sharded dimension.
 
 A monoid defines the state that each shard computes (given its position), how two states merge, and how the result is
-computed from the last state. Merging is associative; states are always merged in mesh order, so that the same mesh
-gives the same bits.
+computed from the last state. Merging is associative; states are always merged along a fixed tree (see
+`shardtensor.communication.all_reduce`), so that the same mesh gives the same bits.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Common to all of them:
 - ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
 - With ``keepdims``, the reduced dimensions remain, with size 1.
 - The remaining dimensions keep their sharding. A reduction over a sharded dimension leaves partial results along the
-  mesh axes that shard it. They are combined in mesh order, so that the same mesh gives the same bits, and the result
-  is replicated along those axes.
+  mesh axes that shard it. They are combined along a fixed tree, so that the same mesh gives the same bits, and the
+  result is replicated along those axes.
 
 Raises:
     AxisError: x has no such axis, or an axis occurs twice.

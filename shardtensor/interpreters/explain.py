@@ -62,6 +62,9 @@ class Explanation:
             others are not listed: they transfer nothing themselves.
         result: the result of the function, with a `ShapeDtypeStruct` in place of each tensor.
         bytes: the bytes of all transfers.
+
+    >>> st.explain(lambda x: x.sum(), st.ones(8, device=st.make_mesh((2,), ("d",)))).calls[0].runs
+    'runs on each of 2 devices'
     """
 
     def __init__(self, calls: Sequence[ExplainedCall], result: Any) -> None:

@@ -29,7 +29,7 @@ class Mesh:
         axis_names: one name for each dimension of ``devices``, all different; a string is the name of a single axis.
 
     Attributes:
-        flat: the devices in mesh order (row-major), which is the order in which shards are numbered and combined.
+        flat: the devices in mesh order (row-major), which is the order in which shards are numbered.
         size: the number of devices.
         axis_names: the names of the axes, in order.
         axis_sizes: the sizes of the axes, in order.

@@ -6,8 +6,8 @@ are read-only, like the shards that mapped functions receive, where the library 
 be shared by all devices of a host. Transfers between devices are counted by `st.transfers`, with the names of the
 collective and of the axis.
 
-Reductions combine in mesh order; integers keep their dtype, sums and products of bool arrays are integers, NaN is never
-lost.
+Reductions combine along a fixed tree; integers keep their dtype, sums and products of bool arrays are integers, NaN is
+never lost.
 
 Along several axes, indices are counted in the order in which the axes are named, the first one being the major one; the
 indices of `ppermute` and `pshuffle` are counted in mesh order instead, as in JAX.

@@ -198,6 +198,29 @@ def _extremum(data: Any) -> Case:
     return made
 
 
+@case("cumulative_sum")
+def _cumulative_sum(data: Any) -> Case:
+    x = array(data.draw(shapes(1)), data.draw(some.sampled_from(DTYPES)), seed(data))
+    return _cumulative(data, x, np.cumsum, 0)
+
+
+@case("cumulative_prod")
+def _cumulative_prod(data: Any) -> Case:
+    return _cumulative(data, _prod(data).operands[0], np.cumprod, 1)
+
+
+def _cumulative(data: Any, x: HostArray, function: Callable[..., Any], initial: int) -> Case:
+    x = x.astype("int64") if x.dtype.kind == "u" else x  # Not every backend has the uint64 of their sums.
+    x = x if x.ndim else x.reshape(1)
+    axis = data.draw(some.integers(-x.ndim, x.ndim - 1))
+    with np.errstate(all="ignore"):
+        answer = function(x, axis=axis)
+    if include := data.draw(some.booleans()):
+        first = [1 if d == axis % x.ndim else n for d, n in enumerate(x.shape)]
+        answer = np.concatenate([np.full(first, initial, answer.dtype), answer], axis=axis)
+    return Case([x], params={"axis": axis, "include_initial": include}, answer=answer)
+
+
 @case("argmax", "argmin")
 def _arg(data: Any) -> Case:
     made = _extremum(data)

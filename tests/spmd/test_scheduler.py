@@ -34,7 +34,7 @@ from hypothesis import strategies as some
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardtensor as st
-from shardtensor.communication import communicator
+from shardtensor.communication import array_communicator
 from shardtensor.host import blas_threads, signals, threads
 from shardtensor.spmd import launch, scheduler
 from shardtensor.spmd import program as programs
@@ -1251,11 +1251,11 @@ def many_collectives(count: int) -> None:
             if first and turn in (count // 4, count - 1):
                 gc.collect()
                 memory.append(tracemalloc.get_traced_memory()[0])
-                memory.append(len(communicator._shared))
+                memory.append(len(array_communicator._shared))
         return x
 
     items = [np.full(50, float(k)) for k in range(4)]
-    shared = len(communicator._shared)
+    shared = len(array_communicator._shared)
     tracemalloc.start()
     try:
         made = in_time(lambda: st.pmap(fn, items, axis_name="i"), seconds=600)
@@ -1266,7 +1266,7 @@ def many_collectives(count: int) -> None:
     assert memory[3] <= memory[1]
     del made
     gc.collect()
-    assert len(communicator._shared) <= shared
+    assert len(array_communicator._shared) <= shared
 
 
 @pytest.mark.slow
@@ -1297,7 +1297,7 @@ def test_errors_keep_no_operand_alive(how: str) -> None:
             return st.all_gather(mine[:index], "i")
         return st.psum(mine[:index] if how == "differ" else mine, "i")
 
-    before = len(communicator._shared)
+    before = len(array_communicator._shared)
     gc.collect()
     gc.disable()
     try:
@@ -1309,7 +1309,7 @@ def test_errors_keep_no_operand_alive(how: str) -> None:
             else:
                 pytest.fail("no error")
         assert [r for r in references if r() is not None] == []
-        assert len(communicator._shared) == before
+        assert len(array_communicator._shared) == before
     finally:
         gc.enable()
     assert len(references) >= 4

@@ -2,9 +2,9 @@
 
 A shard is cut into blocks as an array is cut into shards. Each block gives a state (see
 `shardtensor.functions.monoids`), and the states are merged in a fixed order: those of one shard pairwise, as NumPy
-sums, so that rounding errors stay small; those of the shards in mesh order. The cuts depend only on shapes, dtypes and
-memory layouts, and BLAS, whose results depend on its number of threads, uses one thread in each of ours. The number of
-threads therefore never changes a bit of the result.
+sums, so that rounding errors stay small; those of the shards along their tree. The cuts depend only on shapes, dtypes
+and memory layouts, and BLAS, whose results depend on its number of threads, uses one thread in each of ours. The number
+of threads therefore never changes a bit of the result.
 """
 
 from __future__ import annotations

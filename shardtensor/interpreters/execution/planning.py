@@ -127,8 +127,8 @@ class Plan:
         for name, transfer in zip(self.op.operands * len(self.transfers), self.transfers, strict=False):
             if transfer is not None and not transfer.stays:
                 source = transfer.source.sharding.spec if isinstance(transfer.source, Aval) else "the host"
-                nbytes = transfer.schedule(self.op.name).bytes
-                yield f"transfers {name} from {source} to {transfer.target.spec}: {nbytes} bytes"
+                if nbytes := transfer.schedule(self.op.name).bytes:
+                    yield f"transfers {name} from {source} to {transfer.target.spec}: {nbytes} bytes"
         for schedule in self.schedules():
             done = (
                 f"combines partial results along {', '.join(self.partial_axes)}" if self.partial_axes else "transfers"

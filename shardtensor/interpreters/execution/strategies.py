@@ -157,7 +157,7 @@ class Strategies:
         return run_plan
 
     def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Run:
-        """Returns the plan that runs the operator once per shard and combines the partial results in mesh order.
+        """Returns the plan that runs the operator once per shard and combines the partial results along their tree.
 
         Args:
             monoid: how partial results are computed, merged and finished.
@@ -358,7 +358,7 @@ def _along(ufunc: np.ufunc, tree: Tree, parts: np.ndarray[Any, Any]) -> Any:
 
 
 def _in_order(grid: Grid) -> bool:
-    """Whether mesh order, in which partial results are combined, is the order of the parts of the first dimension."""
+    """Whether mesh order, in which partial results are numbered, is the order of the parts of the first dimension."""
     return bool(np.all(np.diff(grid.parts[grid.owners(), 0]) > 0))
 
 
