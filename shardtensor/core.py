@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -27,12 +28,14 @@ from shardtensor.errors import ArgumentTypeError, ShardTensorError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Function = TypeVar("Function", bound=Callable[..., Any])
+Body = TypeVar("Body", bound=Callable[..., Any])
 
+Function = Callable[..., Any]
 Operands = tuple[Any, ...]
 Params = tuple[Any, ...]
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Op:
     """The declaration of an operator and its implementations.
 
@@ -66,8 +69,9 @@ class Op:
             returns NotImplemented for arguments with which the operator has to run itself.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
-        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result with the aval of each
-            tensor in its place, and records the transfers if a log is active. The plan of any other operator does both.
+        infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result, with each tensor
+            without elements or its aval in its place, and records the transfers if a log is active. The plan of any
+            other operator does both.
         view_spec: for operators that return a view in NumPy: ``view_spec(spec, *params)`` returns the view spec of the
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
@@ -91,93 +95,54 @@ class Op:
         spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
     """
 
-    __slots__ = (
-        "algorithm",
-        "array_views",
-        "assigns",
-        "blockwise",
-        "combine",
-        "composed",
-        "composite",
-        "creates",
-        "dispatch",
-        "error_name",
-        "escapes",
-        "fails_late",
-        "infer",
-        "is_ufunc",
-        "keeps_arrays",
-        "kernel",
-        "lists_only",
-        "movement",
-        "name",
-        "operands",
-        "optional",
-        "params",
-        "positional",
-        "prototype",
-        "rule",
-        "split",
-        "spmd",
-        "trees",
-        "ufunc",
-        "variadic",
-        "view_spec",
-    )  # fmt: skip
+    function: dataclasses.InitVar[Function]
+    rule: Any = None
+    _: dataclasses.KW_ONLY
+    operands: tuple[str, ...] = None  # type: ignore[assignment]  # See `__post_init__`.
+    variadic: bool = False
+    composed: Function | None = None
+    combine: str | None = None
+    error_name: str = ""
+    lists_only: bool = False
+    prototype: bool = False
+    keeps_arrays: bool = False
+    array_views: bool = False
+    fails_late: str = ""
+    assigns: bool = False
+    escapes: bool = False
+    trees: tuple[str, ...] = ()
+    spmd: bool = False
+    ufunc: str = ""
+    kernel: Function | None = dataclasses.field(default=None, init=False)
+    movement: Function | None = dataclasses.field(default=None, init=False)
+    composite: Function | None = dataclasses.field(default=None, init=False)
+    algorithm: Function | None = dataclasses.field(default=None, init=False)
+    infer: Function | None = dataclasses.field(default=None, init=False)
+    view_spec: Function | None = dataclasses.field(default=None, init=False)
+    blockwise: Function | None = dataclasses.field(default=None, init=False)
+    name: str = dataclasses.field(init=False)
+    optional: tuple[str, ...] = dataclasses.field(init=False)
+    params: tuple[str, ...] = dataclasses.field(init=False)
+    positional: int = dataclasses.field(init=False)
+    is_ufunc: bool = dataclasses.field(init=False)
+    creates: bool = dataclasses.field(init=False)
+    split: Callable[..., tuple[Operands, Params]] = dataclasses.field(init=False)
+    dispatch: Function = dataclasses.field(init=False)
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        rule: Any = None,
-        *,
-        operands: tuple[str, ...] | None = None,
-        variadic: bool = False,
-        composed: Callable[..., Any] | None = None,
-        combine: str | None = None,
-        error_name: str | None = None,
-        lists_only: bool = False,
-        prototype: bool = False,
-        keeps_arrays: bool = False,
-        array_views: bool = False,
-        fails_late: str = "",
-        assigns: bool = False,
-        escapes: bool = False,
-        trees: tuple[str, ...] = (),
-        spmd: bool = False,
-        ufunc: str | None = None,
-    ) -> None:
+    def __post_init__(self, function: Function) -> None:
         self.name = function.__name__
-        self.error_name = error_name or self.name
-        self.rule = rule
-        self.combine = combine
-        self.composed = composed
-        self.kernel: Callable[..., Any] | None = None
-        self.movement: Callable[..., Any] | None = None
-        self.composite: Callable[..., Any] | None = None
-        self.algorithm: Callable[..., Any] | None = None
-        self.infer: Callable[..., Any] | None = None
-        self.view_spec: Callable[..., Any] | None = None
-        self.blockwise: Callable[..., Any] | None = None
+        self.error_name = self.error_name or self.name
+        self.ufunc = self.ufunc or self.name
         arguments = inspect.signature(function).parameters
-        count = rule.partition("->")[0].count(",") + 1 if isinstance(rule, str) else 1
-        self.operands = tuple(arguments)[:count] if operands is None else operands
+        if self.operands is None:
+            count = self.rule.partition("->")[0].count(",") + 1 if isinstance(self.rule, str) else 1
+            self.operands = tuple(arguments)[:count]
         self.optional = tuple(n for n in self.operands if arguments[n].default is None)
-        self.variadic = variadic
         self.params = tuple(n for n in arguments if n not in self.operands)
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments.values())
-        self.is_ufunc = rule in ("... -> ...", "..., ... -> ...") and isinstance(getattr(np, self.name, None), np.ufunc)
-        self.lists_only = lists_only
+        elementwise = self.rule in ("... -> ...", "..., ... -> ...")
+        self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
         self.creates = "device" in self.params
-        self.prototype = prototype
-        self.keeps_arrays = keeps_arrays
-        self.array_views = array_views
-        self.fails_late = fails_late
-        self.assigns = assigns
-        self.escapes = escapes
-        self.trees = trees
-        self.spmd = spmd
-        self.ufunc = ufunc or self.name
-        self.split: Callable[..., tuple[Operands, Params]]
         self.dispatch = _dispatcher(self, function)
 
     def __repr__(self) -> str:
@@ -214,7 +179,7 @@ class Interpreter(abc.ABC):
         By default the result is computed by `apply`, and so is the new value of the base of ``out``: by the operator
         `put`, from the base, the result and the view spec of ``out``.
         """
-        out._bind(self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
+        out._bind(lambda: self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
 
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
@@ -291,12 +256,12 @@ def operator(
     return declare
 
 
-def implements(function: Callable[..., Any], *parts: str) -> Callable[[Function], Function]:
+def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
     """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
     ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``, or as several of these.
     """
 
-    def attach(body: Function) -> Function:
+    def attach(body: Body) -> Body:
         for part in parts:
             setattr(OPS[function.__name__], part, body)
         return body
@@ -317,7 +282,7 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
-def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
+def _dispatcher(op: Op, function: Function) -> Function:
     """Compiles the function that users call, and sets ``op.split``.
 
     The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
@@ -339,7 +304,7 @@ def _dispatcher(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     source += f"def _split{header}: return {operands}, {params}"
     exec(compile(source, f"<operator {op.name}>", "exec"), scope)
     op.split = scope["_split"]
-    dispatch: Callable[..., Any] = scope[op.name]
+    dispatch: Function = scope[op.name]
     for attribute in ("__module__", "__qualname__", "__doc__", "__annotations__"):
         setattr(dispatch, attribute, getattr(function, attribute))
     return dispatch

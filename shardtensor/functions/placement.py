@@ -70,14 +70,11 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
     """
 
 
-@implements(reshard, "infer")
-def _infer_reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> Aval:
-    return infer_transfer(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", True, donate, may_alias)
-
-
-@implements(reshard, "algorithm")
+@implements(reshard, "composite")
 def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
-    return reshard_to(x, as_sharding(sharding, np.ndim(x), "reshard"), "reshard", donate=donate, may_alias=may_alias)
+    x = as_operand(x, "reshard")
+    target = as_sharding(sharding, np.ndim(x), "reshard")
+    return transfer_to(x, target, "reshard", donate=donate, may_alias=may_alias)
 
 
 @operator(error_name="device_put", keeps_arrays=True)
@@ -109,10 +106,8 @@ def infer_transfer(
     may_alias: bool | None = None,
 ) -> Aval:
     """Returns the aval of the result of `transfer_to`, and records the transfers if a log is active."""
-    _check_sharing(caller, donate, may_alias)
     x = x if isinstance(x, ShardedTensor) else np.asarray(x)
-    value = _value_in(x, sharding, caller, committed)
-    move = transfer.operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), sharding)
+    value, move = _checked(x, sharding, caller, committed, donate, may_alias)
     if is_recording():
         transfer.announce_reading(x)
         _announce_memory_kind(x, value, caller)
@@ -123,12 +118,18 @@ def infer_transfer(
     return value
 
 
-def _value_in(x: Any, target: NamedSharding, caller: str, committed: bool) -> Aval:
-    """Returns the aval of a tensor or a host array in another sharding."""
+def _checked(
+    x: Any, target: NamedSharding, caller: str, committed: bool, donate: bool, may_alias: bool | None
+) -> tuple[Aval, transfer.OperandTransfer]:
+    """Returns the aval of a tensor or a host array in another sharding, and its transfer, after all checks."""
+    if donate and may_alias:
+        raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
     try:
-        return aval(x.shape, x.dtype, target, committed)
+        value = aval(x.shape, x.dtype, target, committed)
     except BackendError as error:
         raise BackendError(f"{caller}: {error}") from None
+    kind = x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
+    return value, transfer.operand_transfer(kind, target)
 
 
 def _announce_memory_kind(x: Any, value: Aval, caller: str) -> None:
@@ -140,41 +141,26 @@ def _announce_memory_kind(x: Any, value: Aval, caller: str) -> None:
 
 
 @implements(transfer_to, "algorithm")
-def _transfer_to(
-    x: Any, sharding: NamedSharding, caller: str, committed: bool, donate: bool, may_alias: bool | None
-) -> ShardedTensor:
-    return reshard_to(x, sharding, caller, committed=committed, donate=donate, may_alias=may_alias)
-
-
-def _check_sharing(caller: str, donate: bool, may_alias: bool | None) -> None:
-    if donate and may_alias:
-        raise ArgumentError(f"{caller}: donate=True gives the memory away and may_alias=True shares it; choose one")
-
-
 def reshard_to(
     x: Any,
     target: NamedSharding,
     caller: str,
-    *,
     committed: bool = True,
     donate: bool = False,
     may_alias: bool | None = None,
 ) -> ShardedTensor:
-    """Implements `reshard`; errors and records of transfers name ``caller``."""
-    _check_sharing(caller, donate, may_alias)
-    if not isinstance(x, ShardedTensor):
-        x, donate = located(np.asarray(x)), False  # The memory of a host array remains its owner's.
-        may_alias = bool(may_alias)  # By default a host array is copied, because the caller may write to it.
-    elif may_alias is None:
-        may_alias = True
-    value = _value_in(x, target, caller, committed)
+    """Implements `transfer_to`."""
+    host = not isinstance(x, ShardedTensor)
+    x = located(np.asarray(x)) if host else x
+    value, move = _checked(x, target, caller, committed, donate, may_alias)
     if value.backend.simulated:
         return mark_array(without_elements(infer_transfer(x, target, caller, committed, donate, None)))
-    move = transfer.operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), target)
     if is_recording():
         _announce_memory_kind(x, value, caller)
-    storage = (_put_shared if value.backend.shared_memory else _put_separate)(x, value, move, caller, may_alias)
-    if donate:
+    # By default a host array is copied, because the caller may write to it.
+    shares = not host if may_alias is None else may_alias
+    storage = (_put_shared if value.backend.shared_memory else _put_separate)(x, value, move, caller, shares)
+    if donate and not host:  # The memory of a host array remains its owner's.
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
 

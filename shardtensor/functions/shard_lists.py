@@ -15,13 +15,14 @@ from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
-from shardtensor.functions.placement import host_array, infer_transfer, reshard_to, transfer_to
+from shardtensor.functions.placement import host_array, transfer_to
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, without_elements
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -51,25 +52,14 @@ def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | Non
     """
 
 
-def _layout_of_list(x: Any, axis: int, devices: Any) -> NamedSharding:
-    """Returns the sharding of the tensor whose shards `shard` returns."""
-    ndim = np.ndim(x)
-    if not ndim:
-        raise ShapeError("shard: x has no dimensions to split; wanted at least one")
-    along = normalize_axis(axis, ndim)
-    return NamedSharding(device_row(devices, "shard"), P(*[None] * along, "d"))
-
-
-@implements(shard, "infer")
-def _infer_shard(x: Any, axis: int, devices: Any) -> list[Aval]:
-    x = x if isinstance(x, ShardedTensor) else np.asarray(x)
-    value = infer_transfer(x, _layout_of_list(x, axis, devices), "shard")
-    return _infer_split_over(without_elements(value), ("d",))
-
-
-@implements(shard, "algorithm")
+@implements(shard, "composite")
 def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
-    return _split_over(reshard_to(x, _layout_of_list(x, axis, devices), "shard"), ("d",))
+    x = as_operand(x, "shard")
+    if not np.ndim(x):
+        raise ShapeError("shard: x has no dimensions to split; wanted at least one")
+    along = normalize_axis(axis, x.ndim)
+    sharding = NamedSharding(device_row(devices, "shard"), P(*[None] * along, "d"))
+    return split_over(transfer_to(x, sharding, "shard"), ("d",))
 
 
 @operator()
@@ -91,8 +81,9 @@ def split_over(x: ArrayLike, /, axes: Chain, *, drop: int | None = None) -> list
 
 
 @implements(split_over, "algorithm")
-def _split_over(x: ShardedTensor, axes: Chain, drop: int | None = None) -> list[ShardedTensor]:
-    arrays, shared = _shards(x, drop), x._aval.backend.shared_memory
+def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[ShardedTensor]:
+    arrays = shard_arrays(x) if drop is None else _views(x, (slice(None),) * drop + (0,))
+    shared = x._aval.backend.shared_memory
     parts = []
     for group, value in _parts_over(x._aval, axes, drop):
         mine = tuple([arrays[k] for k in group])
@@ -101,7 +92,7 @@ def _split_over(x: ShardedTensor, axes: Chain, drop: int | None = None) -> list[
 
 
 @implements(split_over, "infer")
-def _infer_split_over(x: ShardedTensor, axes: Chain, drop: int | None = None) -> list[Aval]:
+def _infer_split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Aval]:
     return [value for _, value in _parts_over(x._aval, axes, drop)]
 
 
@@ -137,12 +128,9 @@ def _infer_unsqueeze(x: ShardedTensor, axis: int) -> Aval:
 
 @implements(unsqueeze, "algorithm")
 def _unsqueeze(x: ShardedTensor, axis: int) -> ShardedTensor:
-    value, index, arrays = _unsqueezed(x._aval, axis), (slice(None),) * axis + (None,), []
-    for array, device in zip(shard_arrays(x), x.sharding.mesh.flat, strict=True):
-        with value.backend.on(device):
-            arrays.append(value.backend.view(array, index))
+    value, arrays = _unsqueezed(x._aval, axis), _views(x, (slice(None),) * axis + (None,))
     whole = len(arrays) == 1 and value.backend.shared_memory
-    return tensor(value, Storage(arrays[0]) if whole else Storage(arrays=tuple(arrays)))
+    return tensor(value, Storage(arrays[0]) if whole else Storage(arrays=arrays))
 
 
 @functools.lru_cache(1024)
@@ -153,15 +141,13 @@ def _unsqueezed(x: Aval, axis: int) -> Aval:
     return aval((*x.shape[:axis], 1, *x.shape[axis:]), x.dtype, sharding, True)
 
 
-def _shards(x: ShardedTensor, drop: int | None) -> Sequence[Any]:
-    """Returns the shards in mesh order, without the dimension ``drop``, in which they have size 1."""
-    if drop is None:
-        return shard_arrays(x)
-    backend, index, arrays = x._aval.backend, (slice(None),) * drop + (0,), []
+def _views(x: ShardedTensor, index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the view of every shard that an index selects, in mesh order."""
+    backend, arrays = x._aval.backend, []
     for array, device in zip(shard_arrays(x), x.sharding.mesh.flat, strict=True):
         with backend.on(device):
             arrays.append(backend.view(array, index))
-    return arrays
+    return tuple(arrays)
 
 
 def device_row(devices: Any, caller: str) -> Mesh:

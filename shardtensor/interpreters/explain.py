@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
 
 
+@dataclasses.dataclass(eq=False)
 class ExplainedCall:
     """One call of an operator.
 
@@ -32,22 +35,13 @@ class ExplainedCall:
         inside: for a map, the calls of its first program.
     """
 
-    def __init__(
-        self,
-        op: Op,
-        operands: Operands,
-        results: Any,
-        runs: str = "",
-        messages: Sequence[str] = (),
-        transfers: TransferLog | None = None,
-    ) -> None:
-        self.operator = op.name
-        self.operands = [_layout(x) for x in leaves(operands) if isinstance(x, (ShardedTensor, np.ndarray))]
-        self.results = [_layout(x) for x in leaves(results) if isinstance(x, ShardedTensor)]
-        self.runs = runs
-        self.messages = messages
-        self.transfers = transfers or TransferLog()
-        self.inside: list[ExplainedCall] = []
+    operator: str
+    operands: Sequence[str]
+    results: Sequence[str]
+    runs: str = ""
+    messages: Sequence[str] = ()
+    transfers: TransferLog = dataclasses.field(default_factory=TransferLog)
+    inside: Sequence[ExplainedCall] = ()
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the printed form."""
@@ -98,8 +92,8 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         **kwargs: likewise.
 
     Raises:
-        ConcretizationError: the function needs elements (see `eval_shape`), or an index is a tensor, whose elements
-            determine what is transferred.
+        ConcretizationError: the function needs elements (see `eval_shape`), or an index is a tensor without elements,
+            which would determine what is transferred.
         ShardTensorError: an operator does not accept its operands.
 
     >>> mesh = st.make_mesh((2,), ("d",))
@@ -123,76 +117,66 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
 
 
 class _Explainer(Interpreter):
-    """Infers results by another interpreter, and lists the calls."""
+    """Infers results by another interpreter, and lists the calls.
 
-    def __init__(self, inner: Interpreter) -> None:
+    Args:
+        inner: the other interpreter.
+        in_map: whether the calls are those of a program of a map, whose transfers are listed with the map.
+    """
+
+    def __init__(self, inner: Interpreter, *, in_map: bool = False) -> None:
         self.inner = inner
+        self.in_map = in_map
         self.calls: list[ExplainedCall] = []
-        self._program: _ProgramExplainer | None = None
+        self._program: _Explainer | None = None
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of ``op`` without elements, and adds the call to the list."""
         result = derived(op, operands, params)
         if result is not NotImplemented:
             return result
-        with recorded_by(log := TransferLog()):
+        with self._listed(op, operands) as call:
             result = self.inner.apply(op, operands, params)
-        if op.algorithm or type(getattr(result, "_storage", None)) is ScalarElement:
-            runs = (
-                "runs on each device"
-                if op.spmd
-                else "transfers elements"
-                if op.algorithm
-                else "runs where the element is"
-            )
-            call = ExplainedCall(op, operands, result, runs, list(_transfers(log)), log)
+        call.results = _layouts(result)
+        if self.in_map:
+            return result
+        if op.spmd:
+            call.runs = "runs on each device"
+        elif op.algorithm:
+            call.runs = "transfers elements"
+        elif type(result._storage) is ScalarElement:
+            call.runs = "runs where the element is"
         else:
             plan = planned(op, operands, params)[0]
-            messages = [*_transfers(log, beside=op.name), *plan.messages()]
-            call = ExplainedCall(op, operands, result, plan.runs, messages, log)
+            call.runs, call.messages = plan.runs, [*_transfers(call.transfers, beside=op.name), *plan.messages()]
         if self._program is not None:
             call.inside, self._program = self._program.calls, None
-        self.calls.append(call)
         return result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Checks a write, and adds it to the list."""
-        with recorded_by(log := TransferLog()):
+        with self._listed(op, operands) as call:
             self.inner.write(out, op, operands, params)
-        self.calls.append(ExplainedCall(op, operands, out, "writes in place", list(_transfers(log)), log))
+        call.results, call.runs = _layouts(out), "" if self.in_map else "writes in place"
 
     def mapped(self, submesh: Mesh, /) -> Interpreter:
-        """Returns the interpreter of one program of a map; only the calls of the first one are listed."""
+        """Returns the interpreter of one program of a map. The calls of the first program of an outermost map are
+        listed.
+        """
         inner = self.inner.mapped(submesh)
-        if self._program is not None:
+        if self.in_map or self._program is not None:
             return inner
-        self._program = _ProgramExplainer(inner)
+        self._program = _Explainer(inner, in_map=True)
         return self._program
 
-
-class _ProgramExplainer(Interpreter):
-    """The interpreter of a program of a map. Its transfers are listed with the map."""
-
-    def __init__(self, inner: Interpreter) -> None:
-        self.inner = inner
-        self.calls: list[ExplainedCall] = []
-
-    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Returns the result of ``op`` without elements, and adds the call to the list."""
-        result = derived(op, operands, params)
-        if result is NotImplemented:
-            result = self.inner.apply(op, operands, params)
-            self.calls.append(ExplainedCall(op, operands, result))
-        return result
-
-    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
-        """Checks a write, and adds it to the list."""
-        self.inner.write(out, op, operands, params)
-        self.calls.append(ExplainedCall(op, operands, out))
-
-    def mapped(self, submesh: Mesh, /) -> Interpreter:
-        """Returns the interpreter of a program of an inner map, whose calls are not listed."""
-        return self.inner.mapped(submesh)
+    @contextlib.contextmanager
+    def _listed(self, op: Op, operands: Operands) -> Iterator[ExplainedCall]:
+        """Yields the description of a call, and adds it to the list with the transfers of the ``with`` block."""
+        call = ExplainedCall(op.name, _layouts(operands), ())
+        with contextlib.nullcontext() if self.in_map else recorded_by(call.transfers):
+            yield call
+        call.messages = list(_transfers(call.transfers))
+        self.calls.append(call)
 
 
 def _transfers(log: TransferLog, beside: str = "") -> Iterator[str]:
@@ -203,9 +187,11 @@ def _transfers(log: TransferLog, beside: str = "") -> Iterator[str]:
             yield f"{name}: {nbytes} bytes from {sources} to {destinations} (transfers: {count})"
 
 
-def _layout(x: Any) -> str:
-    where = x.sharding.spec if isinstance(x, ShardedTensor) else "on the host"
-    return f"{x.dtype}{list(x.shape)} {where}"
+def _layouts(tree: Any) -> list[str]:
+    """Returns the layouts of the arrays in a pytree, as text."""
+    arrays = [x for x in leaves(tree) if isinstance(x, (ShardedTensor, np.ndarray))]
+    where = [x.sharding.spec if isinstance(x, ShardedTensor) else "on the host" for x in arrays]
+    return [f"{x.dtype}{list(x.shape)} {place}" for x, place in zip(arrays, where, strict=True)]
 
 
 def _some(layouts: Sequence[str]) -> str:

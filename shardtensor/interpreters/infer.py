@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import on_device
-from shardtensor.communication.transfer_log import is_recording, recorded_by
+from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
 from shardtensor.errors import RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
@@ -101,17 +101,15 @@ class InferInterpreter(Interpreter):
                 if lacks_elements(operands[0]):
                     without_elements(operands[0]._aval)._storage.stored()
                 return op.algorithm(*operands, *params)  # type: ignore[misc]
-            if is_recording():
-                operands = tuple(map(stand_in, operands))
             result = derived(op, operands, params)
-            return _primitive(op, operands, params) if result is NotImplemented else result
+            return _primitive(op, _stand_ins(op, operands), params) if result is NotImplemented else result
         except (ShardTensorError, OverflowError) as error:
             raise_named(op, error)
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Checks that the result of ``op`` can be written into ``out``, and records the transfers."""
         try:
-            write(stand_in(out), op, operands, params, self.apply)
+            write(stand_in(out), op, _stand_ins(op, operands), params, self.apply)
         except (ShardTensorError, OverflowError) as error:
             raise_named(op, error)
 
@@ -216,21 +214,27 @@ def _primitive(op: Op, operands: Operands, params: Params) -> Any:
             return mark_array(without_elements(value))
         return tensor(value, ScalarElement(value, base._aval, view_spec.origin, ()))
     if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
-        element = compute_on_owners(op, tuple(map(stand_in, operands)))
+        element = compute_on_owners(op, operands)
         if element is not None:
             return element
     if op.algorithm:
         assert op.infer is not None
-        found = op.infer(*array_operands(op, operands), *params)
-        return map_leaves(lambda x: _tensor_of(op, x) if isinstance(x, Aval) else x, found)
+        found = map_leaves(_from_aval, op.infer(*array_operands(op, operands), *params))
+        return mark_array(found) if op.keeps_arrays else found
     plan, operands = planned(op, operands, params)
     if op.is_ufunc:
         check_integers(op, operands)
     return plan.infer(operands)
 
 
-def _tensor_of(op: Op, value: Aval) -> ShardedTensor:
-    return mark_array(without_elements(value)) if op.keeps_arrays else without_elements(value)
+def _from_aval(x: Any) -> Any:
+    return without_elements(x) if isinstance(x, Aval) else x
+
+
+def _stand_ins(op: Op, operands: Operands) -> Operands:
+    """Returns the operands without elements; pytrees keep the elements that are known, such as those of indices."""
+    names = op.operands * len(operands)
+    return tuple([x if name in op.trees else stand_in(x) for name, x in zip(names, operands, strict=False)])
 
 
 INFER = InferInterpreter()
@@ -242,7 +246,9 @@ def array_operands(op: Op, operands: Operands) -> Operands:
     """
     if op.variadic:
         return operands
-    return tuple([x if n in op.trees else as_operand(x, op.name) for n, x in zip(op.operands, operands, strict=True)])
+    return tuple(
+        [x if n in op.trees else as_operand(x, op.error_name) for n, x in zip(op.operands, operands, strict=True)]
+    )
 
 
 def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
@@ -276,8 +282,7 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         The result of the function, with a `ShapeDtypeStruct` in place of each tensor.
 
     Raises:
-        ConcretizationError: the function needs elements: ``float(x)``, ``if x``, ``np.asarray(x)``, a mask as an index,
-            a map over devices.
+        ConcretizationError: the function needs elements: ``float(x)``, ``if x``, ``np.asarray(x)``, a mask as an index.
         ShardTensorError: an operator does not accept its operands.
 
     >>> x = st.ShapeDtypeStruct((8, 4), "float32", st.NamedSharding(st.make_mesh((2,), ("d",)), st.P("d")))

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,11 @@ from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
+
+Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
+"""``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
+tensor, which nothing writes to, to the list ``shards``.
+"""
 
 # -- mapped calls ----------------------------------------------------------------------------------
 
@@ -84,28 +90,6 @@ def _code_of(fn: Any) -> Any:
     return getattr(fn, "__code__", fn)
 
 
-def run_mapped(
-    fn: Callable[..., Any],
-    columns: Sequence[MappedArgument],
-    submeshes: Sequence[Mesh],
-    caller: str,
-    *,
-    names: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    owned: Sequence[Mesh] | None = None,
-) -> list[Any]:
-    """Calls `map_shards` after checking the names of the axes.
-
-    Raises:
-        ShardingError: a name is bound by an enclosing map.
-    """
-    program = around()
-    for name in names:
-        if program and name in program.run.axes:
-            raise ShardingError(f"{caller}: axis {name!r} is bound by a map around this one; choose another name")
-    return map_shards(columns, fn, submeshes, owned or submeshes, caller, tuple(names), tuple(sizes))
-
-
 @operator(operands=("columns",), trees=("columns",), spmd=True)
 def map_shards(
     columns: Sequence[MappedArgument],
@@ -137,6 +121,7 @@ def map_shards(
         The list of results, one for each call.
 
     Raises:
+        ShardingError: a name is bound by an enclosing map.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
 
     >>> from shardtensor.spmd.launch import MappedArgument, map_shards
@@ -146,143 +131,157 @@ def map_shards(
     """
 
 
+@dataclass(eq=False)
+class _Map:
+    """One call of `map_shards`, with its arguments."""
+
+    columns: Sequence[MappedArgument]
+    fn: Callable[..., Any]
+    submeshes: Sequence[Mesh]
+    owned: Sequence[Mesh]
+    caller: str
+    names: Sequence[str]
+    sizes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        program = around()
+        for name in self.names:
+            if program and name in program.run.axes:
+                raise ShardingError(
+                    f"{self.caller}: axis {name!r} is bound by a map around this one; choose another name"
+                )
+
+    def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Any]]]:
+        """Returns the arguments of each program, and the list of memory of tensors among them."""
+        # A shared argument is transferred once to each device.
+        shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
+        given = []
+        for i, submesh in enumerate(self.submeshes):
+            device = submesh.flat[0]
+            arguments: list[Any] = []
+            shards: list[Any] = []
+            for c, column in enumerate(self.columns):
+                if type(column.items) is Unmapped:
+                    argument = column.items.value
+                elif submesh.size > 1:
+                    argument = _unheld(column.items[i]) if column.each else column.items
+                elif column.each:
+                    argument = _onto(onto, column.items[i], device, self.caller, column.donated, shards)
+                else:
+                    if (c, submesh) not in shared:
+                        found: list[Any] = []
+                        shared[c, submesh] = _onto(onto, column.items, device, self.caller, False, found), found
+                    argument, arrays = shared[c, submesh]
+                    shards += arrays
+                arguments.append(argument)
+            given.append((arguments, shards))
+        return given
+
+    def run(self, tasks: Sequence[Callable[[Program], Any]], helper_delay: float) -> list[Any]:
+        """Runs the tasks of all calls, and returns their results; an error gets a note of the shard and the device."""
+        labels, code = _Labels(self.submeshes), id(_code_of(self.fn))
+        try:
+            return run(tasks, labels, names=self.names, sizes=self.sizes, helper_delay=helper_delay, code=code)
+        except Failed as failure:
+            number, error = failure.number, failure.error
+        if number >= 0:
+            note = f"{self.caller}: raised for shard {number} on {_described(self.submeshes[number])}"
+            if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
+                error.add_note(note)
+        try:
+            raise error
+        finally:
+            del error  # A cycle of the error and this frame would keep both, and the shards, alive.
+
+
 @implements(map_shards, "algorithm")
-def _map_shards(
-    columns: Sequence[MappedArgument],
-    fn: Callable[..., Any],
-    submeshes: Sequence[Mesh],
-    owned: Sequence[Mesh],
-    caller: str,
-    names: Sequence[str],
-    sizes: Sequence[int],
-) -> list[Any]:
-    backends, queues = _backends_and_queues(tuple(submeshes))
+def _map_shards(*arguments: Any) -> list[Any]:
+    called = _Map(*arguments)
+    backends, queues = _backends_and_queues(tuple(called.submeshes))
     if any(backend.simulated for backend in backends):
         with interpreting(INFER):
-            return _infer_map(columns, fn, submeshes, owned, caller, names, sizes)
+            return _infer_map(*arguments)
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
-    wholes: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
-
-    def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
-        """Returns the task of one call. Afterwards only the task holds the arguments, so that donated arrays are
-        exclusive.
-        """
-        arguments: list[Any] = []
-        shards: list[Any] = []
-        arrays: Sequence[Any]
-        for c, column in enumerate(columns):
-            if type(column.items) is Unmapped:
-                argument, arrays = column.items.value, ()
-            elif submesh.size > 1:
-                argument, arrays = _unheld(column.items[i]) if column.each else column.items, ()
-            elif column.each:
-                argument, arrays = _onto(column.items[i], submesh.flat[0], caller, column.donated)
-            else:
-                if (c, submesh) not in wholes:
-                    wholes[c, submesh] = _onto(column.items, submesh.flat[0], caller, False)
-                argument, arrays = wholes[c, submesh]
-            arguments.append(argument)
-            shards += arrays
-        mode = modes.get(submesh.flat[0].backend)
-        return functools.partial(_call_on, fn, arguments, shards, submesh, owned[i], mode, caller)
-
-    tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
+    # Only the tasks hold the arguments, so that donated arrays are exclusive.
+    tasks = [
+        functools.partial(_call_on, called, i, *given, modes.get(called.submeshes[i].flat[0].backend))
+        for i, given in enumerate(called.arguments(_array_onto))
+    ]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     try:
-        helper_delay = max([backend.helper_delay for backend in backends], default=0.0)
-        return _run(fn, tasks, submeshes, helper_delay, caller, names, sizes)
+        return called.run(tasks, max([backend.helper_delay for backend in backends], default=0.0))
     finally:
         for backend, device in queues:
             backend.make_caller_wait(device)
 
 
 @implements(map_shards, "infer")
-def _infer_map(
-    columns: Sequence[MappedArgument],
-    fn: Callable[..., Any],
-    submeshes: Sequence[Mesh],
-    owned: Sequence[Mesh],
-    caller: str,
-    names: Sequence[str],
-    sizes: Sequence[int],
-) -> list[Any]:
-    interpreter = innermost()
+def _infer_map(*arguments: Any) -> list[Any]:
+    called, interpreter = _Map(*arguments), innermost()
     assert interpreter is not None
-
-    def task(i: int, submesh: Mesh) -> Callable[[Program], Any]:
-        arguments = []
-        for column in columns:
-            item = column.items[i] if column.each else column.items
-            arguments.append(
-                item.value if type(item) is Unmapped
-                else _unheld(item) if submesh.size > 1
-                else map_leaves(functools.partial(_without_elements, submesh.flat[0], caller, column.donated), item)
-            )  # fmt: skip
-        return functools.partial(_infer_on, fn, arguments, submesh, owned[i], interpreter.mapped(submesh), caller)
-
-    tasks = [task(i, submesh) for i, submesh in enumerate(submeshes)]
+    tasks = [
+        functools.partial(_infer_on, called, i, given, interpreter.mapped(called.submeshes[i]))
+        for i, (given, _) in enumerate(called.arguments(_abstract_onto))
+    ]
     # The programs only plan, so helper threads would only compete for the interpreter.
-    return _run(fn, tasks, submeshes, math.inf, caller, names, sizes)
+    return called.run(tasks, math.inf)
 
 
-def _without_elements(device: Device, caller: str, donate: bool, leaf: Any) -> Any:
-    """Returns a leaf of an argument on a device: a tensor or a host array as a tensor without elements."""
-    if type(leaf) is Unmapped:
-        return leaf.value
-    if not isinstance(leaf, ShardedTensor) and not is_data(leaf):
-        return leaf
-    array = array_without_elements(as_operand(leaf, caller), device, caller)
-    if donate and isinstance(leaf, ShardedTensor):
-        mark_donated(leaf, caller)
-    return array
+def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+    """Returns a pytree with its arrays on a device, by the function ``onto``."""
+    if type(tree) is ShardedTensor:  # The common case takes no traversal.
+        return onto(tree, device, caller, donated, shards)
+
+    def one(leaf: Any) -> Any:
+        if type(leaf) is ShardedTensor:
+            return onto(leaf, device, caller, donated, shards)
+        if type(leaf) is Unmapped:
+            return leaf.value
+        return onto(as_operand(leaf, caller), device, caller, False, []) if is_data(leaf) else leaf
+
+    return map_leaves(one, tree)
 
 
-def _infer_on(
-    fn: Callable[..., Any],
-    arguments: list[Any],
-    submesh: Mesh,
-    owned: Mesh,
-    interpreter: Interpreter,
-    caller: str,
-    program: Program,
-) -> Any:
+def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+    """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
+    backend = backend_of(device)
+    array = array_on(located(x), device, caller)
+    if not donated:
+        shards.append(array)
+        return backend.export(array)
+    mark_donated(x, caller)  # From here on only this call holds the array, unless another tensor shares its memory.
+    with backend.on(device):
+        mine, copied = backend.release(array)
+    if copied:
+        record_copy(caller, int(mine.nbytes), device)
+    return mine
+
+
+def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+    """Returns a tensor or a host array as a tensor on a device without elements."""
+    made = array_without_elements(x, device, caller)
+    if donated:
+        mark_donated(x, caller)
+    return made
+
+
+def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpreter, program: Program) -> Any:
     """Runs one call of a mapped function on tensors without elements, and returns its result."""
-    device = submesh.flat[0]
+    submesh = called.submeshes[i]
     program.execution_context = NoContext(submesh.flat)
     program.communicator = AbstractCommunicator
-    settle_on(owned)
+    settle_on(called.owned[i])
     interpret_by(interpreter)
-    result = program.call(fn, arguments)
+    result = program.call(called.fn, arguments)
     if submesh.size > 1:
         return result
-    return map_leaves(lambda leaf: on_device(as_operand(leaf, caller), device) if is_data(leaf) else leaf, result)
 
+    def one(leaf: Any) -> Any:
+        return on_device(as_operand(leaf, called.caller), submesh.flat[0]) if is_data(leaf) else leaf
 
-def _run(
-    fn: Callable[..., Any],
-    tasks: Sequence[Callable[[Program], Any]],
-    submeshes: Sequence[Mesh],
-    helper_delay: float,
-    caller: str,
-    names: Sequence[str],
-    sizes: Sequence[int],
-) -> list[Any]:
-    """Runs the tasks of all calls, and returns their results; an error gets a note of the shard and the device."""
-    try:
-        code = id(_code_of(fn))
-        return run(tasks, _Labels(submeshes), names=names, sizes=sizes, helper_delay=helper_delay, code=code)
-    except Failed as failure:
-        number, error = failure.number, failure.error
-    if number >= 0:
-        note = f"{caller}: raised for shard {number} on {_described(submeshes[number])}"
-        if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
-            error.add_note(note)
-    try:
-        raise error
-    finally:
-        del error  # A cycle of the error and this frame would keep both, and the shards, alive.
+    return map_leaves(one, result)
 
 
 @functools.lru_cache(1024)
@@ -368,61 +367,25 @@ def _modes_of(backend: Backend) -> Callable[[], None] | None:
         return None
 
 
-def _onto(tree: Any, device: Device, caller: str, donate: bool) -> tuple[Any, list[Any]]:
-    """Returns a pytree with its arrays on ``device``, and the list of those arrays that are memory of tensors."""
-    shards: list[Any] = []
-    if type(tree) is ShardedTensor:  # The common case takes no traversal.
-        return _leaf_onto(tree, device, caller, donate, shards), shards
-    return map_leaves(lambda leaf: _leaf_onto(leaf, device, caller, donate, shards), tree), shards
-
-
-def _leaf_onto(leaf: Any, device: Device, caller: str, donate: bool, shards: list[Any]) -> Any:
-    backend = backend_of(device)
-    if type(leaf) is not ShardedTensor:
-        if type(leaf) is Unmapped:
-            return leaf.value
-        if not is_data(leaf):
-            return leaf
-        return backend.export(array_on(located(as_operand(leaf, caller)), device, caller))
-    if donate:
-        return _released(leaf, device, backend, caller)
-    array = array_on(leaf, device, caller)
-    shards.append(array)
-    return backend.export(array)
-
-
-def _released(x: ShardedTensor, device: Device, backend: Backend, caller: str) -> Any:
-    """Returns the memory of a donated tensor, for writing."""
-    array = array_on(x, device, caller)
-    mark_donated(x, caller)  # From here on only this call holds the array, unless another tensor shares its memory.
-    with backend.on(device):
-        mine, copied = backend.release(array)
-    if copied:
-        record_copy(caller, int(mine.nbytes), device)
-    return mine
-
-
 def _call_on(
-    fn: Callable[..., Any],
+    called: _Map,
+    i: int,
     arguments: list[Any],
     shards: Sequence[Any],
-    submesh: Mesh,
-    owned: Mesh,
     mode: Callable[[], None] | None,
-    caller: str,
     program: Program,
 ) -> Any:
     """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
-    device = submesh.flat[0]
-    backend = backend_of(device)
+    submesh, caller = called.submeshes[i], called.caller
+    backend = backend_of(submesh.flat[0])
     here = None if submesh.size > 1 else on_submesh(submesh)
     execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
     program.execution_context = execution_context
     program.given = shards
-    settle_on(owned)  # It need not be restored, since the program has a context of its own.
+    settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
     interpret_by(here)
     with execution_context:
-        result = program.call(fn, arguments)
+        result = program.call(called.fn, arguments)
         if here is None:
             return result
         arguments.clear()
@@ -432,16 +395,16 @@ def _call_on(
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
-        for i in range(len(found)):
+        for n in range(len(found)):
             # Only one reference is kept here, so that the backend can tell whether user code holds another.
-            array, found[i] = found[i], None
+            array, found[n] = found[n], None
             if not is_data(array):
-                found[i] = array
+                found[n] = array
             elif backend.is_array(array):
                 array, copied = backend.adopt(backend.asarray(array), _kept(backend, array, shards))
-                found[i] = _on_one(array, copied, here, caller)
+                found[n] = _on_one(array, copied, here, caller)
             else:  # The remaining arrays are on the host.
-                found[i] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, caller)
+                found[n] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, caller)
     return map_leaves(found.__getitem__, tree)
 
 

@@ -20,7 +20,7 @@ from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
-from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, map_shards
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
@@ -172,7 +172,7 @@ class _Pmap:
             item = Unmapped(argument) if i in call.static else argument
             columns.append(MappedArgument(item, mapped, self._donate and mapped))
         submeshes, owned = self._submeshes(call, count)
-        return run_mapped(fn, columns, submeshes, "pmap", names=self._names, owned=owned)
+        return map_shards(columns, fn, submeshes, owned, "pmap", self._names)
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
@@ -243,7 +243,7 @@ class _Pmap:
             mapped = any(cut.axes[0] is not None for cut in cuts)
             items = Unmapped(argument) if i in call.static else argument
             columns.append(MappedArgument(_slices(argument, cuts, grid, count) if mapped else items, mapped))
-        results = run_mapped(fn, columns, _rows(grid), "pmap", names=self._names, owned=owned)
+        results = map_shards(columns, fn, _rows(grid), owned, "pmap", self._names)
         return _stacked(results, self._out_axes, grid, owned)
 
     def _levels(self, call: Call) -> Levels:

@@ -12,7 +12,7 @@ from shardtensor.functions.shard_lists import split_over
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, run_mapped
+from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, map_shards
 from shardtensor.spmd.outputs import joined, same_forms
 from shardtensor.spmd.program import around
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread
@@ -116,7 +116,7 @@ def _run(
     rest = tuple([name for name in mesh.axis_names if name not in over])
     submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
     order = [name for name in mesh.axis_names if name in over]
-    results = run_mapped(f, columns, submeshes, "shard_map", names=order, sizes=[mesh.shape[name] for name in order])
+    results = map_shards(columns, f, submeshes, submeshes, "shard_map", order, [mesh.shape[name] for name in order])
 
     same_forms(results, "shard_map")
 

@@ -17,7 +17,7 @@ from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, mesh_of, shares
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, checked_axis, run_mapped
+from shardtensor.spmd.launch import MappedArgument, checked_axis, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
 
@@ -94,7 +94,7 @@ def smap(
     submeshes = [mesh_of((device,)) for device in mesh.flat]
     function = functools.partial(fn, **kwargs)
     owned = shares(row.flat, mesh.size) if devices is None else submeshes
-    results = run_mapped(function, columns, submeshes, "smap", names=names, sizes=mesh.axis_sizes, owned=owned)
+    results = map_shards(columns, function, submeshes, owned, "smap", names, mesh.axis_sizes)
     out = next(entry for entry in entries if set(entry) != {None}) if out_axes is None else _entry(out_axes, rank)
     same_forms(results, "smap")
     # By default, 0-d results get a dimension for each axis along which the argument was split, and are stacked.

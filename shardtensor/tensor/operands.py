@@ -97,8 +97,7 @@ def located(x: Any) -> Any:
     In a mapped function on such devices, host arrays are arrays of the device of the call, so that a transfer starts
     there. Any other operand is returned unchanged.
     """
-    device = current_device()
-    if not isinstance(x, np.ndarray) or device is None or not backend_of(device).shared_memory:
+    if not isinstance(x, np.ndarray) or (device := current_device()) is None or not backend_of(device).shared_memory:
         return x
     return on_one_device(read_only(x), x.dtype, device, committed=False)
 

@@ -370,8 +370,13 @@ class ShardedTensor(Operators):
                 storage.stored()
         return self, _view_spec_of(self._aval)
 
-    def _bind(self, value: Any, put: Callable[[tuple[Any, Any], tuple[ViewSpec]], ShardedTensor]) -> None:
-        """Binds the base to the tensor ``put((base, value), (view_spec,))``, which has the base's aval.
+    def _bind(
+        self,
+        compute: Callable[[], Any],
+        put: Callable[[tuple[Any, Any], tuple[ViewSpec]], ShardedTensor],
+    ) -> None:
+        """Binds the base to the tensor ``put((base, compute()), (view_spec,))``, which has the base's aval. If another
+        thread has written the base in the meantime, both are called again: no lock is held while they run.
 
         Raises:
             ArgumentTypeError: the tensor stands for a scalar.
@@ -379,17 +384,22 @@ class ShardedTensor(Operators):
         """
         self._check_writable()
         base, view_spec = self._base_and_view()
-        new = put((base, value), (view_spec,))
-        if lacks_elements(new) and not lacks_elements(base):
-            raise ConcretizationError(
-                "a tensor that the function closes over is written, and its new elements are not known; give it as an "
-                "argument"
-            )
         write_state = write_state_of(base)
-        with write_state.lock:
-            write_state.forget()
-            write_state.version += 1
-            base._storage = new._storage
+        while True:
+            with write_state.lock:
+                version = write_state.version
+            new = put((base, compute()), (view_spec,))
+            if lacks_elements(new) and not lacks_elements(base):
+                raise ConcretizationError(
+                    "a tensor that the function closes over is written, and its new elements are not known; give it as "
+                    "an argument"
+                )
+            with write_state.lock:
+                if write_state.version == version:
+                    write_state.forget()
+                    write_state.version += 1
+                    base._storage = new._storage
+                    return
 
     def _check_writable(self) -> None:
         """Raises ArgumentTypeError if the tensor stands for a scalar."""

@@ -19,8 +19,7 @@ class Recorder(Interpreter):
         self.inner, self.names, self.steps = inner, names, []  # type: ignore[var-annotated]
 
     def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
-        result = derived(op, operands, params)
-        if result is not NotImplemented:
+        if (result := derived(op, operands, params)) is not NotImplemented:
             return result
         read, given = map_leaves(self.read, operands), params
         if op.name == "map_shards":
@@ -65,8 +64,7 @@ class Trace:
         self.arguments = map_leaves(recorder.name, given)
         with interpreting(recorder):
             self.result = map_leaves(recorder.read, fn(*given))
-        self.written = map_leaves(recorder.read, given)
-        self.steps, self.names = recorder.steps, recorder.names
+        self.written, self.steps, self.names = map_leaves(recorder.read, given), recorder.steps, recorder.names
 
     def lines(self, steps: Any, indent: str = "") -> Any:
         named = functools.partial(map_leaves, lambda x: self.names[x] if self.is_name(x) else type(x).__name__)

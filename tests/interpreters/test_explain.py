@@ -124,3 +124,25 @@ def test_what_cannot_be_explained() -> None:
         st.explain(lambda x: x[st.argmax(x, axis=0)], split("numpy"))
     with pytest.raises(st.ArgumentTypeError, match="explain: fn is a int"):
         st.explain(3)  # type: ignore[arg-type]
+
+
+def test_a_shared_argument_is_sent_once_to_each_device(backend: str) -> None:
+    devices = st.devices(backend)
+    parts = [st.device_put(np.ones(2), devices[k % 2]) for k in range(4)]
+    w = st.device_put(np.ones(2), devices[3])
+    assert same_transfers(lambda: st.pmap(lambda a, b: a + b, parts, w)).bytes == 2 * w.nbytes
+
+
+READS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "integers": lambda x, known, mask: x[known],
+    "a tuple": lambda x, known, mask: x[known, 0],
+    "a mask": lambda x, known, mask: x[mask],
+    "elements of a view": lambda x, known, mask: x * float(np.asarray(known[1:])[0]),
+}
+
+
+@pytest.mark.parametrize("name", list(READS))
+def test_tensors_that_the_function_closes_over_can_be_read(name: str, backend: str) -> None:
+    x, known = (st.device_put(h, mesh_of((2,), backend)) for h in (np.ones((4, 6)), np.array([3, 1, 0, 2])))
+    mask = known > 1
+    same_transfers(lambda x: READS[name](x, known, mask), x)

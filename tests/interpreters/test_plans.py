@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -145,3 +148,26 @@ def test_writes_are_seen_by_interpreters_that_define_only_apply(backend: str) ->
     np.testing.assert_array_equal(x, [[5] * 6] * 2 + [[4] * 6] * 6)
     with interpreting(Half()), pytest.raises(st.ArgumentTypeError, match="not of a kind"):
         st.arange(3).__iadd__(0.5)
+
+
+def test_writes_of_threads_to_one_base_lose_no_update(backend: str) -> None:
+    """By an interpreter that defines only `apply`."""
+    start = threading.Barrier(2)
+
+    class Slow(Interpreter):
+        def apply(self, op: Op, operands: Any, params: Any, /) -> Any:
+            result = EAGER.apply(op, operands, params)
+            if op.name == "put":
+                time.sleep(0.1)
+            return result
+
+    x = split(backend, st.P("x"))
+
+    def write(rows: slice) -> None:
+        with interpreting(Slow()):
+            start.wait()
+            x[rows] = 5
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, (slice(4), slice(4, 8))))
+    np.testing.assert_array_equal(x, 5)

@@ -53,7 +53,7 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
         elif x is None:
             kinds.append(None)
         else:
-            return planned(op, tuple([as_operand(x, op.name) for x in operands]), params)
+            return planned(op, tuple([as_operand(x, op.error_name) for x in operands]), params)
     if op.creates:  # Only a prototype and ``device=`` give the layout; a tensor that is the fill value does not.
         placed = params[-1] is not None or (op.prototype and type(operands[0]) is ShardedTensor)
     # Otherwise the result's layout is that of the default mesh, which can change between calls.

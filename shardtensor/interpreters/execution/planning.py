@@ -47,31 +47,43 @@ from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 Kind = Aval | HostAval | type | None
 """An operand as plans see it: its aval, or the type of a Python scalar; None for an optional operand that is absent."""
 
+Execution = Callable[[], tuple[str, Run]]
+"""Selects the strategy of a plan, and makes its function."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
+
+@dataclasses.dataclass(slots=True, unsafe_hash=True)
 class Plan:
     """How one operator runs on operands of known kinds. Plans are compared by everything but their functions.
 
     Attributes:
         op: the operator.
-        strategy: ``"whole"`` (once on whole buffers), ``"blocks"`` (block by block), ``"per shard"``, ``"reduce"`` (per
-            shard, then combined), ``"move"`` (a `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
         computed: the aval of what the devices compute, in which partial results may be unreduced.
         result: the aval of the result.
-        transfers: the transfer of each operand to the layout that the operator needs; None for a scalar, and for all
-            operands of a strategy that reads them where they are.
+        transfers: the transfer of each operand to the layout that the operator needs, None for a scalar; none for a
+            strategy that reads the operands where they are.
         schedules: returns the schedules of the messages that follow those of the operands: the combination of partial
             results, or the movement of the elements.
+        strategy: ``"whole"`` (once on whole buffers), ``"blocks"`` (block by block), ``"per shard"``, ``"reduce"`` (per
+            shard, then combined), ``"move"`` (a `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
     """
 
     op: Op
-    strategy: str
     computed: Aval
     result: Aval
     transfers: tuple[OperandTransfer | None, ...]
     schedules: Callable[[], Sequence[Schedule]] = dataclasses.field(compare=False, repr=False)
-    run: Run = dataclasses.field(compare=False, repr=False)
+    execution: dataclasses.InitVar[Execution]
+    strategy: str = dataclasses.field(init=False)
+    run: Run = dataclasses.field(init=False, compare=False, repr=False)
+
+    def __post_init__(self, execution: Execution) -> None:
+        if self.result.backend.simulated:
+            self.strategy, self.run = "abstract", self.infer
+        else:
+            self.strategy, run = execution()
+            marks = self.op.keeps_arrays or self.op.creates
+            self.run = (lambda operands: self._marked(run(operands), operands)) if marks else run
 
     @property
     def partial_axes(self) -> Chain:
@@ -92,9 +104,13 @@ class Plan:
             for x in operands[1:] if self.op.prototype else operands:
                 announce_reading(x)
             self.announce()
-        result = without_elements(self.result)
-        is_array = self.op.creates or (self.op.keeps_arrays and not are_scalars(operands))
-        return mark_array(result) if is_array else result
+        return self._marked(without_elements(self.result), operands)
+
+    def _marked(self, result: ShardedTensor, operands: Operands) -> ShardedTensor:
+        """Marks a 0-d result as an array, if it is created or the operator keeps arrays and some operand is one."""
+        op = self.op
+        kept = op.keeps_arrays and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands)
+        return mark_array(result) if op.creates or kept else result
 
     @property
     def runs(self) -> str:
@@ -126,12 +142,6 @@ class Plan:
         return "\n    ".join([head, self.runs, *self.messages()])
 
 
-Draft = Callable[..., Plan]
-"""A plan that lacks its strategy and its function, which the keyword arguments ``strategy`` and ``run`` complete."""
-Execution = Callable[[], tuple[str, Run]]
-"""Selects the strategy of a plan, and makes its function."""
-
-
 def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     """Returns the plan of an operator for operands of these kinds.
 
@@ -154,7 +164,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
         kinds = [k if k is None else _as_array(k) for k in kinds]  # If all operands are scalars, the result is 0-d.
     if op.creates:
-        return _completed(op, *_creation_plan(op, kinds, named))
+        return _creation_plan(op, kinds, named)
     tensors = [k for k in kinds if isinstance(k, Aval)]
     if len({k.backend.simulated for k in tensors}) > 1:
         raise ArgumentTypeError(
@@ -162,30 +172,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
             "the AbstractMesh"
         )
     mesh = anchor(tensors).sharding.mesh if tensors else default_mesh()
-    return _completed(op, *(_movement_plan if op.movement else _rule_plan)(op, kinds, named, mesh))
-
-
-def _completed(op: Op, draft: Draft, execution: Execution) -> Plan:
-    plan = draft(strategy="abstract", run=None)
-    if plan.result.backend.simulated:
-        return draft(strategy="abstract", run=plan.infer)
-    strategy, run = execution()
-    return draft(strategy=strategy, run=_as_arrays(run) if op.keeps_arrays else run)
-
-
-def _as_arrays(execute: Run) -> Run:
-    """Returns the function of a plan whose 0-d results are arrays, except those of scalars."""
-
-    def run(operands: Operands) -> ShardedTensor:
-        result: ShardedTensor = execute(operands)
-        return result if result.ndim or are_scalars(operands) else mark_array(result)
-
-    return run
-
-
-def are_scalars(operands: Operands) -> bool:
-    """Whether all operands are tensors that stand for scalars, so that the result does, too."""
-    return all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands)
+    return (_movement_plan if op.movement else _rule_plan)(op, kinds, named, mesh)
 
 
 def kind_of(x: Any) -> Kind:
@@ -213,7 +200,7 @@ def anchor(tensors: Sequence[Aval]) -> Aval:
 # -- operators with a rule -------------------------------------------------------------------------
 
 
-def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> tuple[Draft, Execution]:
+def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
     shapes = [k.shape if isinstance(k, (Aval, HostAval)) else () for k in kinds]
     rule_and_shape = op.rule(shapes, **params) if callable(op.rule) else op.rule
     text, given_shape = (rule_and_shape, None) if isinstance(rule_and_shape, str) else rule_and_shape
@@ -272,8 +259,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> tupl
         return "reduce", lambda operands: (reduce if is_recording() else fast)(operands)
 
     computed = value if not partial_axes else aval(shape, value.dtype, sharding, committed, partial_axes)
-    draft = functools.partial(Plan, op, computed=computed, result=value, transfers=tuple(moves), schedules=schedules)
-    return draft, execution
+    return Plan(op, computed, value, tuple(moves), schedules, execution)
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
@@ -322,7 +308,7 @@ def _contexts(value: Aval, targets: Sequence[NamedSharding | None], shapes: Sequ
 # -- operators that only move data -----------------------------------------------------------------
 
 
-def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> tuple[Draft, Execution]:
+def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
     assert op.movement is not None
     arrays = [k if isinstance(k, (Aval, HostAval)) else _as_array(k) for k in kinds]
     moved: DataMovement = op.movement(arrays, mesh, **params)
@@ -333,15 +319,10 @@ def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     stays = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
     schedule = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
 
-    draft = functools.partial(
-        Plan,
-        op,
-        computed=value,
-        result=value,
-        transfers=(first,) if first else (),
-        schedules=lambda: () if stays else (schedule,),
-    )
-    return draft, lambda: ("move", _execute_movement(op, moved, value, first, sources, result))
+    def execution() -> tuple[str, Run]:
+        return "move", _execute_movement(op, moved, value, first, sources, result)
+
+    return Plan(op, value, value, (first,) if first else (), lambda: () if stays else (schedule,), execution)
 
 
 def _execute_movement(
@@ -410,7 +391,7 @@ def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[
 # -- creation functions ----------------------------------------------------------------------------
 
 
-def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> tuple[Draft, Execution]:
+def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
     committed = device is not None
@@ -429,9 +410,8 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> tuple[Draft,
             reserve(hosted)
             fills = operands[1:] if op.prototype else operands
             values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
-            return mark_array(fill((None, *values) if op.prototype else values))
+            return fill((None, *values) if op.prototype else values)  # type: ignore[no-any-return]
 
         return "create", run
 
-    draft = functools.partial(Plan, op, computed=value, result=value, transfers=tuple(nothing), schedules=tuple)
-    return draft, execution
+    return Plan(op, value, value, (), tuple, execution)

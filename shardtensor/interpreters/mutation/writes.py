@@ -29,7 +29,7 @@ from shardtensor.host import blockwise, memory_pool
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import Kind, check_integers, kind_of, result_dtype
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, known_index
-from shardtensor.interpreters.mutation.views import local_view, locate, stand_in
+from shardtensor.interpreters.mutation.views import local_view, locate
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
@@ -72,27 +72,22 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     if op.assigns:
         _, value, index = operands
         _assign_at(base, view_spec, value, known_index(index), out.dtype)
-    elif computes_in_place(op, out):
-        operands = checked_update(op, operands, out)
+    elif op.is_ufunc and out.dtype.kind not in op.fails_late:
+        operands = _checked_update(op, operands, out)
         if out.size:
             _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
     else:
         result = apply(op, operands, params)
-        check_result(op, result, out)
+        _check_result(op.name, result, out.shape, out.dtype)
         if result.size:
             _write(base, view_spec, Elementwise(op.name, None, (result,), out.dtype))
 
 
-def computes_in_place(op: Op, out: ShardedTensor) -> bool:
-    """Whether the result of an operator is computed in the memory of ``out``, instead of being copied there."""
-    return op.is_ufunc and out.dtype.kind not in op.fails_late
-
-
-def check_result(op: Op, result: ShardedTensor, out: ShardedTensor) -> None:
-    """Raises ShapeError or ArgumentTypeError if the result of an operator cannot be written into ``out``."""
-    if result.shape != out.shape:
-        raise ShapeError(f"out has shape {out.shape} and the result {result.shape}; wanted equal shapes")
-    _check_cast(op.name, result.dtype, out.dtype)
+def _check_result(name: str, result: ShardedTensor, shape: Shape, dtype: np.dtype[Any]) -> None:
+    """Raises ShapeError or ArgumentTypeError if a result cannot be written into elements of that shape and dtype."""
+    if result.shape != shape:
+        raise ShapeError(f"out has shape {shape} and the result {result.shape}; wanted equal shapes")
+    _check_cast(name, result.dtype, dtype)
 
 
 def _assign_at(base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
@@ -124,33 +119,21 @@ def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any
     return (target, Elementwise("setitem", None, (value,), dtype)) if target.size else None
 
 
-@implements(setitem, "algorithm")
+@implements(setitem, "algorithm", "infer")
 def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
     new = _duplicate(x if isinstance(x, ShardedTensor) else call("asarray", x))
     write(new, OPS["setitem"], (new, value, index), (), run)
     return new
 
 
-@implements(setitem, "infer")
-def _infer_setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
-    return _setitem(stand_in(x if isinstance(x, ShardedTensor) else call("asarray", x)), value, index)
-
-
-@implements(put, "algorithm")
+@implements(put, "algorithm", "infer")
 def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
     new = _duplicate(x)
-    if value.shape != view_spec.shape:
-        raise ShapeError(f"out has shape {view_spec.shape} and the result {value.shape}; wanted equal shapes")
     dtype = new.dtype if view_spec.part is None else np.empty(0, new.dtype).real.dtype
-    _check_cast("setitem", value.dtype, dtype)
+    _check_result("setitem", value, view_spec.shape, dtype)
     if view_spec.size:
         _write(new, view_spec, Elementwise("setitem", None, (value,), dtype))
     return new
-
-
-@implements(put, "infer")
-def _infer_put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
-    return _put(stand_in(x), value, view_spec)
 
 
 def _duplicate(x: ShardedTensor) -> ShardedTensor:
@@ -216,7 +199,7 @@ def _checked_value(
     return value
 
 
-def checked_update(op: Op, operands: Operands, out: ShardedTensor) -> Operands:
+def _checked_update(op: Op, operands: Operands, out: ShardedTensor) -> Operands:
     """Returns the operands of a ufunc in the form that plans take.
 
     Raises:
