@@ -272,6 +272,8 @@ def _copy_on_device(xp: Any, context: None, x: Any) -> Any:
 
 @implements(copy, "infer")
 def _infer_copy(x: ShardedTensor) -> ShardedTensor:
+    if is_recording():
+        transfer.announce_reading(x)
     made = without_elements(x._aval)
     return made if x._is_scalar else mark_array(made)
 

@@ -12,7 +12,7 @@ from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import planned
-from shardtensor.interpreters.infer import INFER, argument, derived, struct
+from shardtensor.interpreters.infer import INFER, arguments, derived, struct
 from shardtensor.interpreters.mutation.views import ScalarElement
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.pytree import leaves, map_leaves
@@ -113,7 +113,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     if not callable(fn):
         raise ArgumentTypeError(f"explain: fn is a {type(fn).__name__}; wanted a function")
     explainer = _Explainer(INFER)
-    given = map_leaves(argument, (args, kwargs))
+    given = arguments((args, kwargs))
     with interpreting(explainer), recorded_by():
         result = fn(*given[0], **given[1])
     return Explanation(explainer.calls, map_leaves(struct, result))
@@ -134,13 +134,15 @@ class _Explainer(Interpreter):
             return result
         with recorded_by(log := TransferLog()):
             result = self.inner.apply(op, operands, params)
-        if op.algorithm or type(getattr(result, "_storage", None)) is ScalarElement:
+        element = type(getattr(result, "_storage", None)) is ScalarElement
+        scalar = op.view_spec and getattr(operands[0], "_is_scalar", False)
+        if op.algorithm or element or scalar:
             runs = (
-                "runs on each device"
-                if op.spmd
-                else "transfers elements"
-                if op.algorithm
+                "transfers elements"
+                if op.algorithm and not op.spmd
                 else "runs where the element is"
+                if element
+                else "runs on each device"
             )
             call = ExplainedCall(op, operands, result, runs, list(_transfers(log)), log)
         else:

@@ -20,7 +20,7 @@ from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
 from shardtensor.errors import ArgumentTypeError, BackendError, ShardingError
 from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
-from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.infer import INFER, check_not_donated
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.program import Failed, Program, around
@@ -28,7 +28,7 @@ from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_donated, tensor, without_elements
 from shardtensor.tensor.value import aval
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -238,6 +238,7 @@ def _without_elements(device: Device, caller: str, donate: bool, leaf: Any) -> A
         return leaf.value
     if not isinstance(leaf, ShardedTensor) and not is_data(leaf):
         return leaf
+    check_not_donated((leaf,))
     array = array_without_elements(as_operand(leaf, caller), device, caller)
     if donate and isinstance(leaf, ShardedTensor):
         mark_donated(leaf, caller)
@@ -260,11 +261,16 @@ def _infer_on(
     settle_on(owned)
     interpret_by(interpreter)
     result = program.call(fn, arguments)
-    if submesh.size > 1:
-        return result
-    return map_leaves(
-        lambda leaf: AbstractCommunicator.result(as_operand(leaf, caller), device) if is_data(leaf) else leaf, result
-    )
+    return result if submesh.size > 1 else map_leaves(functools.partial(_adopted, device, caller), result)
+
+
+def _adopted(device: Device, caller: str, leaf: Any) -> Any:
+    """Returns a leaf of a result: tensors that stand for arrays on the device, and host arrays, as independent tensors
+    without elements.
+    """
+    if lacks_elements(leaf) and leaf.device == device:
+        return without_elements(leaf._aval)
+    return AbstractCommunicator.result(as_operand(leaf, caller), device) if is_data(leaf) else leaf
 
 
 def _run(
