@@ -31,6 +31,7 @@ from shardtensor.tensor.tensor import (
     SCALARS,
     ArrayLike,
     ShardedTensor,
+    check_not_donated,
     current_storage,
     mark_array,
     mark_donated,
@@ -110,6 +111,7 @@ def infer_transfer(
 ) -> Aval:
     """Returns the aval of the result of `transfer_to`, and records the transfers if a log is active."""
     _check_sharing(caller, donate, may_alias)
+    check_not_donated(x)
     x = x if isinstance(x, ShardedTensor) else np.asarray(x)
     value = _value_in(x, sharding, caller, committed)
     move = transfer.operand_transfer(x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype), sharding)

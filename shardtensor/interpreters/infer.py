@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,7 +31,14 @@ from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import NoElements
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, shard_arrays, tensor, without_elements
+from shardtensor.tensor.tensor import (
+    ShardedTensor,
+    check_not_donated,
+    lacks_elements,
+    mark_array,
+    tensor,
+    without_elements,
+)
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -229,7 +236,7 @@ def _primitive(op: Op, operands: Operands, params: Params) -> Any:
             storage = evaluate(tensor(source._aval, source._storage), view_spec)._storage
             unsent = type(storage) is ScalarElement  # It is sent to the other devices when it is first read.
             return mark_array(tensor(value, storage.without_parts()) if unsent else without_elements(value))
-        check_not_donated(operands)
+        check_not_donated(*operands)
         if is_recording():
             announce_reading(base)
         return tensor(value, ScalarElement(value, base._aval, view_spec.origin, ()))
@@ -239,21 +246,13 @@ def _primitive(op: Op, operands: Operands, params: Params) -> Any:
             return element
     if op.algorithm:
         assert op.infer is not None
-        check_not_donated(operands)
+        check_not_donated(*operands)
         found = op.infer(*array_operands(op, operands), *params)
         return map_leaves(lambda x: _tensor_of(op, x) if isinstance(x, Aval) else x, found)
     plan, operands = planned(op, operands, params)
-    check_not_donated(operands[op.prototype :])
     if op.is_ufunc:
         check_integers(op, operands)
     return plan.infer(operands)
-
-
-def check_not_donated(operands: Sequence[Any]) -> None:
-    """Raises DonatedError if the memory of a tensor among the operands was donated."""
-    for x in operands:
-        if type(x) is ShardedTensor and x.is_donated:
-            shard_arrays(x)  # This raises the DonatedError.
 
 
 def _tensor_of(op: Op, value: Aval) -> ShardedTensor:

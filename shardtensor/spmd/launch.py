@@ -20,7 +20,7 @@ from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
 from shardtensor.errors import ArgumentTypeError, BackendError, ShardingError
 from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
-from shardtensor.interpreters.infer import INFER, check_not_donated
+from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.program import Failed, Program, around
@@ -28,7 +28,14 @@ from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_donated, tensor, without_elements
+from shardtensor.tensor.tensor import (
+    ShardedTensor,
+    check_not_donated,
+    lacks_elements,
+    mark_donated,
+    tensor,
+    without_elements,
+)
 from shardtensor.tensor.value import aval
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -238,7 +245,7 @@ def _without_elements(device: Device, caller: str, donate: bool, leaf: Any) -> A
         return leaf.value
     if not isinstance(leaf, ShardedTensor) and not is_data(leaf):
         return leaf
-    check_not_donated((leaf,))
+    check_not_donated(leaf)
     array = array_without_elements(as_operand(leaf, caller), device, caller)
     if donate and isinstance(leaf, ShardedTensor):
         mark_donated(leaf, caller)

@@ -63,6 +63,10 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "a view of a scalar": lambda x: x.sum()[...] + x.sum()[None],
     "a written element": lambda x: x[0, 0][...].__iadd__(1) * x,
     "aliased operands": aliased,
+    "a view that is mapped": lambda x: st.pmap(lambda b: b * 2, x.T[:4, 5]),
+    "a view that is mapped with collectives": lambda x: st.shard_map(
+        lambda b: b * 2, mesh=x.device, in_specs=P("x", "y"), out_specs=P("x", "y")
+    )(x[1:]),
 }
 
 

@@ -187,7 +187,7 @@ DONATED: dict[str, Callable[[Any], Any]] = {
     "a value": lambda x: (x * 1).__setitem__(slice(1, None), view_of_donated(x)),
     "a value for nothing": lambda x: x.copy()[:0].__setitem__(..., donated(x)[:0] if x.size == 0 else donated(x * 1)),
     "an argument of a map": lambda x: st.pmap(lambda b: b * 2, [donated(x)], devices=x.device.flat[:1]),
-    "of a map": lambda x: [st.pmap(lambda b: b * 2, parts := st.shard(x), donate=True), parts[0] + 1],
+    "of a map": lambda x: [st.pmap(lambda b: b * 2, parts := st.shard(x, devices=x.device), donate=True), parts[0] + 1],
 }
 
 
@@ -195,6 +195,9 @@ DONATED: dict[str, Callable[[Any], Any]] = {
 def test_donated_tensors_raise_as_they_do_otherwise(name: str, backend: str) -> None:
     wanted = outcome(lambda: DONATED[name](split(backend)))
     x = split(backend)
+    simulated = st.empty_like(x, device=st.NamedSharding(st.AbstractMesh((2, 2), ("x", "y")), x.sharding.spec))
+    found = outcome(lambda: DONATED[name](simulated))
+    assert found == wanted if isinstance(wanted[0], type) else len(found) == len(wanted)
     assert outcome(lambda: st.eval_shape(DONATED[name], x)) == wanted
     assert outcome(lambda: st.explain(DONATED[name], x).result) == wanted
     assert not x.is_donated
@@ -225,6 +228,21 @@ def test_an_index_out_of_bounds_raises(write: bool) -> None:
     for call in (lambda: function(split("numpy")), lambda: st.eval_shape(function, split("numpy"))):
         with pytest.raises(st.IndexingError, match="index 10 is out of bounds"):
             call()
+
+
+@everywhere
+@pytest.mark.parametrize("write", [False, True])
+def test_an_integer_out_of_bounds_raises_although_the_arrays_beside_it_select_nothing(
+    write: bool, backend: str
+) -> None:
+    none = np.zeros(0, int)
+    function = (lambda x: x.__setitem__((10, none), 1)) if write else (lambda x: x[10, none])
+    for call in (np.ones((10, 6)).copy, lambda: split(backend)):
+        with pytest.raises(IndexError, match="index 10 is out of bounds"):
+            function(call())
+    with pytest.raises(st.IndexingError, match="index 10 is out of bounds"):
+        st.eval_shape(function, split(backend))
+    assert split(backend)[[10], none].shape == (0,)  # NumPy does not check index arrays that select nothing.
 
 
 def test_views_as_arguments_are_views() -> None:
