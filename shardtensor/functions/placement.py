@@ -33,6 +33,7 @@ from shardtensor.tensor.tensor import (
     ShardedTensor,
     check_not_donated,
     current_storage,
+    lacks_elements,
     mark_array,
     mark_donated,
     shard_arrays,
@@ -120,7 +121,7 @@ def infer_transfer(
         _announce_memory_kind(x, value, caller)
         if not move.stays:
             move.schedule(caller, explicit=True).announce()
-    if donate and isinstance(x, ShardedTensor):
+    if donate and lacks_elements(x):  # A tensor with elements, which the function closes over, keeps its memory.
         mark_donated(x, caller)
     return value
 

@@ -247,7 +247,7 @@ def _without_elements(device: Device, caller: str, donate: bool, leaf: Any) -> A
         return leaf
     check_not_donated(leaf)
     array = array_without_elements(as_operand(leaf, caller), device, caller)
-    if donate and isinstance(leaf, ShardedTensor):
+    if donate and lacks_elements(leaf):
         mark_donated(leaf, caller)
     return array
 

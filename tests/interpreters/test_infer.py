@@ -210,6 +210,14 @@ def test_tensors_that_are_inferred_outside_stay_unchanged() -> None:
     assert st.eval_shape(lambda x: [st.eval_shape(donated, x), x + 1][1], x).shape == (4, 3)
 
 
+@pytest.mark.parametrize("infer", [st.eval_shape, st.explain])
+def test_tensors_that_the_function_closes_over_keep_their_memory(infer: Callable[..., Any], backend: str) -> None:
+    known = split(backend)
+    parts = st.shard(known, devices=known.device)
+    infer(lambda: [donated(known), st.pmap(lambda b: b * 2, parts, donate=True)])
+    np.testing.assert_array_equal(st.unshard(parts), known)
+
+
 def test_arguments_alias_as_they_do_otherwise() -> None:
     x = split("numpy")
     assert st.eval_shape(lambda a, b: a is b, x, x)
