@@ -31,7 +31,9 @@ from shardtensor.tensor.tensor import (
     SCALARS,
     ArrayLike,
     ShardedTensor,
+    check_not_donated,
     current_storage,
+    lacks_elements,
     mark_array,
     mark_donated,
     shard_arrays,
@@ -106,6 +108,7 @@ def infer_transfer(
     may_alias: bool | None = None,
 ) -> Aval:
     """Returns the aval of the result of `transfer_to`, and records the transfers if a log is active."""
+    check_not_donated(x)
     x = x if isinstance(x, ShardedTensor) else np.asarray(x)
     value, move = _checked(x, sharding, caller, committed, donate, may_alias)
     if is_recording():
@@ -113,7 +116,7 @@ def infer_transfer(
         _announce_memory_kind(x, value, caller)
         if not move.stays:
             move.schedule(caller, explicit=True).announce()
-    if donate and isinstance(x, ShardedTensor):
+    if donate and lacks_elements(x):  # A tensor with elements, which the function closes over, keeps its memory.
         mark_donated(x, caller)
     return value
 
@@ -258,6 +261,8 @@ def _copy_on_device(xp: Any, context: None, x: Any) -> Any:
 
 @implements(copy, "infer")
 def _infer_copy(x: ShardedTensor) -> ShardedTensor:
+    if is_recording():
+        transfer.announce_reading(x)
     made = without_elements(x._aval)
     return made if x._is_scalar else mark_array(made)
 

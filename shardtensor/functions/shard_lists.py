@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.communication.transfer import announce_reading
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
@@ -93,6 +95,8 @@ def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Sharded
 
 @implements(split_over, "infer")
 def _infer_split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Aval]:
+    if is_recording():
+        announce_reading(x)
     return [value for _, value in _parts_over(x._aval, axes, drop)]
 
 
@@ -123,6 +127,8 @@ def unsqueeze(x: ArrayLike, /, axis: int) -> ShardedTensor:
 
 @implements(unsqueeze, "infer")
 def _infer_unsqueeze(x: ShardedTensor, axis: int) -> Aval:
+    if is_recording():
+        announce_reading(x)
     return _unsqueezed(x._aval, axis)
 
 

@@ -14,7 +14,7 @@ from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import planned
-from shardtensor.interpreters.infer import INFER, argument, derived, struct
+from shardtensor.interpreters.infer import INFER, arguments, derived, struct
 from shardtensor.interpreters.mutation.views import ScalarElement
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.pytree import leaves, map_leaves
@@ -110,7 +110,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     if not callable(fn):
         raise ArgumentTypeError(f"explain: fn is a {type(fn).__name__}; wanted a function")
     explainer = _Explainer(INFER)
-    given = map_leaves(argument, (args, kwargs))
+    given = arguments((args, kwargs))
     with interpreting(explainer), recorded_by():
         result = fn(*given[0], **given[1])
     return Explanation(explainer.calls, map_leaves(struct, result))
@@ -146,6 +146,8 @@ class _Explainer(Interpreter):
             call.runs = "transfers elements"
         elif type(result._storage) is ScalarElement:
             call.runs = "runs where the element is"
+        elif op.view_spec and operands[0]._is_scalar:
+            call.runs = "runs on each device"
         else:
             plan = planned(op, operands, params)[0]
             call.runs, call.messages = plan.runs, [*_transfers(call.transfers, beside=op.name), *plan.messages()]

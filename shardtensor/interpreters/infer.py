@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -9,20 +10,35 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import on_device
-from shardtensor.communication.transfer_log import recorded_by
+from shardtensor.communication.transfer import announce_reading
+from shardtensor.communication.transfer_log import is_recording, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
-from shardtensor.errors import RangeError, ShardTensorError
+from shardtensor.errors import ArgumentTypeError, RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
-from shardtensor.interpreters.mutation.views import ScalarElement, View, compute_on_owners, infer_view, stand_in
+from shardtensor.interpreters.mutation.views import (
+    ScalarElement,
+    View,
+    compute_on_owners,
+    evaluate,
+    infer_view,
+    stand_in,
+)
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import NoElements
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, tensor, without_elements
+from shardtensor.tensor.tensor import (
+    ShardedTensor,
+    check_not_donated,
+    lacks_elements,
+    mark_array,
+    tensor,
+    without_elements,
+)
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -196,14 +212,17 @@ def derived(op: Op, operands: Operands, params: Params) -> Any:
     """Returns the result of an operator that is a view of a tensor without elements, or is composed of other operators,
     which it calls; NotImplemented for any other.
     """
-    if op.view_spec and type(operands[0]) is ShardedTensor:
-        found = infer_view(op, operands[0], params)
-        if found is not None:
-            base, view_spec, value, is_element = found
-            return NotImplemented if is_element or operands[0]._is_scalar else tensor(value, View(base, view_spec))
-    if op.composite:
-        return op.composite(*(operands if not op.variadic else (operands,)), *params)
-    return NotImplemented
+    try:
+        if op.view_spec and type(operands[0]) is ShardedTensor:
+            found = infer_view(op, operands[0], params)
+            if found is not None:
+                base, view_spec, value, is_element = found
+                return NotImplemented if is_element or operands[0]._is_scalar else tensor(value, View(base, view_spec))
+        if op.composite:
+            return op.composite(*(operands if not op.variadic else (operands,)), *params)
+        return NotImplemented
+    except (ShardTensorError, OverflowError) as error:
+        raise_named(op, error)
 
 
 def _primitive(op: Op, operands: Operands, params: Params) -> Any:
@@ -211,7 +230,13 @@ def _primitive(op: Op, operands: Operands, params: Params) -> Any:
     if op.view_spec and type(operands[0]) is ShardedTensor and (found := infer_view(op, operands[0], params)):
         base, view_spec, value, is_element = found
         if not is_element:  # A scalar is never written, so a copy is equivalent to a view.
-            return mark_array(without_elements(value))
+            source = operands[0] if lacks_elements(operands[0]) else without_elements(operands[0]._aval)
+            storage = evaluate(tensor(source._aval, source._storage), view_spec)._storage
+            unsent = type(storage) is ScalarElement  # It is sent to the other devices when it is first read.
+            return mark_array(tensor(value, storage.without_parts()) if unsent else without_elements(value))
+        check_not_donated(*operands)
+        if is_recording():
+            announce_reading(base)
         return tensor(value, ScalarElement(value, base._aval, view_spec.origin, ()))
     if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
         element = compute_on_owners(op, operands)
@@ -219,6 +244,7 @@ def _primitive(op: Op, operands: Operands, params: Params) -> Any:
             return element
     if op.algorithm:
         assert op.infer is not None
+        check_not_donated(*operands)
         found = map_leaves(_from_aval, op.infer(*array_operands(op, operands), *params))
         return mark_array(found) if op.keeps_arrays else found
     plan, operands = planned(op, operands, params)
@@ -283,21 +309,42 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         ConcretizationError: the function needs elements: ``float(x)``, ``if x``, ``np.asarray(x)``, a mask as an index.
+        ArgumentTypeError: ``fn`` is not a function.
         ShardTensorError: an operator does not accept its operands.
 
     >>> x = st.ShapeDtypeStruct((8, 4), "float32", st.NamedSharding(st.make_mesh((2,), ("d",)), st.P("d")))
     >>> st.eval_shape(lambda x: (x @ x.T).sum(axis=1), x)
     ShapeDtypeStruct(shape=(8,), dtype=float32, sharding=P('d'))
     """
-    given = map_leaves(argument, (args, kwargs))
+    if not callable(fn):
+        raise ArgumentTypeError(f"eval_shape: fn is a {type(fn).__name__}; wanted a function")
+    given = arguments((args, kwargs))
     with interpreting(INFER), recorded_by():
         result = fn(*given[0], **given[1])
     return map_leaves(struct, result)
 
 
-def argument(x: Any) -> Any:
-    """Returns a leaf of an argument without its elements."""
-    return mark_array(without_elements(x._aval)) if isinstance(x, ShapeDtypeStruct) else stand_in(x)
+def arguments(tree: Any) -> Any:
+    """Returns a pytree of arguments with tensors without elements in place of tensors and of `ShapeDtypeStruct`. They
+    alias one another as the tensors do.
+    """
+    return map_leaves(functools.partial(_argument, {}), tree)
+
+
+def _argument(known: dict[int, ShardedTensor], x: Any) -> Any:
+    if isinstance(x, ShapeDtypeStruct):
+        return mark_array(without_elements(x._aval))
+    if not isinstance(x, ShardedTensor) or x.is_donated:
+        return x
+    if id(x) not in known:
+        base, view_spec = x._base_and_view()
+        if base is not x:
+            known[id(x)] = tensor(x._aval, View(_argument(known, base), view_spec))
+        else:
+            element = type(x._storage) is ScalarElement
+            made = tensor(x._aval, x._storage.without_parts()) if element else without_elements(x._aval)
+            known[id(x)] = made if x._is_scalar else mark_array(made)
+    return known[id(x)]
 
 
 def struct(x: Any) -> Any:

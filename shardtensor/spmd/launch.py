@@ -29,7 +29,14 @@ from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_donated, tensor
+from shardtensor.tensor.tensor import (
+    ShardedTensor,
+    check_not_donated,
+    lacks_elements,
+    mark_donated,
+    tensor,
+    without_elements,
+)
 
 Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
 """``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
@@ -261,8 +268,9 @@ def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list
 
 def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
     """Returns a tensor or a host array as a tensor on a device without elements."""
+    check_not_donated(x)
     made = array_without_elements(x, device, caller)
-    if donated:
+    if donated and lacks_elements(x):
         mark_donated(x, caller)
     return made
 
@@ -277,11 +285,16 @@ def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpret
     result = program.call(called.fn, arguments)
     if submesh.size > 1:
         return result
+    return map_leaves(functools.partial(_adopted, submesh.flat[0], called.caller), result)
 
-    def one(leaf: Any) -> Any:
-        return on_device(as_operand(leaf, called.caller), submesh.flat[0]) if is_data(leaf) else leaf
 
-    return map_leaves(one, result)
+def _adopted(device: Device, caller: str, leaf: Any) -> Any:
+    """Returns a leaf of a result: tensors that stand for arrays on the device, and host arrays, as independent tensors
+    without elements.
+    """
+    if lacks_elements(leaf) and leaf.device == device:
+        return without_elements(leaf._aval)
+    return on_device(as_operand(leaf, caller), device) if is_data(leaf) else leaf
 
 
 @functools.lru_cache(1024)

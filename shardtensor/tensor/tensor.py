@@ -498,6 +498,13 @@ def mark_donated(x: ShardedTensor, caller: str) -> None:
         x._storage = Donated(caller)
 
 
+def check_not_donated(*operands: Any) -> None:
+    """Raises DonatedError if the memory of a tensor among the operands was donated."""
+    for x in operands:
+        if type(x) is ShardedTensor and x.is_donated:
+            shard_arrays(x)  # This raises the DonatedError.
+
+
 @functools.lru_cache(8192)
 def _view_spec_of(value: Aval) -> ViewSpec:
     return whole_view_spec(value.shape, value.sharding.spec.chains_of(value.ndim))

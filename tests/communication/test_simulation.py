@@ -128,6 +128,8 @@ OPERATORS: dict[str, Function] = {
     "strides": lambda x, s: x[::2, 3:] * 2,
     "a row": lambda x, s: x[5] + 1,
     "elements": lambda x, s: x + (x[5, 3] + x[0, 0]),
+    "views of elements": lambda x, s: [x[5, 3].T * x, st.real(x[0, 0]) + x, x[1, 1][...].T * x[2, 2][None]],
+    "written elements": lambda x, s: x[5, 3][...].__iadd__(1) + x,
     "transposed": lambda x, s: x[:10, :10] + x[:10, :10].T,
     "concat": lambda x, s: st.concat([x, x[:3], x]),
     "concat columns": lambda x, s: st.concat([x, x], axis=1),

@@ -41,6 +41,48 @@ def test_transfers_of_maps_are_those_of_a_run(name: str, backend: str) -> None:
         same_transfers(functools.partial(MAPS[name], d=st.devices(backend)), x)
 
 
+def aliased(x: Any) -> None:
+    """Writes views whose operands alias the same base."""
+    row = x[-3]
+    row -= row.reshape(-1)
+    flat = x.ravel()
+    flat[...] *= flat
+    flat[...] += flat[::-1]
+    x[1:] += x[:-1]
+    x[0] = x[0]
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "an element as an array": lambda x: x[0, 0][...] * x,
+    "an array made of an element": lambda x: x[0, 0][None],
+    "a reshaped element": lambda x: st.reshape(x[0, 0], (1, 1)) * 2,
+    "the real part of an element": lambda x: x[0, 0].real * x,
+    "a view of an element's array": lambda x: st.clip(x[0, 0][...].T, 0, x),
+    "a copied element": lambda x: x[0, 0].copy(),
+    "a copied view": lambda x: x[1:].copy(),
+    "a view of a scalar": lambda x: x.sum()[...] + x.sum()[None],
+    "a written element": lambda x: x[0, 0][...].__iadd__(1) * x,
+    "aliased operands": aliased,
+    "a view that is mapped": lambda x: st.pmap(lambda b: b * 2, x.T[:4, 5]),
+    "a view that is mapped with collectives": lambda x: st.shard_map(
+        lambda b: b * 2, mesh=x.device, in_specs=P("x", "y"), out_specs=P("x", "y")
+    )(x[1:]),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("name", list(VIEWS))
+def test_transfers_of_views_are_those_of_a_run(name: str, backend: str) -> None:
+    same_transfers(VIEWS[name], split(backend))
+
+
+def test_a_view_that_is_given_twice_is_read_once(backend: str) -> None:
+    rows = split(backend)[1:]
+    assert same_transfers(lambda a, b: [a * 2, b * 2], rows, rows).bytes == 24
+    element = split(backend)[0, 0]
+    assert same_transfers(lambda e, x: (e + 1) * x, element, split(backend)).bytes == 12
+
+
 @pytest.mark.parametrize("name", list(COLLECTIVES))
 def test_transfers_of_collectives_are_those_of_a_run(name: str, backend: str) -> None:
     f = st.shard_map(COLLECTIVES[name], mesh=mesh_of((4,), backend), in_specs=P("x"), out_specs=P("x"))

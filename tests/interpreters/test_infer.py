@@ -146,6 +146,8 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "overflow": lambda x: st.zeros(3, dtype="int8").__iadd__(300),
     "overflow of an element": lambda x: st.zeros(3, dtype="int8").__setitem__(0, 300),
     "overflow of a scalar": lambda x: st.zeros(3, dtype="int8") + 300,
+    "results of maps": lambda x: [y.reshape(-1, copy=False) for y in st.pmap(lambda b: b.T, st.shard(x))],
+    "arrays and results of maps": lambda x: is_array(st.pmap(lambda b: st.asarray(3.0), st.shard(x))[0]),
     "repr": lambda x: [type(repr(y)) for y in (x, x.T, x.sum())],
 }  # fmt: skip
 
@@ -156,12 +158,99 @@ def test_results_and_errors_are_those_of_the_eager_interpreter(name: str, backen
     assert outcome(lambda: st.eval_shape(function, split(backend))) == outcome(lambda: function(split(backend)))
 
 
+def donated(x: Any) -> Any:
+    st.reshard(x, x.device, donate=True)
+    return x
+
+
+def view_of_donated(x: Any) -> Any:
+    view = x[1:]
+    donated(x)
+    return view
+
+
+DONATED: dict[str, Callable[[Any], Any]] = {
+    "an operand": lambda x: donated(x) + 1,
+    "a reduction": lambda x: donated(x).sum(),
+    "one of several": lambda x: st.clip(x * 1, donated(x), 1),
+    "a list": lambda x: st.concat([x * 1, donated(x)]),
+    "a view": lambda x: donated(x).T,
+    "an element": lambda x: view_of_donated(x)[0, 0],
+    "an operand that is a view": lambda x: view_of_donated(x) + 1,
+    "a view of a view": lambda x: view_of_donated(x)[1:],
+    "a transfer": lambda x: st.reshard(donated(x), x.device),
+    "a transferred view": lambda x: st.reshard(view_of_donated(x), x.device),
+    "the shape only": lambda x: st.zeros_like(donated(x)),
+    "a fill value": lambda x: st.full_like(x, donated(x)),
+    "written": lambda x: donated(x).__setitem__(0, 1),
+    "a written view": lambda x: view_of_donated(x).__iadd__(1),
+    "a value": lambda x: (x * 1).__setitem__(slice(1, None), view_of_donated(x)),
+    "a value for nothing": lambda x: x.copy()[:0].__setitem__(..., donated(x)[:0] if x.size == 0 else donated(x * 1)),
+    "an argument of a map": lambda x: st.pmap(lambda b: b * 2, [donated(x)], devices=x.device.flat[:1]),
+    "of a map": lambda x: [st.pmap(lambda b: b * 2, parts := st.shard(x, devices=x.device), donate=True), parts[0] + 1],
+}
+
+
+@pytest.mark.parametrize("name", list(DONATED))
+def test_donated_tensors_raise_as_they_do_otherwise(name: str, backend: str) -> None:
+    wanted = outcome(lambda: DONATED[name](split(backend)))
+    x = split(backend)
+    simulated = st.empty_like(x, device=st.NamedSharding(st.AbstractMesh((2, 2), ("x", "y")), x.sharding.spec))
+    found = outcome(lambda: DONATED[name](simulated))
+    assert found == wanted if isinstance(wanted[0], type) else len(found) == len(wanted)
+    assert outcome(lambda: st.eval_shape(DONATED[name], x)) == wanted
+    assert outcome(lambda: st.explain(DONATED[name], x).result) == wanted
+    assert not x.is_donated
+
+
+def test_tensors_that_are_inferred_outside_stay_unchanged() -> None:
+    x = st.zeros((4, 3), device=st.AbstractMesh((2,), ("x",)))
+    st.eval_shape(donated, x)
+    assert not x.is_donated
+    assert st.eval_shape(lambda x: [st.eval_shape(donated, x), x + 1][1], x).shape == (4, 3)
+
+
+@pytest.mark.parametrize("infer", [st.eval_shape, st.explain])
+def test_tensors_that_the_function_closes_over_keep_their_memory(infer: Callable[..., Any], backend: str) -> None:
+    known = split(backend)
+    parts = st.shard(known, devices=known.device)
+    infer(lambda: [donated(known), st.pmap(lambda b: b * 2, parts, donate=True)])
+    np.testing.assert_array_equal(st.unshard(parts), known)
+
+
+def test_arguments_alias_as_they_do_otherwise() -> None:
+    x = split("numpy")
+    assert st.eval_shape(lambda a, b: a is b, x, x)
+    with pytest.raises(st.DonatedError, match=r"^add: the memory of this tensor was donated by reshard"):
+        st.eval_shape(lambda x, view: [donated(x), view + 1], x, x[1:])
+
+
+def test_only_functions_are_inferred() -> None:
+    with pytest.raises(st.ArgumentTypeError, match="eval_shape: fn is a int; wanted a function"):
+        st.eval_shape(3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("write", [False, True])
 def test_an_index_out_of_bounds_raises(write: bool) -> None:
     function = (lambda x: x.__setitem__([10], 1)) if write else (lambda x: x[[10]])
     for call in (lambda: function(split("numpy")), lambda: st.eval_shape(function, split("numpy"))):
         with pytest.raises(st.IndexingError, match="index 10 is out of bounds"):
             call()
+
+
+@everywhere
+@pytest.mark.parametrize("write", [False, True])
+def test_an_integer_out_of_bounds_raises_although_the_arrays_beside_it_select_nothing(
+    write: bool, backend: str
+) -> None:
+    none = np.zeros(0, int)
+    function = (lambda x: x.__setitem__((10, none), 1)) if write else (lambda x: x[10, none])
+    for call in (np.ones((10, 6)).copy, lambda: split(backend)):
+        with pytest.raises(IndexError, match="index 10 is out of bounds"):
+            function(call())
+    with pytest.raises(st.IndexingError, match="index 10 is out of bounds"):
+        st.eval_shape(function, split(backend))
+    assert split(backend)[[10], none].shape == (0,)  # NumPy does not check index arrays that select nothing.
 
 
 def test_views_as_arguments_are_views() -> None:

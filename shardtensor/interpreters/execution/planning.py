@@ -41,7 +41,14 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor, without_elements
+from shardtensor.tensor.tensor import (
+    SCALARS,
+    ShardedTensor,
+    check_not_donated,
+    mark_array,
+    tensor,
+    without_elements,
+)
 from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 
 Kind = Aval | HostAval | type | None
@@ -100,8 +107,10 @@ class Plan:
 
     def infer(self, operands: Operands) -> ShardedTensor:
         """Returns the result without elements, and records the messages if a log is active."""
+        read = operands[1:] if self.op.prototype else operands
+        check_not_donated(*read)
         if is_recording():
-            for x in operands[1:] if self.op.prototype else operands:
+            for x in read:
                 announce_reading(x)
             self.announce()
         return self._marked(without_elements(self.result), operands)

@@ -115,19 +115,20 @@ class AdvancedIndex:
         return tuple([np.asarray(e, order="C") if isinstance(e, np.ndarray) else e for e in self.numpy])
 
     def check(self) -> None:
-        """Checks the bounds of the index arrays, unless they select nothing: NumPy does not check them then.
+        """Checks the bounds of the integers, and of the index arrays unless they select nothing, as NumPy does.
 
         Raises:
             IndexingError: an index is out of bounds.
         """
-        if self.rows:
-            for walker in self._walkers:
+        for walker in self._walkers:
+            if self.rows or not walker.shape:
                 walker.indices()
 
     @functools.cached_property
     def arrays(self) -> list[HostArray]:
         """For each dimension in ``dims`` a flat array of non-negative indices, one for each selected position."""
         if not self.rows:
+            self.check()
             return [np.zeros(0, np.intp) for _ in self.dims]
         walks = [array for w in self._walkers for array in w.indices()]
         return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]

@@ -33,7 +33,7 @@ from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located
-from shardtensor.tensor.storage import DeferredStorage, NoElements, Storage
+from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
     ShardedTensor,
@@ -108,7 +108,9 @@ class View:
         if cache is None or cache[0] != version:
             storage = current_storage(self.base)
             value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
-            recorded = self.base._aval.backend.shared_memory or type(storage) is NoElements
+            if lacks_elements(self.base):
+                announce_reading(value)
+            recorded = self.base._aval.backend.shared_memory or lacks_elements(self.base)
             cache = (version, None if recorded else shard_arrays(value))
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
@@ -184,6 +186,12 @@ class ScalarElement(DeferredStorage):
             else:
                 self._storage = Storage(arrays=movement.run((self.parts,), self.value.dtype))
         return self._storage
+
+    def without_parts(self) -> ScalarElement:
+        """Returns the storage of a tensor without elements that stands for the scalar."""
+        made = ScalarElement(self.value, *self.origin, ())
+        made._storage = None if self._storage is None else Storage()
+        return made
 
     def announce(self) -> None:
         """Records that an element of a tensor without elements is sent to the other devices, at the first call."""
@@ -298,7 +306,8 @@ def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTe
     source = base._aval
     index = view_spec.origin
     storage = current_storage(base)
-    if type(storage) is NoElements:
+    if lacks_elements(base):
+        announce_reading(base)
         return tensor(value, ScalarElement(value, source, index, ()))
     if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
         source.backend.wait_for_caller(source.sharding.mesh.flat[0])
@@ -337,10 +346,10 @@ def _infer_view(x: ShardedTensor, view_spec: ViewSpec) -> Aval:
 
 
 def stand_in(x: Any) -> Any:
-    """Returns a tensor without elements that has the aval of ``x`` and aliases what ``x`` aliases; any other object is
-    returned unchanged.
+    """Returns a tensor without elements that has the aval of ``x`` and aliases what ``x`` aliases; a donated tensor and
+    any other object are returned unchanged.
     """
-    if not isinstance(x, ShardedTensor) or lacks_elements(x):
+    if not isinstance(x, ShardedTensor) or lacks_elements(x) or x.is_donated:
         return x
     base, view_spec = x._base_and_view()
     if base is not x:

@@ -21,6 +21,7 @@ from shardtensor.backend.ownership import references
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording, record_copy
 from shardtensor.core import OPS, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
@@ -35,7 +36,7 @@ from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_view_spec
 from shardtensor.tensor.operands import as_operand, converted
-from shardtensor.tensor.storage import DeferredStorage, NoElements, PendingWrite, Storage
+from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
     ShardedTensor,
@@ -253,12 +254,16 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
     write_state = write_state_of(base)
     with write_state.lock:
         storage = current_storage(base)
-        if type(storage) is NoElements:
+        if lacks_elements(base):
+            announce_reading(base)
+            if any(write_op.inside):
+                write_op.enter(base, view_spec, tensor(base._aval, storage))
+            base._storage = without_elements(base._aval)._storage
             write_state.forget()
             write_state.version += 1
             if isinstance(write_op, Scattered):
                 write_op.chosen.check()
-            WriteTransaction(base, view_spec, storage, free=False).announce(write_op)
+            WriteTransaction(base, view_spec, base._storage, free=False).announce(write_op)
             return
         # Only offloaded storages are kept: another reference to the storage would make it look shared below.
         before = storage if base._aval.offloaded else None
@@ -301,7 +306,7 @@ class WriteTransaction:
         backend: the backend of the handle.
         device: the device to which copies of a shared buffer are attributed in the log.
         view_spec: the view spec of the elements that are written.
-        storage: the storage of the old value, a `Storage` or `NoElements`.
+        storage: the storage of the old value, a `Storage`, or one without elements.
         free: whether there is no other reference to the storage.
         error: the exception raised after elements were written: a warning or floating-point error, as NumPy raises it.
     """
