@@ -84,8 +84,12 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
         sums = function(x, axis=axis, dtype=dtype)
         along = _axis(axis, sums.ndim)
         first = (*sums.shape[:along], 1, *sums.shape[along + 1 :])
-        backend = array_backend(sums)  # In a mapped function, arrays are those of the backend.
-        return _concat([initial(first, dtype=backend.dtype_of(sums) if backend else sums.dtype), sums], axis=along)
+        if isinstance(sums, ShardedTensor):
+            before = initial(first, dtype=sums.dtype, device=sums.sharding if sums.committed else None)
+        else:  # In a mapped function, arrays are those of the backend.
+            backend = array_backend(sums)
+            before = initial(first, dtype=backend.dtype_of(sums) if backend else sums.dtype)
+        return _concat([before, sums], axis=along)
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
