@@ -47,6 +47,7 @@ class ShapeDtypeStruct:
 
     Attributes:
         shape: the size of each dimension.
+        ndim, size: the numbers of dimensions and of elements.
         dtype: the NumPy dtype.
         sharding: the sharding; as an argument, a device, a mesh or a sharding, or None for the default mesh.
         committed: whether the tensor is placed explicitly: where the argument ``sharding`` is not None.
@@ -60,12 +61,25 @@ class ShapeDtypeStruct:
     def __init__(self, shape: Shape, dtype: Any, sharding: Any = None) -> None:
         sizes = checked_shape(shape, "ShapeDtypeStruct")
         target = as_sharding(default_mesh() if sharding is None else sharding, len(sizes), "ShapeDtypeStruct")
-        self._aval = aval(sizes, sharded_dtype(dtype), target, sharding is not None)
+        try:
+            self._aval = aval(sizes, sharded_dtype(dtype), target, sharding is not None)
+        except ArgumentTypeError as error:
+            raise ArgumentTypeError(f"ShapeDtypeStruct: {error}") from None
 
     @property
     def shape(self) -> Shape:
         """The size of each dimension."""
         return self._aval.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._aval.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._aval.size
 
     @property
     def dtype(self) -> np.dtype[Any]:

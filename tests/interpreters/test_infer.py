@@ -281,7 +281,9 @@ def test_structs_are_arguments_like_tensors() -> None:
     assert given.committed
     free = st.ShapeDtypeStruct((3,), "int8")
     assert not free.committed
-    assert free.sharding.mesh.size == 8
+    assert (free.sharding.mesh.size, free.ndim, free.size) == (8, 1, 3)
+    with pytest.raises(st.ArgumentTypeError, match=r"^ShapeDtypeStruct: dtype is 'f5'"):
+        st.ShapeDtypeStruct((3,), "f5")
     assert repr(given) == "ShapeDtypeStruct(shape=(10, 6), dtype=float32, sharding=P('x', 'y'))"
 
 
