@@ -665,7 +665,13 @@ MORE_ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "expand_dims": lambda x: (0,), "full_like": lambda x: (1,), "moveaxis": lambda x: (0, 1),
     "reshape": lambda x: ((2, 8),), "roll": lambda x: (1,), "tensordot": lambda x: (x,),
 }  # fmt: skip
-FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapped__")} - {"unstack", "where", "put", "cumulative_sum", "cumulative_prod"}
+FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapped__")} - {
+    "unstack",
+    "where",
+    "put",
+    "cumulative_sum",
+    "cumulative_prod",
+}
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
