@@ -137,31 +137,41 @@ def _dtype(name: str, given: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
 def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any, offset: Any) -> None:
     """Computes ``ufunc.accumulate`` into ``out``, and applies the ufunc to it and ``offset``, unless that is None.
 
-    NumPy walks along the axis for one column after the other, which for long rows takes 40 times as long as one row
-    after the other. Otherwise it computes blocks, to which the offset is applied while they are in the cache.
+    NumPy walks along the axis for one line after the other. Where the lines are columns of long rows, that takes 40
+    times as long as adding one row after the other. Otherwise it is called for blocks of many lines, or for each line
+    if they are few and long, because it only then releases Python's lock, so that other threads compute meanwhile.
     """
-    at, step = (slice(None),) * axis, len(array)
-    if axis < array.ndim - 1 and array.size >= _ROW * array.shape[axis] > 0:
+    at, length = (slice(None),) * axis, array.shape[axis]
+    lines = array.size // max(length, 1)
+    if axis < array.ndim - 1 and lines >= _ROW and length:
         out[(*at, 0)] = array[(*at, 0)]
-        for i in range(1, array.shape[axis]):
+        for i in range(1, length):
             ufunc(out[(*at, i - 1)], array[(*at, i)], out=out[(*at, i)])
         if offset is not None:
             ufunc(out, offset, out=out)
         return
-    if axis:
-        step = max(_BLOCK * len(array) // max(array.size, 1), 1)
-    for i in range(0, len(array), max(step, 1)):
-        block = slice(i, i + step)
-        ufunc.accumulate(array[block], axis=axis, dtype=out.dtype, out=out[block])
+    parts: list[Any] = [(...,)]
+    if lines <= _LINES < length:
+        others = [n for d, n in enumerate(array.shape) if d != axis]
+        parts = [(*line[:axis], slice(None), *line[axis:]) for line in np.ndindex(*others)]
+    elif axis and lines:
+        step = max(_BLOCK, (_LINES + 1) * length) * len(array) // array.size + 1
+        parts = [(slice(i, i + step),) for i in range(0, len(array), step)]
+    for part in parts:
+        along = 0 if len(part) == array.ndim else axis  # A part is one line, or has all dimensions.
+        ufunc.accumulate(array[part], axis=along, dtype=out.dtype, out=out[part])
         if offset is not None:
-            ufunc(out[block], offset[block], out=out[block])
+            ufunc(out[part], offset[part], out=out[part])
 
 
 _ROW = 1 << 9
 """Elements of a row from which the call of a ufunc takes less time than its elements."""
 
+_LINES = 500
+"""The number of lines up to which NumPy keeps Python's lock while it accumulates."""
+
 _BLOCK = 1 << 16
-"""Elements of a block of short rows, which stays in the cache."""
+"""Elements of a block of lines, which stays in the cache."""
 
 _declare(cumulative_sum, "sum", np.add, _zeros)
 _declare(cumulative_prod, "prod", np.multiply, _ones)
