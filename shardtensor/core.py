@@ -17,8 +17,9 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
@@ -143,7 +144,7 @@ class Op:
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
         self.creates = "device" in self.params
-        self.dispatch = _dispatcher(self, function)
+        self.dispatch = _dispatcher(self, function, list(arguments.values()))
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
@@ -282,32 +283,42 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
-def _dispatcher(op: Op, function: Function) -> Function:
-    """Compiles the function that users call, and sets ``op.split``.
+def _dispatcher(op: Op, function: Function, arguments: Sequence[inspect.Parameter]) -> Function:
+    """Makes the function that users call, and sets ``op.split``.
 
     The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
     times faster than `inspect.Signature.bind`.
     """
-    signature = inspect.signature(function)
-    scope: dict[str, Any] = {"_bind": bind, "_op": op, "_several": _several}
-    plain = []
-    for argument in signature.parameters.values():
-        default: Any = argument.empty
-        if argument.default is not argument.empty:
-            scope[f"_default_{argument.name}"] = argument.default
-            default = _Name(f"_default_{argument.name}")
-        plain.append(argument.replace(annotation=argument.empty, default=default))
-    header = str(signature.replace(parameters=plain, return_annotation=signature.empty))
     operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
     params = f"({''.join(n + ', ' for n in op.params)})"
-    source = f"def {op.name}{header}: return _bind(_op, {operands}, {params})\n"
-    source += f"def _split{header}: return {operands}, {params}"
-    exec(compile(source, f"<operator {op.name}>", "exec"), scope)
+    scope: dict[str, Any] = {"_bind": bind, "_op": op, "_several": _several}
+    scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
+    exec(_compiled(_header(arguments), operands, params), scope)
     op.split = scope["_split"]
-    dispatch: Function = scope[op.name]
-    for attribute in ("__module__", "__qualname__", "__doc__", "__annotations__"):
+    dispatch: Function = scope["_dispatch"]
+    dispatch.__code__ = dispatch.__code__.replace(co_name=op.name, co_filename=f"<operator {op.name}>")
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
         setattr(dispatch, attribute, getattr(function, attribute))
     return dispatch
+
+
+@functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
+def _compiled(header: str, operands: str, params: str) -> Any:
+    source = f"def _dispatch({header}): return _bind(_op, {operands}, {params})\n"
+    source += f"def _split({header}): return {operands}, {params}"
+    return compile(source, "<operator>", "exec")
+
+
+def _header(arguments: Sequence[inspect.Parameter]) -> str:
+    """Returns the arguments of a signature as source, with the defaults as variables."""
+    parts = [a.name if a.default is a.empty else f"{a.name}=_default_{a.name}" for a in arguments]
+    kinds = [a.kind for a in arguments]
+    positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
+    if inspect.Parameter.KEYWORD_ONLY in kinds:
+        parts.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    if positional:
+        parts.insert(positional, "/")
+    return ", ".join(parts)
 
 
 def _several(op: Op, arrays: Any) -> Operands:
@@ -327,13 +338,3 @@ def _several(op: Op, arrays: Any) -> Operands:
         kind = type(arrays).__name__
         raise ArgumentTypeError(f"{op.error_name}: {op.operands[0]} is a {kind}; wanted a list of arrays") from None
     return tuple(items)
-
-
-class _Name:
-    """An object whose repr is a name, so that a printed signature refers to its defaults by variables of the scope."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name

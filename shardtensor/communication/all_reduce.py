@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardtensor.sharding.layout import offsets
 
@@ -99,8 +98,7 @@ def combine(tree: Tree, state: Callable[[int], Any], merge: Callable[[Any, Any],
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class ReduceOps:
+class ReduceOps(NamedTuple):
     """The operations of an all-reduce on the states of devices, which are identified by their positions.
 
     Attributes:
@@ -118,8 +116,7 @@ class ReduceOps:
     join: Callable[[int, list[Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """A group of devices whose states are combined into one result.
 
     Attributes:

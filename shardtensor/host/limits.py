@@ -9,12 +9,11 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from shardtensor.errors import BackendError
 from shardtensor.host.fork import in_children
 
-_GROUPS = Path("/sys/fs/cgroup")
+_GROUPS = "/sys/fs/cgroup"
 
 
 _native_id: Callable[[], int] = getattr(threading, "get_native_id", threading.get_ident)
@@ -76,9 +75,9 @@ def _granted_cores() -> int | None:
     """Returns the CPU time that the control groups grant, in cores and rounded up; None if they do not limit it."""
     granted = []
     for group in _groups():
-        quota, _, period = _read(group / "cpu.max").partition(" ")  # cgroup version 2
+        quota, _, period = _read(f"{group}/cpu.max").partition(" ")  # cgroup version 2
         if not period:
-            quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")  # cgroup version 1
+            quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")  # cgroup version 1
         if quota.isdigit() and period.isdigit() and int(period):
             granted.append(max(math.ceil(int(quota) / int(period)), 1))
     return min(granted, default=None)
@@ -93,9 +92,9 @@ def memory() -> tuple[int, int] | None:
         return None
     free, total = (sum(int(info[n].split()[0]) << 10 for n in names if n in info) for names in _COUNTED)
     for group, most, current in _limited_memory():
-        used = _read(group / current)
+        used = _read(f"{group}/{current}")
         if used.isdigit():
-            caches = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+            caches = dict(line.split() for line in _read(f"{group}/memory.stat").splitlines())
             # Cached files count as free, because the kernel reclaims them.
             free = min(free, most - int(used) + int(caches.get("inactive_file", 0)))
             total = min(total, most)
@@ -106,12 +105,12 @@ _COUNTED = (("MemAvailable", "SwapFree"), ("MemTotal", "SwapTotal"))
 
 
 @functools.cache
-def _limited_memory() -> list[tuple[Path, int, str]]:
+def _limited_memory() -> list[tuple[str, int, str]]:
     """Returns, for each control group that limits memory, its folder, its limit in bytes, and the name of the file that
     contains its current usage.
     """
     files = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-    limits = [(group, _read(group / most), current) for group in _groups() for most, current in files]
+    limits = [(group, _read(f"{group}/{most}"), current) for group in _groups() for most, current in files]
     return [(group, int(most), current) for group, most, current in limits if most.isdigit() and int(most) < _NO_LIMIT]
 
 
@@ -119,19 +118,20 @@ _NO_LIMIT = 1 << 60
 """Limits from this number of bytes mean no limit: cgroup version 1 reports nearly the largest 64-bit integer then."""
 
 
-def _groups() -> Iterator[Path]:
+def _groups() -> Iterator[str]:
     """Yields the folders of the control groups of this process, the innermost first."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        roots = [_GROUPS / name for name in controllers.split(",")] if controllers else [_GROUPS]
+        roots = [f"{_GROUPS}/{name}" for name in controllers.split(",")] if controllers else [_GROUPS]
+        names = [name for name in path.split("/") if name]
         for root in roots:
-            inner = root / path.lstrip("/")
-            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
+            yield from ("/".join([root, *names[:n]]) for n in range(len(names), -1, -1))
 
 
-def _read(path: Path | str) -> str:
+def _read(path: str | os.PathLike[str]) -> str:
     """Returns the stripped text of a file of the kernel; an empty string if it cannot be read."""
     try:
-        return Path(path).read_text().strip()
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
     except OSError:
         return ""

@@ -53,7 +53,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         limits._limited_memory.cache_clear()
 
     def says(files: dict[str, Any], cores: int = 16) -> None:
-        texts = {str(limits._GROUPS / path): str(text) for path, text in files.items()}
+        texts = {os.path.join(limits._GROUPS, path): str(text) for path, text in files.items()}
         monkeypatch.setattr(limits, "_read", lambda path: texts.get(str(path), ""))
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
         forget()
