@@ -28,7 +28,7 @@ from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
-@operator()
+@operator(ufunc="accumulate")
 def cumulative_sum(
     x: ArrayLike, /, *, axis: int | None = None, dtype: npt.DTypeLike | None = None, include_initial: bool = False
 ) -> ShardedTensor:
@@ -54,7 +54,7 @@ def cumulative_sum(
     """
 
 
-@operator()
+@operator(ufunc="accumulate")
 def cumulative_prod(
     x: ArrayLike, /, *, axis: int | None = None, dtype: npt.DTypeLike | None = None, include_initial: bool = False
 ) -> ShardedTensor:

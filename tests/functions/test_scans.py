@@ -58,6 +58,17 @@ def test_long_and_short_rows(shape: Any) -> None:
             np.testing.assert_array_equal(st.cumulative_sum(placed, axis=axis), np.cumsum(x, axis=axis))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_floating_point_errors_are_reported_once(backend: str, axis: int) -> None:
+    x = st.device_put(np.full((600, 700), 1e30, "float32"), st.NamedSharding(mesh_of((4,), backend), P(None, "x")))
+    with np.errstate(over="warn"), pytest.warns(RuntimeWarning) as seen:
+        st.cumulative_prod(x, axis=axis)
+    assert [str(w.message) for w in seen] == ["overflow encountered in accumulate"]
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError, match="overflow encountered in accumulate"):
+        st.cumulative_prod(x, axis=axis)
+
+
 def test_arguments() -> None:
     with pytest.raises(st.AxisError, match="cumulative_sum: axis is None, and x has 2 dimensions"):
         st.cumulative_sum(st.ones((2, 2)))

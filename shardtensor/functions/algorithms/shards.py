@@ -17,6 +17,7 @@ from shardtensor.core import OPS, implements
 from shardtensor.functions.placement import infer_transfer, reshard_to
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
+from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, groups_along
@@ -191,7 +192,8 @@ def distributed(function: Callable[..., Any]) -> Callable[[Callable[..., Shards]
         def algorithm(x: Any, *params: Any) -> ShardedTensor:
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
-            return run(x, params).tensor()
+            with FloatingPointErrors(op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
+                return run(x, params).tensor()
 
         def infer(x: Any, *params: Any) -> Aval:
             if not isinstance(x, ShardedTensor):
