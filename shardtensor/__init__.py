@@ -98,6 +98,7 @@ from shardtensor.spmd.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
+from shardtensor.spmd.map_overlap import map_overlap as map_overlap
 from shardtensor.spmd.pmap import pmap as pmap
 from shardtensor.spmd.shard_map import shard_map as shard_map
 from shardtensor.spmd.smap import smap as smap

@@ -19,6 +19,9 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.schedules import Block, Move, flat
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.host import memory_pool
+from shardtensor.host.blockwise import BYTE, LONG
+from shardtensor.host.threads import each
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import Index, region_of
 from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
@@ -80,13 +83,31 @@ class TransferPlan(RecordedPlan):
             blocks.append(Block(sources + first[region.operand], destinations, sizes * itemsize))
         return TransferBatch(*flat(blocks), devices.__getitem__, operator=operator, explicit=explicit, copied=copied)
 
-    def run(self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False) -> tuple[Any, ...]:
+    def run(
+        self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False, fill: Any = None
+    ) -> tuple[Any, ...]:
         """Executes the plan: returns the result's arrays, one per device in mesh order, from the operands' arrays.
 
         The operands have the shapes to which the regions refer. The result is in row-major order, unless
         ``as_they_lie`` is true: then an array that stays on its device keeps its memory order, and need not be copied.
+        ``fill`` is the value of the elements that no region covers, if there are any.
         """
-        return tuple([self._receive(k, pieces, operands, dtype, as_they_lie) for k, pieces in enumerate(self.incoming)])
+
+        def receive(k: int) -> Any:
+            return self._receive(k, self.incoming[k], operands, dtype, as_they_lie, fill)
+
+        positions = range(len(self.result.devices))
+        if not self._is_long(np.dtype(dtype).itemsize):
+            return tuple([receive(k) for k in positions])
+        results: dict[int, Any] = {}
+        each(lambda k: results.update({k: receive(k)}), len(positions))
+        return tuple([results[k] for k in positions])
+
+    def _is_long(self, itemsize: int) -> bool:
+        """Whether the copies are so long, and within one memory of the host, that threads are to share them."""
+        nbytes = sum(int(c.sizes.sum()) for c in self.copies) * itemsize
+        grids = (self.result, *self.sources)
+        return BYTE * nbytes > LONG and all(backend_of(d).shared_memory for grid in grids for d in grid.devices)
 
     @functools.cached_property
     def incoming(self) -> list[list[Piece]]:
@@ -98,7 +119,13 @@ class TransferPlan(RecordedPlan):
         return incoming
 
     def _receive(
-        self, k: int, pieces: Sequence[Piece], operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool
+        self,
+        k: int,
+        pieces: Sequence[Piece],
+        operands: Sequence[Sequence[Any]],
+        dtype: Any,
+        as_they_lie: bool,
+        fill: Any,
     ) -> Any:
         device, shape = self.result.devices[k], self.result.shape(k)
         backend = backend_of(device)
@@ -109,7 +136,10 @@ class TransferPlan(RecordedPlan):
                 part = part if as_they_lie else backend.contiguous(part)
                 return as_dtype(backend, part, dtype)
         with backend.on(device):
-            out = backend.xp.empty(shape, dtype=dtype)
+            empty = memory_pool.empty if backend.shared_memory else backend.xp.empty
+            out = empty(shape, dtype=dtype)
+            if fill is not None:
+                out[...] = fill
         for piece in pieces:
             part = self._fetch(piece, operands, device)
             with backend.on(device):
@@ -123,7 +153,8 @@ class TransferPlan(RecordedPlan):
         array = operands[region.operand][piece.j]
         with backend_of(source).on(source):
             part = backend_of(source).view(array, piece.index) if piece.index else array
-        return part if piece.local else send(part, source, device)
+        shared = backend_of(source).shared_memory and backend_of(device).shared_memory
+        return part if piece.local or shared else send(part, source, device)
 
 
 def only_array(storage: Any) -> Any:

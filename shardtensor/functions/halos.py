@@ -1,0 +1,117 @@
+"""Halos: the elements of neighbouring shards that a stencil reads around each shard."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shardtensor.communication.schedules import Move
+from shardtensor.communication.transfer import TransferPlan, announce_reading, pieces_of
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import implements, operator
+from shardtensor.sharding.copy_plan import Line, Region
+from shardtensor.sharding.layout import Grid, as_sharding
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor
+from shardtensor.tensor.value import Aval, aval
+
+BOUNDARIES = ("periodic", "reflect", "nearest")
+"""The boundaries that repeat elements; a number is the value of all elements outside of the array."""
+
+
+@operator()
+def with_halos(x: ArrayLike, /, depth: tuple[int, ...], boundary: str | complex) -> list[ShardedTensor]:
+    """Returns the shard of each device together with ``depth`` elements before and behind it in each dimension.
+
+    Item k is a tensor on the k-th device of x's mesh. Only elements that the device does not hold are transferred.
+
+    Args:
+        x: a tensor.
+        depth: for each dimension a number of elements, at most the size of the dimension.
+        boundary: see `shardtensor.spmd.map_overlap.map_overlap`.
+
+    >>> from shardtensor.functions.halos import with_halos
+    >>> [part.tolist() for part in with_halos(st.arange(4, device=st.make_mesh((2,), ("x",))), (1,), "periodic")]
+    [[3, 0, 1, 2], [1, 2, 3, 0]]
+    """
+
+
+@implements(with_halos, "algorithm")
+def _with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | complex) -> list[ShardedTensor]:
+    value, fill = x._aval, None if isinstance(boundary, str) else boundary
+    plan = _plan(value, depth, boundary if fill is None else None)
+    if is_recording():
+        plan.announce(value.dtype.itemsize, not value.backend.shared_memory, "map_overlap")
+    arrays = plan.run((pieces_of(x),), value.dtype, fill=fill)
+    storages = [Storage(a) if value.backend.shared_memory else Storage(arrays=(a,)) for a in arrays]
+    return [tensor(part, storage) for part, storage in zip(_parts(value, depth), storages, strict=True)]
+
+
+@implements(with_halos, "infer")
+def _infer_with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | complex) -> list[Aval]:
+    if is_recording():
+        announce_reading(x)
+        _schedule(x._aval, depth, boundary if isinstance(boundary, str) else None).announce()
+    return _parts(x._aval, depth)
+
+
+@functools.lru_cache(1024)
+def _parts(x: Aval, depth: tuple[int, ...]) -> list[Aval]:
+    grid = _grid(x, depth)
+    layouts = [as_sharding(device, x.ndim, "with_halos") for device in grid.devices]
+    return [aval(grid.shape(k), x.dtype, layout, True) for k, layout in enumerate(layouts)]
+
+
+@functools.lru_cache(256)
+def _plan(x: Aval, depth: tuple[int, ...], boundary: str | None) -> TransferPlan:
+    return TransferPlan(list(_regions(x, depth, boundary)), (x.grid,), _grid(x, depth))
+
+
+@functools.lru_cache(256)
+def _schedule(x: Aval, depth: tuple[int, ...], boundary: str | None) -> Move:
+    regions = list(_regions(x, depth, boundary))
+    return Move(regions, (x.grid,), _grid(x, depth), x.dtype.itemsize, "map_overlap", False)
+
+
+def _grid(x: Aval, depth: tuple[int, ...]) -> Grid:
+    """Returns the grid of an array in which the parts of x with their halos follow one another in each dimension."""
+    grid = x.grid
+    bounds = [o + 2 * n * np.arange(len(o)) for o, n in zip(grid.offsets, depth, strict=True)]
+    return Grid(grid.devices, tuple(bounds), grid.parts)
+
+
+def _regions(x: Aval, depth: tuple[int, ...], boundary: str | None) -> Iterator[Region]:
+    """Yields the regions of the array that `_grid` describes. Without a boundary, those outside of x are absent."""
+    lines = [
+        [line for p in range(len(o) - 1) for line in _lines(d, o, p, n, boundary)]
+        for d, (o, n) in enumerate(zip(x.grid.offsets, depth, strict=True))
+    ]
+    for row in itertools.product(*lines):
+        fixed = tuple([(d, line.start) for d, line in enumerate(row) if line.source is None])
+        yield Region(0, row, fixed)
+
+
+def _lines(d: int, bounds: Any, part: int, depth: int, boundary: str | None) -> Iterator[Line]:
+    """Yields the sources, along dimension ``d``, of a part with its halos: those before, inside and behind the array.
+
+    ``start`` of a line that repeats one element is the index of that element.
+    """
+    size, begin, end = int(bounds[-1]), int(bounds[part]) - depth, int(bounds[part + 1]) + depth
+    shift = (2 * part + 1) * depth  # from indices of x to those of the result
+    before, behind = max(-begin, 0), max(end - size, 0)
+    if end - behind > begin + before:
+        yield Line(begin + before + shift, end - behind + shift, d, begin + before)
+    sources = {
+        "periodic": ((size - before, 1), (0, 1)),
+        "reflect": ((before - 1, -1), (size - 1, -1)),
+        "nearest": ((0, 0), (size - 1, 0)),
+    }
+    if boundary is not None:
+        at = (begin + shift, end - behind + shift)
+        for first, count, (start, step) in zip(at, (before, behind), sources[boundary], strict=True):
+            if count:
+                yield Line(first, first + count, d if step else None, start, step or 1)

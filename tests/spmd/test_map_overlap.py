@@ -1,0 +1,160 @@
+"""`map_overlap`: halos on every layout and backend, compared with the same function of a padded array."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as draws
+
+import shardtensor as st
+from shardtensor import P
+from tests.interpreters.test_infer import totals
+from tests.layouts import everywhere, mesh_of
+
+MODES = {"periodic": "wrap", "reflect": "symmetric", "nearest": "edge"}
+
+
+def weighted(depth: Sequence[int]) -> Callable[[Any], Any]:
+    """Returns a stencil that gives every neighbour another weight, and whose result has no halo."""
+
+    def stencil(block: Any) -> Any:
+        total = 0
+        for weight, at in enumerate(itertools.product(*[range(2 * d + 1) for d in depth])):
+            shape = zip(at, block.shape, depth, strict=True)
+            total = total + (weight % 11 + 1) * block[tuple([slice(i, i + n - 2 * d) for i, n, d in shape])]
+        return total
+
+    return stencil
+
+
+def padded(x: Any, depth: Sequence[int], boundary: Any) -> Any:
+    widths = [(d, d) for d in depth]
+    if isinstance(boundary, str):
+        return np.pad(x, widths, mode=MODES[boundary])  # type: ignore[call-overload]
+    return np.pad(x, widths, constant_values=boundary)
+
+
+@everywhere
+@given(data=draws.data())
+def test_layouts(backend: str, data: Any) -> None:
+    shape = tuple(data.draw(draws.lists(draws.integers(1, 9), min_size=1, max_size=3), "shape"))
+    depth = [data.draw(draws.integers(0, min(n, 3)), "depth") for n in shape]
+    boundary = data.draw(draws.sampled_from([*MODES, 0, -7]), "boundary")
+    axes = [*["x", "y", ("x", "y"), ("y", "x")], *[None] * 3]
+    entries = data.draw(draws.permutations(axes), "spec")[: len(shape)]
+    used: set[str] = set()
+    spec = []
+    for entry in entries:
+        names = set(entry or ())
+        spec.append(None if names & used else entry)
+        used |= names
+    x = np.arange(np.prod(shape), dtype="int64").reshape(shape)
+    placed = st.device_put(x, st.NamedSharding(mesh_of((2, 3), backend), P(*spec)))
+    result = st.map_overlap(weighted(depth), placed, depth=depth, boundary=boundary)
+    assert result.sharding == placed.sharding
+    np.testing.assert_array_equal(np.asarray(result), weighted(depth)(padded(x, depth, boundary)))
+    np.testing.assert_array_equal(np.asarray(placed), x)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "complex64", "datetime64[s]"])
+@everywhere
+def test_dtypes_and_results_with_their_halo(backend: str, dtype: str) -> None:
+    if backend != "numpy" and dtype.startswith("datetime"):
+        pytest.skip("only NumPy has datetimes")
+    x = np.arange(7).astype(dtype)
+    placed = st.device_put(x, mesh_of((3,), backend))
+    result = st.map_overlap(lambda block: block, placed, depth=2, boundary="reflect")
+    assert result.dtype == x.dtype
+    np.testing.assert_array_equal(np.asarray(result), x)
+
+
+@everywhere
+def test_shards_thinner_than_the_halo_and_empty_ones(backend: str) -> None:
+    x = np.arange(3.0)
+    placed = st.device_put(x, mesh_of((8,), backend))
+    for boundary in (*MODES, 5.0):
+        result = st.map_overlap(weighted((3,)), placed, depth=3, boundary=boundary)
+        np.testing.assert_array_equal(np.asarray(result), weighted((3,))(padded(x, (3,), boundary)))
+
+
+@everywhere
+def test_pytrees_and_collectives(backend: str) -> None:
+    x = np.arange(10.0)
+    placed = st.device_put(x, mesh_of((4,), backend))
+
+    def both(block: Any) -> Any:
+        middle = block[1:-1]
+        return {"mean": middle - st.psum(middle.sum(), "x") / 10, "difference": (block[2:] - block[:-2]) / 2}
+
+    found = st.map_overlap(both, placed, depth=1, boundary="nearest")
+    np.testing.assert_allclose(np.asarray(found["mean"]), x - x.mean())
+    np.testing.assert_allclose(np.asarray(found["difference"])[1:-1], np.ones(8))
+
+
+def test_only_halos_are_sent_and_every_backend_counts_the_same() -> None:
+    shape, found = (40, 6), []
+    for backend in ("numpy", "checked"):
+        placed = st.device_put(np.ones(shape, "float32"), st.NamedSharding(mesh_of((4,), backend), P("x")))
+        with st.transfers() as log:
+            st.map_overlap(lambda block: block, placed, depth=(2, 1), boundary="nearest")
+        found.append({(a, b.id, c.id): n for (a, _, b, c), n in totals(log).items()})
+    assert found[0] == found[1]
+    assert sum(found[0].values()) == 2 * 3 * 2 * 8 * 4  # Both sides of 3 borders, 2 rows of 6 numbers and both edges.
+    mesh = st.AbstractMesh((4,), ("x",))
+    x = st.empty(shape, dtype="float32", device=st.NamedSharding(mesh, P("x")))
+    report = st.simulate(lambda x: st.map_overlap(lambda b: b, x, depth=(2, 1), boundary="nearest"), x)
+    assert report.bytes == sum(found[0].values())
+    with st.transfer_guard("disallow"), pytest.raises(st.TransferError, match="map_overlap"):
+        st.map_overlap(lambda block: block, placed, depth=(2, 0), boundary=0.0)
+
+
+def test_inference_does_not_compute() -> None:
+    x = st.device_put(np.ones((8, 2), "float32"), mesh_of((4,), "numpy"))
+    made = st.eval_shape(lambda x: st.map_overlap(lambda b: b[1:-1] > 1, x, depth=(1, 0), boundary="periodic"), x)
+    assert (made.shape, made.dtype, made.sharding) == ((8, 2), np.bool_, x.sharding)
+
+
+def test_large_arrays_are_copied_by_threads() -> None:
+    x = np.random.default_rng(0).random((1500, 1500))
+    placed = st.device_put(x, mesh_of((5,), "numpy"))
+    result = st.map_overlap(weighted((1, 1)), placed, depth=1, boundary="reflect")
+    np.testing.assert_array_equal(np.asarray(result), weighted((1, 1))(padded(x, (1, 1), "reflect")))
+
+
+def test_hosts_arrays_scalars_and_negative_zero() -> None:
+    result = st.map_overlap(lambda block: block[1:-1], [1, 2, 3], depth=1, boundary=0)
+    assert result.tolist() == [1, 2, 3]
+    assert st.map_overlap(lambda block: block + 1, 5, depth=(), boundary="nearest").item() == 6
+    x = st.asarray([1.0], device=st.devices()[0])
+    for zero in (0.0, -0.0):
+        ends = st.map_overlap(lambda block: block[:1], x, depth=1, boundary=zero)
+        assert np.signbit(float(ends[0])) == np.signbit(zero)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"depth": -1}, st.ArgumentError, "depth -1 in dimension 0 is negative"),
+        ({"depth": (1, 1)}, st.ArgumentError, "depth has 2 entries, and x has 1 dimensions"),
+        ({"depth": 6}, st.ShapeError, "depth 6 is larger than dimension 0, which has size 5"),
+        ({"depth": 1.5}, st.ArgumentTypeError, "depth is 1.5; wanted an integer"),
+        ({"boundary": "wrap"}, st.ArgumentError, "boundary is 'wrap'; wanted one of"),
+        ({"boundary": 300}, st.RangeError, "boundary"),
+        ({"fn": None}, st.ArgumentTypeError, "fn is a NoneType"),
+        ({"fn": lambda block: block[1:]}, st.ShapeError, "fn returned an array of shape"),
+        ({"fn": lambda block: "text"}, st.ArgumentTypeError, "the result"),
+    ],
+)
+def test_errors(arguments: Any, error: type[Exception], text: str) -> None:
+    x = st.device_put(np.arange(5, dtype="int8"), mesh_of((2,), "numpy"))
+    given = {"fn": lambda block: block, "depth": 1, "boundary": "nearest", **arguments}
+    fn = given.pop("fn")
+    with pytest.raises(error, match=text) as seen:
+        st.map_overlap(fn, x, **given)
+    assert "map_overlap" in str(seen.value)
+    assert x.tolist() == [0, 1, 2, 3, 4]
