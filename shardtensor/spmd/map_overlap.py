@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError
 from shardtensor.functions.halos import BOUNDARIES, with_halos
-from shardtensor.functions.placement import host_array, transfer_to
+from shardtensor.functions.placement import ensure_sharding, host_array, transfer_to
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
 from shardtensor.spmd.launch import MappedArgument, map_shards
@@ -21,7 +21,9 @@ from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 
-def map_overlap(fn: Callable[..., Any], x: ArrayLike, *, depth: int | Sequence[int], boundary: str | complex) -> Any:
+def map_overlap(
+    fn: Callable[..., Any], x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
+) -> Any:
     """Runs ``fn`` on every device, on its shard of x with a halo: the elements around the shard, which other devices
     hold.
 
@@ -34,6 +36,7 @@ def map_overlap(fn: Callable[..., Any], x: ArrayLike, *, depth: int | Sequence[i
             dimension, and returns an array of that shape, whose halo is removed, or an array of the shard's shape; or
             a pytree of such arrays. It may call collectives along the axes of x's mesh.
         x: a tensor, or a host array, which is sharded over the default mesh.
+        *more: further arguments of ``fn``, arrays of x's shape; they are transferred to x's sharding.
         depth: the elements of the halo before and behind the shard, for all dimensions or one number for each; at most
             the size of the dimension.
         boundary: the elements outside of x: ``"periodic"`` (those of the opposite end: d a b c d a), ``"reflect"``
@@ -45,7 +48,7 @@ def map_overlap(fn: Callable[..., Any], x: ArrayLike, *, depth: int | Sequence[i
     Raises:
         ArgumentError: ``depth`` is negative, or has another length than x has dimensions; ``boundary`` is unknown.
         ArgumentTypeError: ``fn`` is no function, ``depth`` no integer, or x no array.
-        ShapeError: ``depth`` is larger than the dimension, or a result of ``fn`` has another shape.
+        ShapeError: ``depth`` is larger than the dimension, arrays differ in shape, or a result has another shape.
         RangeError: ``boundary`` is a number that x's dtype cannot represent.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
 
@@ -55,25 +58,28 @@ def map_overlap(fn: Callable[..., Any], x: ArrayLike, *, depth: int | Sequence[i
     """
     if not callable(fn):
         raise ArgumentTypeError(f"map_overlap: fn is a {type(fn).__name__}; wanted a function")
-    given: Any = host_array(x, "map_overlap")
-    halo = _depths(depth, given.shape)
-    edge = _boundary(boundary, given.dtype)
-    if not isinstance(given, ShardedTensor):
-        target = as_sharding(default_mesh(), given.ndim, "map_overlap")
-        given = transfer_to(given, target, "map_overlap", committed=False)
-    mesh, spec = given.sharding.mesh, given.sharding.spec
-    submeshes = [mesh_of((device,)) for device in mesh.flat]
-    blocks = MappedArgument(with_halos(given, halo, edge), True)
-    function = functools.partial(_on_block, fn, halo)
-    results = map_shards([blocks], function, submeshes, submeshes, "map_overlap", mesh.axis_names, mesh.axis_sizes)
+    first, *others = [host_array(a, "map_overlap") for a in (x, *more)]
+    for number, other in enumerate(others, 1):
+        if other.shape != first.shape:
+            raise ShapeError(f"map_overlap: array {number} has shape {other.shape}; wanted {first.shape}, as x has")
+    halo = _depths(depth, first.shape)
+    edges = [_boundary(boundary, a.dtype) for a in (first, *others)]
+    if not isinstance(first, ShardedTensor):
+        target = as_sharding(default_mesh(), first.ndim, "map_overlap")
+        first = transfer_to(first, target, "map_overlap", committed=False)
+    mesh, spec = first.sharding.mesh, first.sharding.spec
+    arrays = [first, *[ensure_sharding(other, first.sharding, "map_overlap") for other in others]]
+    columns = [MappedArgument(with_halos(a, halo, edge), True) for a, edge in zip(arrays, edges, strict=True)]
+    function, submeshes = functools.partial(_on_blocks, fn, halo), [mesh_of((device,)) for device in mesh.flat]
+    results = map_shards(columns, function, submeshes, submeshes, "map_overlap", mesh.axis_names, mesh.axis_sizes)
     same_forms(results, "map_overlap")
     count = len(leaves(results[0]))
     return joined(results, lambda _: [spec] * count, mesh, mesh.axis_names, "map_overlap", check=False)
 
 
-def _on_block(fn: Callable[..., Any], depth: Shape, block: Any) -> Any:
-    """Calls ``fn`` on one block, and removes the halos of its results."""
-    given = tuple(block.shape)
+def _on_blocks(fn: Callable[..., Any], depth: Shape, *blocks: Any) -> Any:
+    """Calls ``fn`` on the blocks of one device, and removes the halos of its results."""
+    given = tuple(blocks[0].shape)
     inner = tuple([n - 2 * d for n, d in zip(given, depth, strict=True)])
     index = tuple([slice(d, d + n) for n, d in zip(inner, depth, strict=True)])
 
@@ -86,7 +92,7 @@ def _on_block(fn: Callable[..., Any], depth: Shape, block: Any) -> Any:
             )
         return leaf if shape == inner else leaf[index]
 
-    return map_leaves(without_halo, fn(block))
+    return map_leaves(without_halo, fn(*blocks))
 
 
 def _depths(depth: Any, shape: Shape) -> Shape:

@@ -96,6 +96,19 @@ def test_pytrees_and_collectives(backend: str) -> None:
     np.testing.assert_allclose(np.asarray(found["difference"])[1:-1], np.ones(8))
 
 
+@everywhere
+def test_several_arrays_in_other_layouts(backend: str) -> None:
+    x, y = np.arange(20.0).reshape(4, 5), np.arange(20.0)[::-1].reshape(4, 5)
+    rows = st.device_put(x, st.NamedSharding(mesh_of((3,), backend), P("x")))
+    columns = st.device_put(y, st.NamedSharding(mesh_of((3,), backend), P(None, "x")))
+    for other in (y, columns):
+        result = st.map_overlap(lambda a, b: a[1:-1] * b[2:], rows, other, depth=(1, 0), boundary="periodic")
+        assert result.sharding == rows.sharding
+        np.testing.assert_array_equal(np.asarray(result), x * np.roll(y, -1, 0))
+    with pytest.raises(st.ShapeError, match=r"array 1 has shape \(4,\); wanted \(4, 5\)"):
+        st.map_overlap(lambda a, b: a, rows, y[:, 0], depth=1, boundary=0.0)
+
+
 def test_only_halos_are_sent_and_every_backend_counts_the_same() -> None:
     shape, found = (40, 6), []
     for backend in ("numpy", "checked"):
