@@ -43,6 +43,7 @@ from shardtensor.errors import (
 )
 from shardtensor.functions.creation import *
 from shardtensor.functions.data_types import astype as astype, result_type as result_type
+from shardtensor.functions.differences import gradient as gradient
 from shardtensor.functions.elementwise import *
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
@@ -98,7 +99,7 @@ from shardtensor.spmd.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
-from shardtensor.spmd.map_overlap import map_overlap as map_overlap
+from shardtensor.spmd.stencils import convolve as convolve, correlate as correlate, map_overlap as map_overlap
 from shardtensor.spmd.pmap import pmap as pmap
 from shardtensor.spmd.shard_map import shard_map as shard_map
 from shardtensor.spmd.smap import smap as smap

@@ -32,7 +32,7 @@ def with_halos(x: ArrayLike, /, depth: tuple[int, ...], boundary: str | complex)
     Args:
         x: a tensor.
         depth: for each dimension a number of elements, at most the size of the dimension.
-        boundary: see `shardtensor.spmd.map_overlap.map_overlap`.
+        boundary: see `shardtensor.spmd.stencils.map_overlap`.
 
     >>> from shardtensor.functions.halos import with_halos
     >>> [part.tolist() for part in with_halos(st.arange(4, device=st.make_mesh((2,), ("x",))), (1,), "periodic")]

@@ -93,7 +93,17 @@ def test_the_package_shows_its_public_names_only() -> None:
 def test_every_operator_is_exported_or_listed_here() -> None:
     """Operators that users reach through methods and protocols only."""
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
-    internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards", "with_halos"}
+    internal |= {
+        "copy",
+        "put",
+        "split_over",
+        "unsqueeze",
+        "view",
+        "check_equal",
+        "map_shards",
+        "with_halos",
+        "convolve_valid",
+    }
     assert set(OPS) - set(st.__all__) == internal
 
 

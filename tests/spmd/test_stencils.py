@@ -1,4 +1,4 @@
-"""`map_overlap`: halos on every layout and backend, compared with the same function of a padded array."""
+"""Stencils and convolutions on every layout and backend, compared with NumPy on the padded array."""
 
 from __future__ import annotations
 
@@ -171,3 +171,40 @@ def test_errors(arguments: Any, error: type[Exception], text: str) -> None:
         st.map_overlap(fn, x, **given)
     assert "map_overlap" in str(seen.value)
     assert x.tolist() == [0, 1, 2, 3, 4]
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+@everywhere
+@given(data=draws.data())
+def test_convolutions(backend: str, data: Any) -> None:
+    n, m = data.draw(draws.integers(1, 40), "n"), data.draw(draws.integers(1, 12), "m")
+    kinds = draws.sampled_from(["int64", "float32", "complex64"])
+    rng, mesh = np.random.default_rng(n * m), mesh_of((data.draw(draws.sampled_from([1, 3, 8]), "devices"),), backend)
+    a, v = [rng.integers(-9, 9, size).astype(data.draw(kinds, "dtype")) for size in (n, m)]
+    if a.dtype.kind == "c":
+        a = a * (1 + 2j)
+    weights = st.device_put(v, mesh) if data.draw(draws.booleans(), "weights are sharded") else v
+    mode = data.draw(draws.sampled_from(["full", "same", "valid"]), "mode")
+    for name in ("convolve", "correlate"):
+        result, wanted = getattr(st, name)(st.device_put(a, mesh), weights, mode), getattr(np, name)(a, v, mode)
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-5)
+
+
+def test_a_convolution_sends_halos_and_copies_of_the_weights() -> None:
+    a = st.device_put(np.ones(1000), mesh_of((4,), "checked"))
+    with st.transfers() as log:
+        st.convolve(a, np.ones(5), "same")
+    assert log.bytes < 4 * 5 * 8 + 3 * 2 * 4 * 8 + 1000  # Copies of the weights, halos, and rows that change places.
+
+
+@pytest.mark.parametrize("name", ["convolve", "correlate"])
+def test_errors_of_convolutions(name: str) -> None:
+    function = getattr(st, name)
+    for a, v in (([], [1]), ([1], np.zeros(0)), ([[1]], [1]), ([1], 1)):
+        with pytest.raises(st.ShapeError, match=f"{name}: [av] has shape"):
+            function(a, v)
+    with pytest.raises(st.ArgumentError, match=f"{name}: mode is 'all'"):
+        function([1], [1], "all")

@@ -1,4 +1,4 @@
-"""`map_overlap`: runs a function on each device's shard together with the elements around it."""
+"""Stencils: `map_overlap`, which runs a function on each shard and the elements around it, and convolutions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError
+from shardtensor.functions.differences import convolve_valid, same_dtype
+from shardtensor.functions.elementwise import conj
 from shardtensor.functions.halos import BOUNDARIES, with_halos
-from shardtensor.functions.placement import ensure_sharding, host_array, transfer_to
+from shardtensor.functions.joining import concat
+from shardtensor.functions.manipulation import flip
+from shardtensor.functions.placement import copy, ensure_sharding, host_array, transfer_to
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
 from shardtensor.spmd.launch import MappedArgument, map_shards
@@ -124,3 +128,71 @@ def _boundary(boundary: Any, dtype: Any) -> Any:
         raise RangeError(f"map_overlap: boundary: {error}") from None
     except ShardTensorError as error:
         raise type(error)(f"map_overlap: {error}") from None
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+def convolve(a: ArrayLike, v: ArrayLike, mode: str = "full") -> ShardedTensor:
+    """Computes the discrete linear convolution of two arrays of one dimension.
+
+    Element n of the full result is the sum of ``a[m] * v[n - m]``. The longer array stays distributed: each device
+    receives a halo of the length of the shorter one, of which every device gets a copy. The result has the dtype to
+    which both are promoted, and is sharded like the longer array.
+
+    Args:
+        a, v: arrays of one dimension, with at least one element.
+        mode: ``"full"``: n + m - 1 elements; ``"same"``: as many as the longer array, those in the middle; ``"valid"``:
+            those where the arrays overlap completely.
+
+    Raises:
+        ArgumentError: ``mode`` is unknown.
+        ShapeError: an array is empty, or does not have one dimension.
+
+    >>> st.convolve(st.asarray([1, 2, 3]), [1, 1]).tolist()
+    [1, 3, 5, 3]
+    """
+    first, second = _signals(a, v, mode, "convolve")
+    return _convolved(first, second, mode) if len(first) >= len(second) else _convolved(second, first, mode)
+
+
+def correlate(a: ArrayLike, v: ArrayLike, mode: str = "valid") -> ShardedTensor:
+    """Computes the cross-correlation of two arrays of one dimension: sums of ``a[n + k] * conj(v[n])``.
+
+    Arguments, dtype, sharding and errors are those of `convolve`. If ``v`` is longer than ``a``, the result is that of
+    the swapped arrays in reversed order, conjugated, as in NumPy.
+
+    >>> st.correlate(st.asarray([1, 2, 3]), [0, 1]).tolist()
+    [2, 3]
+    """
+    first, second = _signals(a, v, mode, "correlate")
+    if len(second) > len(first):
+        return conj(flip(correlate(second, first, mode)))
+    return _convolved(first, conj(flip(second)), mode)
+
+
+def _signals(a: Any, v: Any, mode: str, caller: str) -> tuple[Any, Any]:
+    """Returns the operands of a convolution as arrays of one dtype, after all checks."""
+    if mode not in ("full", "same", "valid"):
+        raise ArgumentError(f"{caller}: mode is {mode!r:.60}; wanted 'full', 'same' or 'valid'")
+    arrays = [host_array(x, caller) for x in (a, v)]
+    for name, x in zip("av", arrays, strict=True):
+        if x.ndim != 1 or not x.size:
+            raise ShapeError(f"{caller}: {name} has shape {x.shape}; wanted one dimension with at least one element")
+    return same_dtype(*arrays)
+
+
+def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
+    """Returns the convolution of an array and one that is not longer."""
+    n, halo = len(a), len(v) - 1
+    if not isinstance(a, ShardedTensor):
+        a = transfer_to(a, as_sharding(default_mesh(), 1, "convolve"), "convolve", committed=False)
+    # With zeros behind it, the array has the length of the full result, which has the same split.
+    longer = concat([a, np.zeros(halo, a.dtype)]) if halo else a
+
+    def on_device(block: Any) -> Any:
+        return convolve_valid(block[: block.shape[0] - halo], v)
+
+    full = map_overlap(on_device, longer, depth=halo, boundary=0)
+    begin, end = {"full": (0, n + halo), "same": (halo // 2, halo // 2 + n), "valid": (halo, n)}[mode]
+    return full if mode == "full" else copy(full[begin:end])

@@ -1,0 +1,139 @@
+"""Numerical derivatives, composed of other operators, and the local part of convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.data_types import astype, result_type
+from shardtensor.functions.joining import concat
+from shardtensor.functions.placement import host_array
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import normalize_axes
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+
+def _valid(shapes: Sequence[Shape]) -> tuple[str, Shape]:
+    (n,), (m,) = shapes
+    return "n!, m! -> k", (max(n - m + 1, 0),)
+
+
+@operator(_valid, operands=("a", "v"), error_name="convolve")
+def convolve_valid(a: ArrayLike, v: ArrayLike, /) -> ShardedTensor:
+    """Returns the convolution of two arrays of one dimension and dtype where they overlap completely.
+
+    >>> from shardtensor.functions.differences import convolve_valid
+    >>> convolve_valid(np.asarray([1, 2, 3]), np.asarray([1, 1])).tolist()
+    [3, 5]
+    """
+
+
+@implements(convolve_valid, "kernel")
+def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any) -> Any:
+    n, m = a.shape[0], v.shape[0]
+    if n < m:
+        return a[:0]
+    if xp is np:
+        return np.convolve(a, v, "valid")
+    total = a[m - 1 :] * v[0]
+    for k in range(1, m):
+        total = total + a[m - 1 - k : n - k] * v[k]
+    return total
+
+
+def gradient(
+    f: ArrayLike, *varargs: Any, axis: int | Sequence[int] | None = None, edge_order: int = 1
+) -> ShardedTensor | tuple[ShardedTensor, ...]:
+    """Computes the gradient by second-order central differences, and by one-sided differences at both ends.
+
+    The method and the formulas are those of `numpy.gradient`. Each derivative has f's shape, and the sharding to which
+    slices of f along the axis are moved. The dtype is f's, or float64 for integers.
+
+    Args:
+        f: an array of real or complex numbers.
+        *varargs: the spacing: nothing (1), one number, or for each axis a number or the 1-d coordinates of the points.
+        axis: the axis or axes along which to differentiate; None means all of them.
+        edge_order: the order of the differences at the ends, 1 or 2.
+
+    Returns:
+        A tensor if there is one axis, else a tuple with one for each.
+
+    Raises:
+        ArgumentError: the number of spacings is not the number of axes, or ``edge_order`` is neither 1 nor 2.
+        AxisError: f has no such axis, or an axis occurs twice.
+        ShapeError: an axis has at most ``edge_order`` elements, or its coordinates another number than it has.
+
+    >>> st.gradient(st.asarray([1.0, 2.0, 4.0, 7.0])).tolist()
+    [1.0, 1.5, 2.5, 3.0]
+    """
+    x: Any = host_array(f, "gradient")
+    axes = tuple(range(x.ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(axis).tolist()), x.ndim)
+    if edge_order not in (1, 2):
+        raise ArgumentError(f"gradient: edge_order is {edge_order!r}; wanted 1 or 2")
+    if x.dtype.kind in "biu":
+        x = astype(x, np.float64) if isinstance(x, ShardedTensor) else x.astype(np.float64)
+    results = [_derivative(x, a, h, edge_order) for a, h in zip(axes, _spacings(varargs, x.shape, axes), strict=True)]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _spacings(given: Sequence[Any], shape: Shape, axes: Sequence[int]) -> list[Any]:
+    """Returns for each axis its spacing: one number, or an array with the distances of neighbouring points."""
+    if len(given) not in (0, 1, len(axes)):
+        raise ArgumentError(f"gradient: {len(given)} spacings for {len(axes)} axes; give one for all, or one for each")
+    found: list[Any] = []
+    spacings = given if len(given) == len(axes) else [given[0] if given else 1.0] * len(axes)
+    for a, h in zip(axes, spacings, strict=True):
+        points = np.asarray(h)
+        if points.dtype.kind not in "biuf":
+            raise ArgumentTypeError(f"gradient: the spacing of axis {a} is {h!r:.60}; wanted a number or coordinates")
+        if points.ndim > 1 or (points.ndim and len(points) != shape[a]):
+            raise ShapeError(
+                f"gradient: the coordinates of axis {a} have shape {points.shape}; wanted ({shape[a]},) or a number"
+            )
+        steps = np.diff(points.astype(np.float64)) if points.ndim else points.item()
+        even = points.ndim and len(steps) and (steps == steps[0]).all()
+        found.append(steps[0].item() if even else steps)
+    return found
+
+
+def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
+    n = x.shape[axis]
+    if n <= edge_order:
+        raise ShapeError(f"gradient: axis {axis} has {n} elements; wanted at least {edge_order + 1}")
+
+    def part(begin: int, end: int) -> Any:
+        return x[(slice(None),) * axis + (slice(begin, end),)]
+
+    def at(i: int) -> Any:
+        return part(i % n, i % n + 1)
+
+    if np.ndim(h):
+        before, after = [s.reshape((-1,) + (1,) * (x.ndim - axis - 1)).astype(x.dtype) for s in (h[:-1], h[1:])]
+        left, middle = -after / (before * (before + after)), (after - before) / (before * after)
+        inner = left * part(0, n - 2) + middle * part(1, n - 1) + before / (after * (before + after)) * part(2, n)
+        steps = h.tolist()  # Python's numbers keep the dtype.
+        first, last = steps[:2], steps[:-3:-1]
+    else:
+        inner = (part(2, n) - part(0, n - 2)) / (2.0 * h)
+        first = last = (h, h)
+    if edge_order == 1:
+        edges = [(at(1) - at(0)) / first[0], (at(-1) - at(-2)) / last[0]]
+    else:
+        edges = [_edge(first, at(0), at(1), at(2)), -_edge(last, at(-1), at(-2), at(-3))]
+    return concat([edges[0], inner, edges[1]], axis=axis)
+
+
+def _edge(steps: Sequence[Any], x0: Any, x1: Any, x2: Any) -> Any:
+    """Returns the second-order one-sided difference at the first of three points at these distances."""
+    a, b = steps
+    return x0 * (-(2.0 * a + b) / (a * (a + b))) + x1 * ((a + b) / (a * b)) - x2 * (a / (b * (a + b)))
+
+
+def same_dtype(a: Any, v: Any) -> tuple[Any, Any]:
+    """Converts two arrays to the dtype to which they are promoted."""
+    dtype = result_type(a, v)
+    return a if a.dtype == dtype else astype(a, dtype), v if v.dtype == dtype else astype(v, dtype)
