@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer import RecordedPlan, as_dtype, send
+from shardtensor.communication.transfer import Message, RecordedPlan, as_dtype, exchange
 from shardtensor.communication.transfer_log import Transfer
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
@@ -126,21 +126,21 @@ class GatherPlan(RecordedPlan):
         backend = backend_of(want.device)
         with backend.on(want.device):
             out = backend.xp.empty(want.shape, dtype=dtype)
-        for p in pieces:
-            part = self._fetch(p, arrays[p.j], want.device)
+        parts = exchange([self._message(p, arrays[p.j], want.device) for p in pieces])
+        for p, part in zip(pieces, parts, strict=True):
             with backend.on(want.device):
                 # The rows of one source are in the order of the request, so a slice suffices if it has them all.
                 rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
                 out[(rows, *p.to)] = as_dtype(backend, part, dtype)
         return out
 
-    def _fetch(self, piece: _Piece, array: Any, device: Device) -> Any:
+    def _message(self, piece: _Piece, array: Any, destination: Device) -> Message:
         source = self.source.devices[piece.j]
         backend = backend_of(source)
         with backend.on(source):
             array = backend.xp.permute_dims(array, (*self.dims, *self.others))
             part = array[(*[on_device(i, source) for i in piece.indices], *piece.runs)]
-        return part if source == device else send(part, source, device)
+        return Message(part, source, destination)
 
 
 def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, int]]:

@@ -137,6 +137,18 @@ def sent(block: Block) -> Block:
     return Block(sources[count], destinations[count], sizes[count])
 
 
+def one_for_each_pair(block: Block) -> Block:
+    """Returns flat messages with those from one device to the same other one as one message."""
+    if not len(block.sizes):
+        return block
+    least = min(int(block.sources.min()), int(block.destinations.min()))
+    width = int(block.destinations.max()) - least + 1
+    pairs, inverse = np.unique((block.sources - least) * width + block.destinations - least, return_inverse=True)
+    totals = np.zeros(len(pairs), np.int64)
+    np.add.at(totals, inverse, block.sizes)
+    return Block(pairs // width + least, pairs % width + least, totals)
+
+
 class Beside(Schedule):
     """Schedules of disjoint groups of devices, which run at the same time."""
 
@@ -192,13 +204,7 @@ class Move(Schedule):
 
     def _joined(self) -> Phase:
         """Yields one block in which the pieces that several regions send from one device to another are one message."""
-        sources, destinations, sizes = flat(sent(block) for region in self.regions for block in self._blocks(region))
-        least = min(int(sources.min(initial=0)), int(destinations.min(initial=0)))
-        width = int(destinations.max(initial=0)) - least + 1
-        pairs, inverse = np.unique((sources - least) * width + destinations - least, return_inverse=True)
-        totals = np.zeros(len(pairs), np.int64)
-        np.add.at(totals, inverse, sizes)
-        yield Block(pairs // width + least, pairs % width + least, totals)
+        yield one_for_each_pair(flat(sent(block) for region in self.regions for block in self._blocks(region)))
 
 
 class Listed(Schedule):

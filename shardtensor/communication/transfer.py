@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.schedules import Block, Move, flat
+from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
@@ -81,7 +83,8 @@ class TransferPlan(RecordedPlan):
         for region, copies in zip(self.regions, self.copies, strict=True):
             sources, destinations, sizes = copies.messages()
             blocks.append(Block(sources + first[region.operand], destinations, sizes * itemsize))
-        return TransferBatch(*flat(blocks), devices.__getitem__, operator=operator, explicit=explicit, copied=copied)
+        messages = blocks[0] if len(blocks) == 1 else one_for_each_pair(flat(blocks))
+        return TransferBatch(*messages, devices.__getitem__, operator=operator, explicit=explicit, copied=copied)
 
     def run(
         self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False, fill: Any = None
@@ -130,7 +133,7 @@ class TransferPlan(RecordedPlan):
         device, shape = self.result.devices[k], self.result.shape(k)
         backend = backend_of(device)
         if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
-            part = self._fetch(pieces[0], operands, device)
+            (part,) = exchange([self._message(pieces[0], operands, device)])
             with backend.on(device):
                 # Arrays that are sent are contiguous, and replicas must be reduced in the same order on every device.
                 part = part if as_they_lie else backend.contiguous(part)
@@ -140,21 +143,82 @@ class TransferPlan(RecordedPlan):
             out = empty(shape, dtype=dtype)
             if fill is not None:
                 out[...] = fill
-        for piece in pieces:
-            part = self._fetch(piece, operands, device)
+        parts = exchange([self._message(piece, operands, device) for piece in pieces])
+        for piece, part in zip(pieces, parts, strict=True):
             with backend.on(device):
                 out[piece.to] = part
         return out
 
-    def _fetch(self, piece: Piece, operands: Sequence[Sequence[Any]], device: Device) -> Any:
-        """Returns the elements of one piece on ``device``: a view if they are already there."""
+    def _message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
+        """Returns the message with the elements of one piece, a view of the operand's array."""
         region = self.regions[piece.region]
         source = self.sources[region.operand].devices[piece.j]
         array = operands[region.operand][piece.j]
         with backend_of(source).on(source):
             part = backend_of(source).view(array, piece.index) if piece.index else array
-        shared = backend_of(source).shared_memory and backend_of(device).shared_memory
-        return part if piece.local or shared else send(part, source, device)
+        return Message(part, source, destination)
+
+
+class Message(NamedTuple):
+    """An array on the device ``source`` that the device ``destination`` needs."""
+
+    array: Any
+    source: Device
+    destination: Device
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the destination can read the array where it is."""
+        one_memory = backend_of(self.source).shared_memory and backend_of(self.destination).shared_memory
+        return self.source == self.destination or one_memory
+
+    def packs_with(self) -> Any:
+        """A key that is equal for messages that may be sent as one; None for long arrays, which are sent alone."""
+        backend = backend_of(self.source)
+        short = math.prod(self.array.shape) * backend.dtype_of(self.array).itemsize <= _PACKED_UP_TO
+        return (self.source, self.destination, backend.dtype_of(self.array)) if short else None
+
+
+_PACKED_UP_TO = 1 << 16
+"""Bytes of an array up to which copying it costs less than another message."""
+
+
+def exchange(messages: Sequence[Message]) -> Iterator[Any]:
+    """Yields the arrays of messages on their destinations, in order; local ones as they are.
+
+    Short arrays that go from one device to the same other one are packed into one message. The others are sent one
+    after the other, so that only one of them is in memory at a time.
+    """
+    groups: dict[Any, list[int]] = {}
+    for number, message in enumerate(messages):
+        if not message.is_local and (key := message.packs_with()) is not None:
+            groups.setdefault(key, []).append(number)
+    group_of = {number: group for group in groups.values() if len(group) > 1 for number in group}
+    arrived: dict[int, Any] = {}
+    for number, message in enumerate(messages):
+        if message.is_local:
+            yield message.array
+        elif number not in group_of:
+            yield send(*message)
+        else:
+            if number not in arrived:
+                group = group_of[number]
+                arrived.update(zip(group, _sent_as_one([messages[n] for n in group]), strict=True))
+            yield arrived.pop(number)
+
+
+def _sent_as_one(messages: Sequence[Message]) -> list[Any]:
+    """Packs arrays of one dtype on one device, sends them to another device, and unpacks them there."""
+    _, source, destination = messages[0]
+    giver, taker = backend_of(source), backend_of(destination)
+    shapes = [tuple(m.array.shape) for m in messages]
+    with giver.on(source):
+        packed = giver.xp.concat([giver.xp.reshape(giver.contiguous(m.array), (-1,)) for m in messages])
+    buffer = send(packed, source, destination)
+    ends = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+    with taker.on(destination):
+        parts = [taker.view(buffer, slice(*pair)) for pair in itertools.pairwise(ends)]
+        return [taker.xp.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def only_array(storage: Any) -> Any:

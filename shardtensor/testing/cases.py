@@ -498,8 +498,8 @@ def _reshard(data: Any) -> Case:
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
-    "zeros", "zeros_like",
-    # Maps, collectives, copies, and views and writes by view specs.
+    "zeros", "zeros_like", "convolve_valid",
+    # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
-    "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view",
+    "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
 }  # fmt: skip

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.backend.registry import load
+from shardtensor.functions.halos import with_halos
 from tests.layouts import USABLE, assert_same, everywhere, mesh_of
 
 
@@ -248,3 +250,23 @@ def test_devices_with_the_same_elements_have_them_in_the_same_order() -> None:
         orders = {(s.index[0].start, s.index[1].start, s.data.strides) for s in made.addressable_shards}
         places = {order[:2] for order in orders}
         assert len(orders) == len(places)
+
+
+def test_short_pieces_for_one_device_are_sent_as_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, sends = load("checked"), []
+    send = checked.to_device
+    monkeypatch.setattr(checked, "to_device", lambda a, *ends: sends.append(ends) or send(a, *ends))
+    for width, messages_of_a_pair in ((4, 1), (40_000, 3)):
+        x = np.arange(8 * width, dtype="float64").reshape(8, width)
+        placed = st.device_put(x, st.NamedSharding(mesh_of((4,), "checked"), st.P("x")))
+        sends.clear()
+        with st.transfers() as log:
+            parts = with_halos(placed, (1, 1), "periodic")
+        wanted = np.pad(x, 1, mode="wrap")
+        for k, part in enumerate(parts):
+            np.testing.assert_array_equal(np.asarray(part), wanted[2 * k : 2 * k + 4])
+        pairs = {(r.source, r.destination) for r in log}
+        assert len(pairs) == len(log) == 8
+        assert set(sends) == pairs
+        # The rows of a halo are in three pieces, of which the two at the ends are short.
+        assert len(sends) == len(pairs) * min(messages_of_a_pair, 2)
