@@ -104,6 +104,7 @@ from shardtensor.spmd.smap import smap as smap
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
 
 __version__ = "0.1.0"
+"""The version of the library."""
 
 __all__ = sorted(
     ["__version__", "visualize_sharding"]
