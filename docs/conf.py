@@ -26,7 +26,14 @@ extensions = [
     "extensions.links",
 ]
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "benchmarks/README.md", "docs/**", "notebooks/*.ipynb"]
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "docs/**",
+    "notebooks/*.ipynb",
+    "shardtensor/data/README.md",
+]
 exclude_patterns = [".venv", ".git", "build", "**/.ipynb_checkpoints"]
 
 # Docstrings name objects in single backquotes: `psum` is a link if there is an entry, and code otherwise.
