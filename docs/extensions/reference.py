@@ -23,6 +23,9 @@ from .chapters import names_in, pages_of_names
 
 PUBLIC = re.compile(r"st\.([\w.]+)(?:\(\))?")
 
+PROPERTIES: dict[str, list[str]] = {}
+"""The docstrings of properties, by name, while Napoleon converts them."""
+
 
 class Public(SphinxDirective):
     """``.. public:: module …`` shows a table of the public names of the modules, then the documentation of each."""
@@ -67,7 +70,7 @@ def summary(doc: str) -> str:
 def entry(name: str, doc: str) -> list[str]:
     """The directive that documents a public name."""
     if is_value(name):
-        return [f".. py:data:: shardtensor.{name}", "", *(f"   {line}" for line in doc.splitlines())]
+        return [f".. py:data:: {name}", "   :module: shardtensor", "", *(f"   {line}" for line in doc.splitlines())]
     thing = getattr(st, name)
     if not inspect.isclass(thing):
         return [f".. autofunction:: shardtensor.{name}"]
@@ -94,8 +97,15 @@ class LinkPublicNames(SphinxTransform):
                 link += node
 
 
+def keep_properties(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Keeps the docstring of a property: Napoleon would take the words before a colon as its type."""
+    if what == "property":
+        PROPERTIES[name] = lines.copy()
+
+
 def link_docstrings(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """In docstrings, `st.name` becomes a link to the entry of the name, and the path of a page a link to the page."""
+    lines[:] = PROPERTIES.pop(name, lines)
     text = re.sub(r"(?<!`)`st\.([\w.]+)`(?!`)", r"`st.\1 <shardtensor.\1>`", "\n".join(lines))
     lines[:] = re.sub(r"`?docs/(\w+)\.md`?", r":doc:`/docs/\1`", text).split("\n")
 
@@ -114,6 +124,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
             field.label = "Attributes"  # as in the docstrings; Sphinx calls them variables
     app.add_directive("public", Public)
     app.add_transform(LinkPublicNames)
-    app.connect("autodoc-process-docstring", link_docstrings)
+    app.connect("autodoc-process-docstring", keep_properties, priority=400)  # Napoleon's is 500.
+    app.connect("autodoc-process-docstring", link_docstrings, priority=600)
     app.connect("env-check-consistency", check_names)
     return {"parallel_read_safe": True}
