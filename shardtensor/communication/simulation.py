@@ -319,8 +319,10 @@ class SimulationReport:
         operators: the sum of the steps for each operator, and for each axis of a collective; ``link`` is that of one
             call.
         total: the sum of all steps.
-        messages, bytes, rounds, seconds: those of the total, see `Traffic`; ``seconds`` is the time of all schedules,
-            one after the other, and None if latency and bandwidth are not known.
+        messages: the number of messages in the total.
+        bytes: the bytes of all messages.
+        rounds: the rounds of all schedules, one after the other.
+        seconds: the time of all schedules, one after the other; None if latency and bandwidth are not known.
         result: what the function returned; tensors in it have no elements.
         shardings: a pytree in the form of the result with the `NamedSharding` of each tensor, and None for other
             leaves.

@@ -581,16 +581,20 @@ def test_the_gpu_is_the_default() -> None:
     assert done.stdout.split() == ["3.0", "cupy:0"], done.stderr
 
 
-def test_the_page_runs() -> None:
-    """The Python of docs/gpus.md, from top to bottom, in a process whose default backend is cupy."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gpus.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("name", ["README.md", "docs/from_cupy.md", "docs/gpus.md"])
+def test_the_page_runs(name: str) -> None:
+    """The blocks of a page for GPUs, from top to bottom, in a process whose default backend is cupy."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+    code = "\n".join([block for block in blocks if "import cupy" in block] if name == "README.md" else blocks)
+    printed = [f"{line}\n" for line in re.findall(r"# -> (.*)", code)]
     double = "import pytest\nfrom tests import fakecupy, kernels\n"
     double += "kernels.install(pytest.MonkeyPatch(), fakecupy.install(devices=1))\n"
     env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "cupy"}
-    after = "assert not fakecupy.races, list(fakecupy.races)\n" if NO_GPU else ""
-    code = (double if NO_GPU else "") + "\n".join(blocks) + "\n" + after
+    after = "\nassert not fakecupy.races, list(fakecupy.races)\n"
+    code = f"{double}{code}{after}" if NO_GPU else code
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(printed)
 
 
 # -- where there is no GPU -------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def jax_is_the_pages() -> bool:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not jax_is_the_pages(), reason="JAX 0.10, of which the page speaks, is not installed")
+@pytest.mark.skipif(not jax_is_the_pages(), reason="JAX 0.10, the version of the page, is not installed")
 def test_jaxs_code_gives_the_same() -> None:
     sections = [
         (title, "\n".join(blocks(PREAMBLE, "py") + blocks(SECTIONS[TITLES.index(title)], "py"))) for title in WITH_JAX
