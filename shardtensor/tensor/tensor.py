@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
+from shardtensor.tensor.display import described, printed
 from shardtensor.tensor.numpy_protocols import Operators
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
@@ -237,6 +239,21 @@ class ShardedTensor(Operators):
     def __complex__(self) -> complex:
         return complex(self._scalar("complex"))
 
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self._scalar("round").item(), ndigits)
+
+    def __trunc__(self) -> int:
+        number: int = math.trunc(self._scalar("trunc").item())
+        return number
+
+    def __floor__(self) -> int:
+        number: int = math.floor(self._scalar("floor").item())
+        return number
+
+    def __ceil__(self) -> int:
+        number: int = math.ceil(self._scalar("ceil").item())
+        return number
+
     def __index__(self) -> int:
         if self.ndim or self.dtype.kind not in "iu":
             given = f"a tensor of shape {self.shape} and dtype {self.dtype}"
@@ -412,16 +429,10 @@ class ShardedTensor(Operators):
     # -- display -----------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        sharding = self.sharding
-        kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
-        layout = f"{sharding.spec!r} on {sharding.mesh!r}{kind}"
-        head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
-        if self.is_donated:
-            return f"{head} <donated>"
-        try:
-            return f"{head}\n{_values(self)}"
-        except ConcretizationError:
-            return head
+        return described(self)
+
+    def __str__(self) -> str:
+        return printed(self)
 
     def _repr_html_(self) -> str:
         from shardtensor.sharding.visualize import html
@@ -552,21 +563,3 @@ def _unpickle(
         ) from None
     made = tensor(aval(x.shape, x.dtype, target, committed and target == sharding), x._storage)
     return made if scalar else mark_array(made)
-
-
-def _values(x: ShardedTensor, edge: int = 3) -> str:
-    """Returns the elements as text. Only the corners of a large tensor are read."""
-    if x.size <= np.get_printoptions()["threshold"]:
-        return str(np.asarray(x))
-    with np.printoptions(threshold=0, edgeitems=edge):
-        return str(_corners(x, edge, ()))
-
-
-def _corners(x: ShardedTensor, edge: int, index: tuple[slice, ...]) -> HostArray:
-    """Returns ``x[index]`` with only ``edge`` elements at both ends of each further dimension, and one between them."""
-    d = len(index)
-    if d == x.ndim:
-        return call("to_host", x, index=index)  # type: ignore[no-any-return]
-    n = x.shape[d]
-    ends = [slice(None)] if n <= 2 * edge + 1 else [slice(0, edge + 1), slice(n - edge, n)]
-    return np.concatenate([_corners(x, edge, (*index, part)) for part in ends], axis=d)
