@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -239,8 +239,15 @@ class ShardedTensor(Operators):
     def __complex__(self) -> complex:
         return complex(self._scalar("complex"))
 
-    def __round__(self, ndigits: int | None = None) -> Any:
-        return round(self._scalar("round").item(), ndigits)
+    @overload
+    def __round__(self) -> int: ...
+
+    @overload
+    def __round__(self, ndigits: int) -> float: ...
+
+    def __round__(self, ndigits: int | None = None) -> float:
+        number: float = round(self._scalar("round").item(), ndigits)
+        return number
 
     def __trunc__(self) -> int:
         number: int = math.trunc(self._scalar("trunc").item())
