@@ -34,6 +34,15 @@ def printed(x: Any) -> str:
         return _layout(x)
 
 
+def few_values(x: Any) -> str:
+    """Returns a few elements as NumPy prints them; an empty string if there are none to read."""
+    try:
+        with np.printoptions(linewidth=60):
+            return "" if x.is_donated else values(x, edge=2 if x.ndim < 3 else 1, threshold=24)
+    except ConcretizationError:
+        return ""
+
+
 def values(x: Any, *, edge: int = 3, threshold: int | None = None) -> str:
     """Returns the elements as NumPy prints them. Only the corners of a large tensor are read.
 

@@ -31,7 +31,7 @@ from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
-from shardtensor.tensor.display import described, printed
+from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.numpy_protocols import Operators
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
@@ -442,9 +442,9 @@ class ShardedTensor(Operators):
         return printed(self)
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.visualize import html
+        from shardtensor.sharding.html import tensor_html
 
-        return html(self)
+        return tensor_html(self, few_values(self))
 
 
 ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex

@@ -28,7 +28,7 @@ LAYERS = [
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
 
-LATE = {"shardtensor.sharding.visualize", "shardtensor.demo"}
+LATE = {"shardtensor.sharding.visualize", "shardtensor.sharding.html", "shardtensor.demo"}
 """Modules that are loaded on use, by functions of modules below them."""
 
 FOR_TYPES = {"shardtensor.tensor.numpy_protocols": {"shardtensor.tensor.tensor"}}
