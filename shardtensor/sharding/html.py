@@ -39,8 +39,7 @@ def tensor_html(x: Any, elements: str = "") -> str:
         "bytes in all": readable(x.nbytes),
         "bytes per device": f"{readable(math.prod(sharding.shard_shape(x.shape)) * x.itemsize)} at most",
     }
-    shown = f'<pre style="line-height: 1.2">{escape(elements)}</pre>' if elements else ""
-    return _side_by_side(_facts(facts), picture(x.shape, sharding), shown)
+    return _side_by_side(_facts(facts) + (text_html(elements) if elements else ""), picture(x.shape, sharding))
 
 
 def mesh_html(mesh: Mesh) -> str:
@@ -58,6 +57,11 @@ def sharding_html(sharding: NamedSharding) -> str:
     shape = tuple([math.prod(sizes[axis] for axis in chain) for chain in chains])
     facts = {"spec": repr(sharding.spec), "mesh": repr(sharding.mesh), "memory kind": sharding.memory_kind}
     return _side_by_side(_facts(facts), picture(shape, sharding, [" ".join(chain) for chain in chains]))
+
+
+def text_html(text: str) -> str:
+    """Returns text as HTML in a monospaced font, whatever the font of the page."""
+    return f'<pre style="font-family: monospace; line-height: 1.2">{escape(text)}</pre>'
 
 
 def table_html(rows: Sequence[Sequence[str]]) -> str:
@@ -86,7 +90,7 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 def _side_by_side(*fragments: str) -> str:
     """Returns fragments side by side, or below each other where the page is too narrow."""
-    cells = "".join(f"<div>{fragment}</div>" for fragment in fragments if fragment)
+    cells = "".join(f"<div>{fragment}</div>" for fragment in fragments)
     return f'<div style="{_ROW}; align-items: flex-start; overflow-x: auto">{cells}</div>'
 
 
