@@ -7,16 +7,17 @@ import contextlib
 import importlib.metadata
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardtensor.backend.protocol import Backend, requested_devices
 from shardtensor.backend.registry import backend_names, default_backend, load
 from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.host.memory_pool import cache_info
 from shardtensor.host.units import readable
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,31 +98,58 @@ def _info() -> int:
         default = default_backend().name
     except (ArgumentError, BackendError) as error:  # The error is shown after the table, which may explain it.
         default, problem = "", error
-    Console().print(_backend_table(default))
+    _print_backends(Console(), {name: _described(name) for name in backend_names()}, default)
     if problem:
         raise problem
     return 0
 
 
-def _backend_table(default: str) -> Table:
-    """Returns a table of the installed backends: their devices and memory, or why they cannot be used."""
+Description = tuple[str, str, str]
+"""Of a backend: the number of its devices, their kinds, and their memory; or why they cannot be used."""
+
+
+def _print_backends(console: Console, backends: Mapping[str, Description], default: str) -> None:
+    """Prints a table of the backends, or a list where the table does not fit, and the limit of the memory cache."""
+    from rich.measure import Measurement
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     table = Table("backend", "default", "devices", "kind", "free / total memory, or why unavailable")
-    for name in backend_names():
-        try:
-            cells = _describe(load(name))
-        except BackendError as error:
-            cells = ["none", "", str(error)]
-        table.add_row(*map(Text, (name, "yes" if name == default else "", *cells)))
-    return table
+    for name, description in backends.items():
+        table.add_row(*map(Text, (name, "yes" if name == default else "", *description)))
+    unlimited = console.options.update_width(10_000)
+    if Measurement.get(console, unlimited, table).minimum <= console.width:
+        console.print(table)
+    else:  # The table would break words.
+        for name, (count, kinds, memory) in backends.items():
+            console.print(Text(f"{name} (default)" if name == default else name, style="bold"))
+            about = [
+                f"devices: {count} {kinds}".rstrip(),
+                memory and f"free / total memory: {memory}" if kinds else memory,
+            ]
+            console.print(Padding(Text("\n".join(filter(None, about))), (0, 0, 0, 2)))
+    limit = readable(cache_info().limit)
+    console.print(
+        Text(
+            f"The memory of deleted host arrays is kept for later results: up to {limit}, by default a quarter of the "
+            "memory that this process may use. st.free_cache() frees it, and st.set_cache_limit sets the maximum."
+        )
+    )
 
 
-def _describe(backend: Backend) -> list[str]:
+def _described(name: str) -> Description:
+    """Returns the number of devices, their kinds and their memory; instead of the memory, why they cannot be used."""
+    try:
+        return _describe(load(name))
+    except BackendError as error:
+        return "none", "", str(error)
+
+
+def _describe(backend: Backend) -> Description:
     """Returns the number, the kinds and the memory of a backend's devices; equal entries are listed once."""
     devices = backend.devices()
     kinds = dict.fromkeys(device.kind for device in devices)
     memory = dict.fromkeys(backend.memory_info(device) for device in devices)
     sizes = [f"{readable(free)} / {readable(total)}" for free, total in filter(None, memory)]
-    return [str(len(devices)), "\n".join(kinds), "\n".join(sizes)]
+    return str(len(devices)), "\n".join(kinds), "\n".join(sizes)

@@ -297,9 +297,7 @@ def _dispatcher(op: Op, function: Function, arguments: Sequence[inspect.Paramete
     op.split = scope["_split"]
     dispatch: Function = scope["_dispatch"]
     dispatch.__code__ = dispatch.__code__.replace(co_name=op.name, co_filename=f"<operator {op.name}>")
-    for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
-        setattr(dispatch, attribute, getattr(function, attribute))
-    return dispatch
+    return functools.update_wrapper(dispatch, function)  # Editors find the declaration by the attribute __wrapped__.
 
 
 @functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.

@@ -264,17 +264,26 @@ def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[
     return weights, losses
 
 
+_LABEL = len("plain NumPy")
+"""The width of the labels before the progress bars, so that these are aligned."""
+
+
 def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights, dict[str, bool]]:
     """Trains the network on all devices and with plain NumPy, and compares the results."""
     console.rule("Training: pmap, stack, sum")
+    console.print(
+        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, twice: on the devices, and to compare, by NumPy"
+    )
     rows, targets = st.shard(train.rows), st.shard(train.targets)
     weights, losses = descend(
         lambda weights: sharded_gradients(rows, targets, weights),
         len(train.rows),
-        track(range(steps), f"{PIXELS}-{HIDDEN}-{CLASSES} network, {len(rows)} devices", console=console),
+        track(range(steps), f"{len(rows)} devices".ljust(_LABEL), console=console),
     )
     plain_weights, plain_losses = descend(
-        lambda weights: gradients(np, train.rows, train.targets, weights), len(train.rows), range(steps)
+        lambda weights: gradients(np, train.rows, train.targets, weights),
+        len(train.rows),
+        track(range(steps), "plain NumPy".ljust(_LABEL), console=console),
     )
     console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {steps} steps")
     return weights, {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.abstract import NAME
 from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, ids_of
-from shardtensor.communication.transfer_log import Recorded, Transfer, opened, table
+from shardtensor.communication.transfer_log import Recorded, Transfer, html_table, opened, table
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 from shardtensor.sharding.layout import Ints
 from shardtensor.sharding.mesh import Mesh, default_mesh, use_mesh
@@ -397,8 +398,14 @@ class SimulationReport:
         return f"SimulationReport({self.messages} messages, {self.bytes} bytes on {self.mesh!r})"
 
     def __str__(self) -> str:
-        rows = [_row(traffic) for traffic in (*self.operators, self.total)]
-        return "\n".join([repr(self.mesh), *table([_TITLES, *rows])])
+        return "\n".join([repr(self.mesh), *table(self._rows())])
+
+    def _repr_html_(self) -> str:
+        return f"<div>{escape(repr(self.mesh))}</div>{html_table(self._rows())}"
+
+    def _rows(self) -> list[list[str]]:
+        """Returns the cells of the table: the titles, a line for each operator, and the total."""
+        return [_TITLES, *[_row(traffic) for traffic in (*self.operators, self.total)]]
 
 
 _TITLES = ["operator", "axis", "calls", "messages", "bytes", "sent", "received", "link", "rounds", "host", "seconds"]

@@ -7,7 +7,6 @@ import importlib
 import io
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,9 @@ class TextPicture:
 
     def _repr_html_(self) -> str:
         """Returns the text as HTML in a monospaced font, for notebooks."""
-        return f'<pre style="line-height: 1.2">{escape(self._text)}</pre>'
+        from shardtensor.sharding.html import text_html
+
+        return text_html(self._text)
 
 
 def picture(moved: Moved, *, text: bool = False) -> Any:

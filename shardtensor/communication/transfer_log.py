@@ -205,13 +205,20 @@ class TransferLog:
         return f"TransferLog({len(self)} transfers, {self.bytes} bytes, {self.copied} copied)"
 
     def __str__(self) -> str:
+        return "\n".join(table(self._rows()))
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[Sequence[str]]:
+        """Returns the cells of the table: the titles, a line for each kind of transfer, and the total."""
         groups, devices, columns = self._snapshot()
         heads = [(name, axis, "yes" if explicit else "no") for name, axis, explicit in groups]
         rows: list[Sequence[str]] = [("operator", "axis", "explicit", "transfers", "bytes", "copied", "per device")]
         figures = _figures(len(groups), devices, columns)
         for head, line in zip([*heads, ("total", "", "")], figures, strict=True):
             rows.append((*head, *[f"{n:,}" for n in line]))
-        return "\n".join(table(rows))
+        return rows
 
     def by_operator(self) -> Iterator[tuple[str, str, int, int, str, str]]:
         """Yields for each operator, and each axis of a collective, its name, the axis, the number of transfers between
@@ -271,17 +278,26 @@ class TransferLog:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats the rows of a table, titles first and the total last, as lines. The columns ``axis``, ``host`` and
-    ``seconds`` are left out where they are empty.
-    """
-    shown = [c for c in zip(*rows, strict=True) if c[0] not in ("axis", "host", "seconds") or any(c[1:])]
+    """Formats the rows of a table, titles first and the total last, as lines."""
     columns = []
-    for column in shown:
+    for column in _shown(rows):
         put = str.ljust if column[0] in ("operator", "axis", "explicit") else str.rjust
         columns.append([put(cell, max(map(len, column))) for cell in column])
     title, *lines, total = ["  ".join(cells) for cells in zip(*columns, strict=True)]
     rule = "─" * len(title)
     return [title, rule, *lines, rule, total]
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Formats the rows of a table, titles first and the total last, as HTML for notebooks."""
+    from shardtensor.sharding.html import table_html
+
+    return table_html(list(zip(*_shown(rows), strict=True)))
+
+
+def _shown(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Returns the columns of a table, without the columns ``axis``, ``host`` and ``seconds`` where these are empty."""
+    return [c for c in zip(*rows, strict=True) if c[0] not in ("axis", "host", "seconds") or any(c[1:])]
 
 
 def _figures(count: int, devices: Sequence[Device], columns: _Columns) -> list[list[int]]:

@@ -6,7 +6,7 @@ These are explicit transfers, which `transfer_guard` permits.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ from shardtensor.tensor.tensor import (
     without_elements,
 )
 from shardtensor.tensor.value import Aval, aval, whole_of
+
+_Key = TypeVar("_Key")
+_Leaf = TypeVar("_Leaf", bound=ArrayLike)
 
 
 @operator(keeps_arrays=True)
@@ -206,6 +209,28 @@ def _put_separate(
         devices = value.sharding.mesh.flat
         arrays = [transfer.copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
     return offloaded(value, arrays)
+
+
+@overload
+def device_put(
+    x: ArrayLike, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None
+) -> ShardedTensor: ...
+
+
+@overload
+def device_put(
+    x: list[_Leaf], device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None
+) -> list[ShardedTensor]: ...
+
+
+@overload
+def device_put(
+    x: dict[_Key, _Leaf], device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None
+) -> dict[_Key, ShardedTensor]: ...
+
+
+@overload
+def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
 def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:

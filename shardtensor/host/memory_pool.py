@@ -258,8 +258,8 @@ def free_cache() -> None:
 def cache_info() -> CacheInfo:
     """Returns how much host memory large results use, how much is cached for reuse, and how often it was reused.
 
-    Memory of deallocated results is cached up to a limit (see `set_cache_limit`), since allocating new memory takes
-    longer than most operators take to fill it.
+    Memory of deallocated results is cached, since allocating new memory takes longer than most operators take to fill
+    it: by default up to a quarter of the memory that this process may use (see `set_cache_limit`).
 
     >>> st.cache_info()._fields
     ('used', 'cached', 'limit', 'hits', 'misses')

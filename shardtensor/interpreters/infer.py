@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -306,6 +306,14 @@ def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -
         ) from None
     finally:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
+
+
+@overload
+def eval_shape(fn: Callable[..., ShardedTensor], /, *args: Any, **kwargs: Any) -> ShapeDtypeStruct: ...
+
+
+@overload
+def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
 
 
 def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

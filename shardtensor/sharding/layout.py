@@ -177,6 +177,11 @@ class NamedSharding:
         kind = "" if self.memory_kind == "device" else f", memory_kind={self.memory_kind!r}"
         return f"NamedSharding({self.mesh!r}, {self.spec!r}{kind})"
 
+    def _repr_html_(self) -> str:
+        from shardtensor.sharding.html import sharding_html
+
+        return sharding_html(self)
+
 
 class SingleDeviceSharding(NamedSharding):
     """The sharding of an array on a single device; equal to the `NamedSharding` with the same placement.

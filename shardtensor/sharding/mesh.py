@@ -121,6 +121,11 @@ class Mesh:
         axes = ", ".join(f"{name}={size}" for name, size in self.shape.items())
         return f"Mesh({axes}; {span(self.flat)})"
 
+    def _repr_html_(self) -> str:
+        from shardtensor.sharding.html import mesh_html
+
+        return mesh_html(self)
+
 
 def integers(given: Any, name: str) -> list[int]:
     """Converts an argument that is an integer or a sequence of integers to a list of Python integers.

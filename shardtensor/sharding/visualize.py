@@ -1,20 +1,19 @@
-"""Pictures of shardings: which device holds which part of an array, as plain or colored text or as HTML."""
+"""Pictures of shardings: which device holds which part, as plain or colored text, and in notebooks as SVG."""
 
 from __future__ import annotations
 
-import colorsys
+import importlib
+import io
 import itertools
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError
-from shardtensor.host.units import readable
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, checked_shape, with_mesh
+from shardtensor.sharding.html import picture
+from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape, with_mesh
+from shardtensor.sharding.parts import Part, Range, color, empty_devices, parts_of, rows_and_columns, slices
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,10 +33,6 @@ class Sharded(Protocol):
         """The placement of its elements on devices."""
 
 
-Range: TypeAlias = tuple[int, int]
-"""Begin and end of a part in one dimension."""
-
-
 def visualize_sharding(
     x: Sharded | Sequence[int],
     sharding: NamedSharding | None = None,
@@ -45,17 +40,18 @@ def visualize_sharding(
     file: IO[str] | None = None,
     use_color: bool | None = None,
 ) -> None:
-    """Prints which device holds which part of an array.
+    """Prints which device holds which part of an array; in a Jupyter notebook, shows it as a picture.
 
     A one-dimensional array is printed as a row of cells, a two-dimensional array as a table, and an array of more
     dimensions as a table of the last two for each block of the others. The sizes of cells are proportional to the sizes
-    of their parts.
+    of their parts. A device has the same color in all pictures.
 
     Args:
         x: a tensor, whose elements are not read; or a shape, together with ``sharding``.
         sharding: the sharding of an array of that shape; not given with a tensor.
-        file: the text file to print to; default: ``sys.stdout``.
-        use_color: whether each part has a background color; default: if ``file`` is a terminal with colors.
+        file: the text file to print to; default: ``sys.stdout``, or the output of the notebook's cell.
+        use_color: whether each part has a background color; default: if ``file`` is a terminal with colors. In a
+            notebook, True and False print text.
 
     Raises:
         ArgumentTypeError: x is neither a tensor nor a shape, or it is a shape and ``sharding`` is missing.
@@ -91,137 +87,34 @@ def visualize_sharding(
                 "pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"
             )
         sharding.check_rank(len(shape), "visualize_sharding")
-    _print(_console(sys.stdout if file is None else file, use_color), shape, sharding)
+    if file is None and use_color is None and _is_notebook(sys.stdout):
+        importlib.import_module("IPython.display").display(_Picture(shape, sharding))
+    else:
+        _print(_console(sys.stdout if file is None else file, use_color), shape, sharding)
 
 
-def html(x: Any) -> str:
-    """Returns an HTML fragment for notebooks: a tensor's attributes, and a picture of which device holds which part.
+def _is_notebook(out: object) -> bool:
+    """Whether a text file is the standard output of a Jupyter kernel.
 
-    Args:
-        x: a tensor. Its elements are not read, so it may have been donated.
-
-    >>> from shardtensor.sharding.visualize import html
-    >>> "(5, 3)" in html(st.zeros((5, 3)))
-    True
+    Its consoles show colors as a terminal with 16 colors does, in which devices are hard to tell apart.
     """
-    sharding: NamedSharding = x.sharding
-    kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
-    facts = {
-        "shape": f"{x.shape}{', donated' if x.is_donated else ''}",
-        "dtype": str(x.dtype),
-        "sharding": f"{sharding.spec} on {sharding.mesh}{kind}",
-        "bytes in all": readable(x.nbytes),
-        "bytes per device": f"{readable(math.prod(sharding.shard_shape(x.shape)) * x.itemsize)} at most",
-    }
-    left = 'style="text-align: left"'
-    rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{escape(fact)}</td></tr>" for name, fact in facts.items())
-    return f'<div style="overflow-x: auto"><table>{rows}</table>{_picture(x.shape, sharding.grid(x.shape))}</div>'
+    return type(out).__module__ == "ipykernel.iostream"
 
 
-# -- the parts of a picture ------------------------------------------------------------------------
+class _Picture:
+    """A picture in a notebook; programs that show no HTML show it as text."""
 
+    def __init__(self, shape: Shape, sharding: NamedSharding) -> None:
+        self._shape = shape
+        self._sharding = sharding
 
-@dataclass(frozen=True)
-class _Part:
-    """A part of an array that has elements and is held by the same devices.
+    def _repr_html_(self) -> str:
+        return picture(self._shape, self._sharding)
 
-    Attributes:
-        box: begin and end of the part in each dimension.
-        devices: the devices that hold it.
-        number: its number among the parts that have elements.
-    """
-
-    box: tuple[Range, ...]
-    devices: tuple[Device, ...]
-    number: int
-
-    @property
-    def block(self) -> tuple[Range, ...]:
-        """Begin and end of the part in the dimensions before the last two."""
-        return self.box[:-2]
-
-    @property
-    def extent(self) -> tuple[Range, ...]:
-        """The ranges of rows and columns of the picture that the part covers; missing dimensions count as size 1."""
-        return ((0, 1), (0, 1), *self.box)[-2:]
-
-    @property
-    def index(self) -> str:
-        """The index of the part in the last two dimensions, as text."""
-        return ", ".join(f"{begin}:{end}" for begin, end in self.box[-2:])
-
-    def label(self, room: int | None = None, *, named: bool = True) -> str:
-        """Returns a label such as ``NUMPY 0,1`` with as many devices as fit into ``room`` characters, at least one.
-
-        If ``named`` is false, the names of backends are left out.
-        """
-        before = ["", *(device.backend for device in self.devices)]
-        names = [
-            f"{device.backend.upper()} {device.id}" if named and device.backend != last else str(device.id)
-            for last, device in zip(before, self.devices, strict=False)
-        ]
-        return _shortened(names, ",", room, "…")
-
-
-def _parts(grid: Grid) -> list[_Part]:
-    """Returns the parts that have elements, in the order of their indices."""
-    numbers = grid.linear_parts().tolist()
-    holders: dict[int, list[Device]] = {}
-    for device, number in zip(grid.devices, numbers, strict=True):
-        holders.setdefault(number, []).append(device)
-    boxes = sorted((grid.box(k), numbers[k]) for k in grid.owners() if 0 not in grid.shape(k))
-    return [_Part(box, tuple(holders[number]), order) for order, (box, number) in enumerate(boxes)]
-
-
-def _rows_and_columns(parts: Sequence[_Part]) -> tuple[list[Range], list[Range]]:
-    rows, columns = zip(*(part.extent for part in parts), strict=True)
-    return sorted(set(rows)), sorted(set(columns))
-
-
-def _empty(grid: Grid, room: int | None = None) -> str:
-    """Returns a line that lists the devices without elements; an empty string if there are none."""
-    names = [str(device) for k, device in enumerate(grid.devices) if 0 in grid.shape(k)]
-    return _shortened([f"empty on {names[0]}", *names[1:]], ", ", room, f"… ({len(names)} devices)") if names else ""
-
-
-def _shortened(names: Sequence[str], separator: str, room: int | None, more: str) -> str:
-    """Joins as many names as fit into ``room`` characters, at least one, and replaces the others by ``more``."""
-    line, kept = separator.join(names), len(names)
-    while room is not None and len(line) > room and kept > 1:
-        kept -= 1
-        line = separator.join([*names[:kept], more])
-    return line
-
-
-def _slices(box: Sequence[Range], shape: Shape) -> str:
-    """Returns the index of a box in an array of that shape, such as ``[0:3, :]``."""
-    return f"[{', '.join(':' if (b, e) == (0, n) else f'{b}:{e}' for (b, e), n in zip(box, shape, strict=True))}]"
-
-
-def _color(number: int) -> str:
-    """Returns the background color of a part for dark text, as ``#rrggbb``.
-
-    With these steps of hue and lightness, neighbors in a row differ, and so do neighbors in a column of tables with at
-    most 16 columns. The first 25 colors differ also in terminals with 256 colors.
-    """
-    rgb = colorsys.hls_to_rgb(0.379 * number % 1, (0.72, 0.85, 0.65)[number % 3], 0.7)
-    return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
-
-
-_NAMED = ("bright_green", "bright_magenta", "bright_yellow", "bright_cyan", "bright_red", "bright_white", "bright_blue")
-"""Background colors for dark text in terminals with 16 colors, where similar shades of `_color` would be equal."""
-
-
-def _style(console: Console, number: int, columns: int) -> str:
-    """Returns the text and background color of a part in a table with ``columns`` columns.
-
-    With 16 colors, the number of backgrounds used in turn does not divide the number of columns, so that neighbors in
-    rows and in columns differ.
-    """
-    if console.color_system not in ("standard", "windows"):
-        return f"#000000 on {_color(number)}"
-    count = next((n for n in (7, 6, 5) if columns % n), 7)
-    return f"black on {_NAMED[number % count]}"
+    def __repr__(self) -> str:
+        out = io.StringIO()
+        _print(_console(out, False), self._shape, self._sharding)
+        return out.getvalue().rstrip("\n")
 
 
 # -- as text ---------------------------------------------------------------------------------------
@@ -244,24 +137,28 @@ def _console(file: IO[str], use_color: bool | None) -> Console:
 
 def _print(console: Console, shape: Shape, sharding: NamedSharding) -> None:
     grid = sharding.grid(shape)
-    if parts := _parts(grid):
+    if parts := parts_of(grid):
         cells, bands = _layout(parts, len(shape), console.width)
-        columns = sum(map(len, bands))
         for block, members in itertools.groupby(parts, lambda part: part.block):
             block_parts = list(members)
+            looks = _looks(console, block_parts, sum(map(len, bands)))
             for band in bands:
                 if len(shape) > 2 or len(bands) > 1:
                     rows = [(0, size) for size in shape[-2:-1]]
-                    title = _slices([*block, *rows, (band[0][0], band[-1][1])], shape)
+                    title = slices([*block, *rows, (band[0][0], band[-1][1])], shape)
                     console.print(_text(console, title), soft_wrap=True)
-                _print_table(console, [part for part in block_parts if part.extent[1] in band], cells, columns)
-    if line := _empty(grid, console.width):
+                _print_table(console, [part for part in block_parts if part.extent[1] in band], cells, looks)
+    if line := empty_devices(grid, console.width):
         console.print(_text(console, line), soft_wrap=True)
 
 
-def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], list[list[Range]]]:
-    """Returns the text of each part's cell, padded to its size, and the columns in bands that fit side by side."""
-    rows, columns = [sorted(set(ranges)) for ranges in zip(*[part.extent for part in parts], strict=True)]
+Cell = tuple[str, int, int]
+"""The caption of a cell, and its width and height in characters."""
+
+
+def _layout(parts: Sequence[Part], ndim: int, width: int) -> tuple[dict[Part, Cell], list[list[Range]]]:
+    """Returns the cell of each part, and the columns in bands that fit side by side."""
+    rows, columns = rows_and_columns(parts)
     tall, wide = rows[-1][1], columns[-1][1]
     separator = "\n" if len(rows) <= _LINES // 2 else "  "
     least = _least_width(parts, separator, (width - 1) // len(columns) - 1)
@@ -273,20 +170,43 @@ def _layout(parts: Sequence[_Part], ndim: int, width: int) -> tuple[list[str], l
     flat = ndim < 2 or len(bands) > 1
     heights = _lengths(rows, lines, 0 if flat else sum(widths.values()) * tall // (2 * wide), _LINES)
     sizes = [(widths[part.extent[1]], heights[part.extent[0]]) for part in parts]
-    return [_centered(caption, *size) for caption, size in zip(captions, sizes, strict=True)], bands
+    return {part: (caption, *size) for part, caption, size in zip(parts, captions, sizes, strict=True)}, bands
 
 
-def _least_width(parts: Sequence[_Part], separator: str, room: int) -> int:
+_NAMED = ("bright_green", "bright_magenta", "bright_yellow", "bright_cyan", "bright_red", "bright_white", "bright_blue")
+"""Background colors for dark text in terminals with 16 colors, where similar shades of `color` would be equal."""
+
+_PATTERNS = " /."
+"""The characters around captions in terminals with 16 colors: adjacent cells of the same color have different ones."""
+
+Look = tuple[str, str]
+"""The colors of a cell, and the character around its caption."""
+
+
+def _looks(console: Console, parts: Sequence[Part], columns: int) -> dict[Part, Look]:
+    """Returns the look of each part of a table with ``columns`` columns."""
+    devices = [part.devices[0] for part in parts]
+    if console.color_system not in ("standard", "windows"):
+        return {part: (f"#000000 on {color(device)}", " ") for part, device in zip(parts, devices, strict=True)}
+    looks: list[Look] = []
+    for k, device in enumerate(devices):
+        style = f"black on {_NAMED[device.id % len(_NAMED)]}"
+        touching = [*looks[max(0, k - columns) : k - columns + 1], *looks[k - 1 if k % columns else k : k]]
+        looks.append((style, next(pattern for pattern in _PATTERNS if (style, pattern) not in touching)))
+    return dict(zip(parts, looks, strict=True))
+
+
+def _least_width(parts: Sequence[Part], separator: str, room: int) -> int:
     """Returns the least width of a cell for its caption: at most ``room`` unless not even one device fits into it."""
-    longest = max(_width(_caption(part, separator)) for part in parts) + 2
+    longest = max(_width(part.caption(separator)) for part in parts) + 2
     shortest = max(len(part.label(0)) for part in parts)
     return min(longest, room if room >= shortest else max(shortest, _CELL))
 
 
-def _captions(parts: Sequence[_Part], separator: str, widths: dict[Range, int]) -> list[str]:
+def _captions(parts: Sequence[Part], separator: str, widths: dict[Range, int]) -> list[str]:
     """Returns the captions of cells in columns of these widths: the devices, and the indices if all indices fit."""
     spaces = {part: widths[part.extent[1]] for part in parts}
-    captions = {part: _caption(part, separator, space) for part, space in spaces.items()}
+    captions = {part: part.caption(separator, space) for part, space in spaces.items()}
     if all(_width(captions[part]) <= space for part, space in spaces.items()):
         return list(captions.values())
     return [part.label(space) for part, space in spaces.items()]
@@ -310,29 +230,27 @@ def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dic
         short |= found
 
 
-def _caption(part: _Part, separator: str, room: int | None = None) -> str:
-    return f"{part.label(room)}{separator}{part.index}" if part.index else part.label(room)
-
-
 def _width(caption: str) -> int:
     return max(map(len, caption.split("\n")))
 
 
-def _centered(caption: str, width: int, height: int) -> str:
-    """Returns the caption centered in a rectangle of spaces."""
-    lines = [f"{line:^{width}}" for line in caption.split("\n")]
+def _centered(caption: str, width: int, height: int, pattern: str) -> str:
+    """Returns the caption centered in a rectangle that is filled with a pattern."""
+    lines = [line if pattern == " " or len(line) + 4 > width else f" {line} " for line in caption.split("\n")]
     above = (height - len(lines)) // 2
     below = height - len(lines) - above
-    return "\n".join([" " * width] * above + lines + [" " * width] * below)
+    return "\n".join([f"{line:{pattern}^{width}}" for line in [""] * above + lines + [""] * below])
 
 
-def _print_table(console: Console, parts: Sequence[_Part], cells: Sequence[str], columns: int) -> None:
+def _print_table(
+    console: Console, parts: Sequence[Part], cells: Mapping[Part, Cell], looks: Mapping[Part, Look]
+) -> None:
     from rich.box import SQUARE
     from rich.table import Table
 
     table = Table(box=SQUARE, show_header=False, show_lines=True, padding=0, pad_edge=False)
     for _, row in itertools.groupby(parts, lambda part: part.extent[0]):
-        table.add_row(*[_text(console, cells[part.number], _style(console, part.number, columns)) for part in row])
+        table.add_row(*[_text(console, _centered(*cells[part], looks[part][1]), looks[part][0]) for part in row])
     console.print(table)
 
 
@@ -341,50 +259,3 @@ def _text(console: Console, line: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(line.replace("…", "+") if console.options.ascii_only else line, style)
-
-
-# -- as HTML ---------------------------------------------------------------------------------------
-
-_SIDE = 240
-"""The longer side of a picture in pixels, unless labels need more."""
-
-_CHARACTER = 7
-"""The width of one character of a label in pixels."""
-
-
-def _picture(shape: Shape, grid: Grid) -> str:
-    """Returns the first block as SVG, and lines with the index of that block and the devices without elements."""
-    parts, notes, svg = _parts(grid), [_empty(grid)], ""
-    if parts:
-        svg = _svg([part for part in parts if part.block == parts[0].block], len(shape))
-    if parts and len(shape) > 2:
-        box = [*parts[0].block, *((0, size) for size in shape[-2:])]
-        notes.insert(0, f"{_slices(box, shape)}, block 1 of {len({part.block for part in parts})}")
-    return svg + "".join(f"<div>{escape(note)}</div>" for note in notes if note)
-
-
-def _svg(parts: Sequence[_Part], ndim: int) -> str:
-    """Returns the parts of one block as SVG, each with an area in proportion to its size."""
-    rows, columns = _rows_and_columns(parts)
-    tall, wide = rows[-1][1], columns[-1][1]
-    named = len({device.backend for part in parts for device in part.devices}) > 1
-    room = 1 + max(min(len(part.label(named=named)), max(len(part.label(0, named=named)), 11)) for part in parts)
-    unit = _SIDE / max(tall, wide)
-    right = max(unit, room * _CHARACTER / min(end - begin for begin, end in columns))
-    down = max(unit if ndim > 1 else 0, 3 * _CHARACTER / min(end - begin for begin, end in rows))
-    size = f'width="{wide * right + 2:.2f}" height="{tall * down + 2:.2f}"'
-    look = 'font-family="monospace" font-size="11" text-anchor="middle"'
-    cells = "".join(_rectangle(part, right, down, named) for part in parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{cells}</svg>'
-
-
-def _rectangle(part: _Part, right: float, down: float, named: bool) -> str:
-    (top, bottom), (begin, end) = part.extent
-    x, y, width, height = 1 + begin * right, 1 + top * down, (end - begin) * right, (bottom - top) * down
-    label = part.label(int(width / _CHARACTER), named=named)
-    return (
-        f"<g><title>{escape(_caption(part, ': '))}</title>"
-        f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{_color(part.number)}" '
-        f'stroke="#777"/>'
-        f'<text x="{x + width / 2:.2f}" y="{y + height / 2:.2f}" dy="0.35em" fill="#000">{escape(label)}</text></g>'
-    )

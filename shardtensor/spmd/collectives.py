@@ -23,8 +23,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 import numpy as np
 
@@ -37,15 +37,22 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size
 from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
+if TYPE_CHECKING:
+    from shardtensor.spmd.signatures import Collective
+
 __all__ = [
     "all_gather", "all_to_all", "axis_index", "axis_size", "pbroadcast", "pmax", "pmean", "pmin", "ppermute", "pprod",
     "pshuffle", "psum", "psum_scatter", "pswapaxes",
 ]  # fmt: skip
 
+Arguments = ParamSpec("Arguments")
 Groups = Sequence[Sequence[int]] | None
 
-_collective = operator(operands=("x",), trees=("x",), spmd=True)
-"""Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
+
+def _collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
+    """Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
+    return cast("Collective[Arguments]", operator(operands=("x",), trees=("x",), spmd=True)(function))
+
 
 # -- reductions ------------------------------------------------------------------------------------
 

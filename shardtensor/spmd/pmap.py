@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
@@ -25,9 +25,28 @@ from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
 from shardtensor.tensor.pytree import items_of, leaves, paths, replaced, spread
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+if TYPE_CHECKING:
+    from shardtensor.spmd.signatures import PmapOptions, Pmapped, ReturnsArray
 
 Devices = Sequence[Any] | Mesh | None
+
+
+@overload
+def pmap(fn: ReturnsArray, shards: list[Any], /, *args: Any, **options: Unpack[PmapOptions]) -> list[ShardedTensor]: ...
+
+
+@overload
+def pmap(fn: ReturnsArray, array: ArrayLike, /, *args: ArrayLike, **options: Unpack[PmapOptions]) -> ShardedTensor: ...
+
+
+@overload
+def pmap(fn: ReturnsArray, /, **options: Unpack[PmapOptions]) -> Pmapped: ...
+
+
+@overload
+def pmap(fn: Callable[..., Any], /, *args: Any, **options: Unpack[PmapOptions]) -> Any: ...
 
 
 def pmap(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.placement import ensure_sharding
@@ -21,6 +21,28 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 _OWN = "the specs of the arguments"
 """The default of ``in_specs``."""
+if TYPE_CHECKING:
+    from shardtensor.spmd.signatures import ReturnsArray, ShardMapDecorator, ShardMapOptions
+
+Arguments = ParamSpec("Arguments")
+
+
+@overload
+def shard_map(
+    f: Callable[Arguments, ShardedTensor], /, **options: Unpack[ShardMapOptions]
+) -> Callable[Arguments, ShardedTensor]: ...
+
+
+@overload
+def shard_map(f: ReturnsArray, /, **options: Unpack[ShardMapOptions]) -> Callable[..., ShardedTensor]: ...
+
+
+@overload
+def shard_map(f: None = None, /, **options: Unpack[ShardMapOptions]) -> ShardMapDecorator: ...
+
+
+@overload
+def shard_map(f: Callable[..., Any], /, **options: Unpack[ShardMapOptions]) -> Callable[..., Any]: ...
 
 
 def shard_map(

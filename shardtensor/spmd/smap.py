@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -21,8 +21,28 @@ from shardtensor.spmd.launch import MappedArgument, checked_axis, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
 
+if TYPE_CHECKING:
+    from shardtensor.spmd.signatures import ReturnsArray
+    from shardtensor.tensor.tensor import ShardedTensor
+
 Entry = tuple["int | None", ...]
 """For each grid axis the array axis that it splits, or None."""
+
+
+@overload
+def smap(
+    fn: ReturnsArray,
+    *args: Any,
+    axes: Any,
+    out_axes: Any = None,
+    devices: Sequence[Device] | Mesh | None = None,
+    axis_name: str | Sequence[str] | None = None,
+    **kwargs: Any,
+) -> ShardedTensor: ...
+
+
+@overload
+def smap(fn: Callable[..., Any], *args: Any, axes: Any, **kwargs: Any) -> Any: ...
 
 
 def smap(

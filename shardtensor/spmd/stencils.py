@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -23,6 +23,21 @@ from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.operands import converted
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
+
+if TYPE_CHECKING:
+    from shardtensor.spmd.signatures import ReturnsArray
+
+
+@overload
+def map_overlap(
+    fn: ReturnsArray, x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
+) -> ShardedTensor: ...
+
+
+@overload
+def map_overlap(
+    fn: Callable[..., Any], x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
+) -> Any: ...
 
 
 def map_overlap(

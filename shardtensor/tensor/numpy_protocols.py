@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+
+if TYPE_CHECKING:
+    from shardtensor.tensor.tensor import ShardedTensor
 
 
 def _is_operand(x: object) -> bool:
@@ -57,51 +60,51 @@ def _operand(x: Any, caller: str) -> Any:
     return from_lists(x, caller) if isinstance(x, (list, tuple)) else NotImplemented
 
 
-def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+def _binary(name: str) -> tuple[Callable[[Any, Any], ShardedTensor], Callable[[Any, Any], ShardedTensor]]:
     """Returns the methods for ``self ⊕ other`` and for ``other ⊕ self``."""
 
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: Any) -> ShardedTensor:
         x = _operand(other, name)
         return x if x is NotImplemented else call(name, self, x)
 
-    def reflected(self: Any, other: Any) -> Any:
+    def reflected(self: Any, other: Any) -> ShardedTensor:
         x = _operand(other, name)
         return x if x is NotImplemented else call(name, x, self)
 
     return method, reflected
 
 
-def _in_place(name: str) -> Callable[[Any, Any], Any]:
+def _in_place(name: str) -> Callable[[Any, Any], ShardedTensor]:
     """Returns the method for ``self ⊕= other``."""
 
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: Any) -> ShardedTensor:
         x = _operand(other, name)
         if x is NotImplemented:
-            return x
+            return x  # type: ignore[no-any-return]
         if self._is_scalar:
-            return call(name, self, x)
+            return call(name, self, x)  # type: ignore[no-any-return]
         bind_into(self, OPS[name], (self, x), ())
-        return self
+        return self  # type: ignore[no-any-return]
 
     return method
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str) -> Callable[..., ShardedTensor]:
     function = getattr(np, name)
 
-    def method(self: Any, *args: Any, **params: Any) -> Any:
+    def method(self: Any, *args: Any, **params: Any) -> ShardedTensor:
         if not args and not params:  # The common case, where there is nothing to translate.
-            return OPS[name].dispatch(self)
-        return _as_numpy(function, OPS[name], (self, *args), params)
+            return OPS[name].dispatch(self)  # type: ignore[no-any-return]
+        return _as_numpy(function, OPS[name], (self, *args), params)  # type: ignore[no-any-return]
 
     method.__name__ = name
     method.__doc__ = f"``st.{name}`` of this tensor."
     return method
 
 
-def _unary(name: str) -> Callable[[Any], Any]:
-    def method(self: Any) -> Any:
-        return call(name, self)
+def _unary(name: str) -> Callable[[Any], ShardedTensor]:
+    def method(self: Any) -> ShardedTensor:
+        return call(name, self)  # type: ignore[no-any-return]
 
     return method
 
@@ -297,14 +300,14 @@ class Operators:
     __xor__, __rxor__ = _binary("bitwise_xor")
     __lshift__, __rlshift__ = _binary("bitwise_left_shift")
     __rshift__, __rrshift__ = _binary("bitwise_right_shift")
-    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]
+    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]  # type: ignore[assignment]
     __lt__, __le__ = _binary("less")[0], _binary("less_equal")[0]
     __gt__, __ge__ = _binary("greater")[0], _binary("greater_equal")[0]
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: Any) -> tuple[ShardedTensor, ShardedTensor]:
         return (self // other, self % other)
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: Any) -> tuple[ShardedTensor, ShardedTensor]:
         return (other // self, other % self)
 
     __iadd__, __isub__, __imul__ = map(_in_place, ("add", "subtract", "multiply"))
@@ -344,6 +347,6 @@ class Operators:
         x: Any = self
         return not x._aval.ndim and x._write_state is None and not hasattr(x._storage, "base")
 
-    def conj(self, out: Any = None) -> Any:
+    def conj(self, out: Any = None) -> ShardedTensor:
         """``st.conj`` of this tensor."""
-        return _with_out(OPS["conj"], (self,), {"out": out})
+        return _with_out(OPS["conj"], (self,), {"out": out})  # type: ignore[no-any-return]

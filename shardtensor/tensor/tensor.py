@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
+from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.numpy_protocols import Operators
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
@@ -237,6 +239,28 @@ class ShardedTensor(Operators):
     def __complex__(self) -> complex:
         return complex(self._scalar("complex"))
 
+    @overload
+    def __round__(self) -> int: ...
+
+    @overload
+    def __round__(self, ndigits: int) -> float: ...
+
+    def __round__(self, ndigits: int | None = None) -> float:
+        number: float = round(self._scalar("round").item(), ndigits)
+        return number
+
+    def __trunc__(self) -> int:
+        number: int = math.trunc(self._scalar("trunc").item())
+        return number
+
+    def __floor__(self) -> int:
+        number: int = math.floor(self._scalar("floor").item())
+        return number
+
+    def __ceil__(self) -> int:
+        number: int = math.ceil(self._scalar("ceil").item())
+        return number
+
     def __index__(self) -> int:
         if self.ndim or self.dtype.kind not in "iu":
             given = f"a tensor of shape {self.shape} and dtype {self.dtype}"
@@ -412,21 +436,15 @@ class ShardedTensor(Operators):
     # -- display -----------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        sharding = self.sharding
-        kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
-        layout = f"{sharding.spec!r} on {sharding.mesh!r}{kind}"
-        head = f"ShardedTensor(shape={self.shape}, dtype={self.dtype}, sharding={layout})"
-        if self.is_donated:
-            return f"{head} <donated>"
-        try:
-            return f"{head}\n{_values(self)}"
-        except ConcretizationError:
-            return head
+        return described(self)
+
+    def __str__(self) -> str:
+        return printed(self)
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.visualize import html
+        from shardtensor.sharding.html import tensor_html
 
-        return html(self)
+        return tensor_html(self, few_values(self))
 
 
 ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
@@ -552,21 +570,3 @@ def _unpickle(
         ) from None
     made = tensor(aval(x.shape, x.dtype, target, committed and target == sharding), x._storage)
     return made if scalar else mark_array(made)
-
-
-def _values(x: ShardedTensor, edge: int = 3) -> str:
-    """Returns the elements as text. Only the corners of a large tensor are read."""
-    if x.size <= np.get_printoptions()["threshold"]:
-        return str(np.asarray(x))
-    with np.printoptions(threshold=0, edgeitems=edge):
-        return str(_corners(x, edge, ()))
-
-
-def _corners(x: ShardedTensor, edge: int, index: tuple[slice, ...]) -> HostArray:
-    """Returns ``x[index]`` with only ``edge`` elements at both ends of each further dimension, and one between them."""
-    d = len(index)
-    if d == x.ndim:
-        return call("to_host", x, index=index)  # type: ignore[no-any-return]
-    n = x.shape[d]
-    ends = [slice(None)] if n <= 2 * edge + 1 else [slice(0, edge + 1), slice(n - edge, n)]
-    return np.concatenate([_corners(x, edge, (*index, part)) for part in ends], axis=d)

@@ -957,3 +957,10 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks:
         exec(compile(block, "docs/simulate.md", "exec"), scope)
     assert capsys.readouterr().out == "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))
+
+
+def test_notebooks_show_the_report():
+    mesh = st.AbstractMesh((64,), ("x",))
+    report = st.simulate(lambda x: x - x.mean(), st.zeros((2**20,), device=mesh), latency=1e-6, bandwidth=1e9)
+    shown = re.sub(r"<[^>]*>", " ", report._repr_html_()).split()
+    assert shown == [word for word in str(report).split() if "─" not in word]

@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from concurrent import futures
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -479,3 +480,18 @@ def test_pyplot_is_left_alone_and_text_needs_no_matplotlib() -> None:
     assert before == [False, False, False]
     assert text == [True, False, False]
     assert figure[2] is False
+
+
+def test_notebooks_show_the_table():
+    x = st.zeros((8, 2), dtype="float32", device=st.make_mesh((4,), ("<x>",), devices=st.devices("numpy")[:4]))
+    with st.transfers() as log:
+        x[1:] + 1
+        st.shard_map(lambda x: st.psum(x, "<x>"), mesh=x.sharding.mesh, in_specs=st.P("<x>"), out_specs=st.P())(x)
+    rows = [["".join(cell.itertext()) for cell in row] for row in ElementTree.fromstring(log._repr_html_())]
+    printed = [line.split() for line in str(log).splitlines() if "─" not in line]
+    assert [" ".join(filter(None, row)).split() for row in rows] == printed
+    assert rows[0][:3] == ["operator", "axis", "explicit"]
+    assert rows[2][:2] == ["psum", "<x>"]
+    with st.transfers() as none:
+        pass
+    assert len(ElementTree.fromstring(none._repr_html_())) == 2

@@ -85,6 +85,38 @@ def test_info_shows_why_a_backend_is_unavailable(monkeypatch, capsys):
     assert rows(capsys.readouterr().out)["plugin"] == ["", "none", "", "no [driver] found"]
 
 
+@pytest.mark.parametrize("width", [36, 40, 60])
+def test_info_breaks_no_word_where_it_is_narrow(monkeypatch, capsys, width):
+    reason = "no driver of this device was found (cudaErrorInsufficientDriver); install one"
+
+    def load(name):
+        if name == "absent":
+            raise st.BackendError(reason)
+        return Plugin()
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(cli, "load", load)
+    monkeypatch.setattr(cli, "backend_names", lambda: ["absent", "plugin"])
+    assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    text = " ".join(out.split())
+    assert text.startswith(f"absent devices: none {reason} plugin devices: 2 A100 free / total memory: 10 GiB / 40 GiB")
+
+
+def test_info_names_the_limit_of_the_memory_cache(capsys):
+    limit = st.cache_info().limit
+    st.set_cache_limit(3 << 30)
+    try:
+        assert cli.main(["info"]) == 0
+    finally:
+        st.set_cache_limit(limit)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "is kept for later results: up to 3 GiB, by default a quarter of the memory that this process may use" in out
+    assert "st.free_cache()" in out
+    assert "st.set_cache_limit" in out
+
+
 def test_version():
     finished = command("--version")
     assert (finished.returncode, finished.stdout) == (0, f"shardtensor {st.__version__}\n")

@@ -73,6 +73,13 @@ def test_any_number_of_devices_works(backend, devices):
     assert sum(f"Mesh(d={devices}; " in line for line in lines) == 1
 
 
+def test_both_trainings_show_their_progress():
+    """The one on the devices and the one by NumPy, which takes longer."""
+    _, lines = run(3, devices=2)
+    bars = [re.split(r"\s+━+\s+", line) for line in lines if "━━" in line]
+    assert [(label, rest[:4]) for label, rest in bars] == [("2 devices", "100%"), ("plain NumPy", "100%")]
+
+
 def test_two_runs_are_equal():
     assert run(2)[0] == run(2)[0]
 

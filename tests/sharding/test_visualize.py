@@ -11,12 +11,14 @@ import sys
 import xml.etree.ElementTree as ET
 from typing import NamedTuple
 
+import nbformat
 import numpy as np
 import pytest
+from nbclient import NotebookClient
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.sharding.visualize import html
+from shardtensor.sharding.html import tensor_html
 from tests.layouts import all_specs
 
 ESCAPE = "\x1b["
@@ -310,12 +312,30 @@ def test_neighbors_differ_where_a_terminal_has_16_colors(grid, monkeypatch):
     colored = printed(Terminal(), (2 * grid[0], 2 * grid[1]), st.NamedSharding(mesh, P("x", "y")))
     assert "48;" not in colored
     cells = re.findall(r"\x1b\[30;(10[1-7])m([^\x1b]*)", colored)
-    colors = {int(found[1]): color for color, caption in cells if (found := re.search(r"SIMULATED (\d+)", caption))}
-    assert sorted(colors) == list(range(grid[0] * grid[1]))
-    for k, color in colors.items():
+    looks, named = {}, {}
+    for color, caption in cells:
+        if found := re.search(r"SIMULATED (\d+)", caption):
+            k = int(found[1])
+            named[k] = color
+            looks[k] = color, next((pattern for pattern in "/." if pattern in caption), " ")
+    assert sorted(looks) == list(range(grid[0] * grid[1]))
+    for k, look in looks.items():
         row, column = divmod(k, grid[1])
-        assert column + 1 == grid[1] or colors[k + 1] != color
-        assert row + 1 == grid[0] or colors[k + grid[1]] != color
+        assert column + 1 == grid[1] or looks[k + 1] != look
+        assert row + 1 == grid[0] or looks[k + grid[1]] != look
+        assert named[k] == named[k % 7]  # The color depends on the device only.
+
+
+def test_a_pattern_fills_the_cell_around_the_caption(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-16color")
+    monkeypatch.setenv("COLUMNS", "120")
+    colored = printed(Terminal(), (2, 7), st.NamedSharding(mesh_of(2, 7), P("x", "y")))
+    bare = re.sub(r"\x1b\[[\d;]*m", "", colored)
+    cells = [line[1:-1].split("│") for line in bare.splitlines() if line.startswith("│")]
+    below = [row[0] for row in cells[len(cells) // 2 :]]  # Device 7 is below device 0, which has the same color.
+    assert {cell.strip("/ ") for cell in below} == {"", "NUMPY 7", "1:2, 0:1"}
+    assert all(cell[0] == cell[-1] == "/" for cell in below)
+    assert "/" not in "".join(cells[0])
 
 
 def test_replicas_share_a_color_and_blocks_do_not():
@@ -323,6 +343,23 @@ def test_replicas_share_a_color_and_blocks_do_not():
     named = {caption.strip(): color for color, caption in backgrounds(colored) if "NUMPY" in caption}
     assert sorted(named) == ["NUMPY 0,1", "NUMPY 2,3", "NUMPY 4,5", "NUMPY 6,7"]
     assert len(set(named.values())) == 4
+
+
+def test_a_device_keeps_its_color():
+    """In text and in HTML, whatever the shape and the place of the part; replicas have the color of the first one."""
+    of_device: dict[str, set[str]] = {}
+    mesh = st.make_mesh((4, 2), ("x", "y"), devices=st.devices("numpy"))
+    for shape, spec in itertools.product([(8, 8), (16, 2), (3, 9)], [P("x", "y"), P("y", "x"), P(("y", "x")), P("x")]):
+        sharding = st.NamedSharding(mesh, spec)
+        for color, caption in backgrounds(printed(Terminal(), shape, sharding)):
+            if found := re.search(r"NUMPY (\d+)", caption):
+                of_device.setdefault(found[1], set()).add(color)
+        _, parts, _ = parsed(tensor_html(st.device_put(np.zeros(shape), sharding)))
+        for part in parts:
+            of_device.setdefault(f"html {part.label.split(',')[0]}", set()).add(part.fill)
+    assert len(of_device) == 16
+    assert {len(colors) for colors in of_device.values()} == {1}
+    assert len(set.union(*of_device.values())) == 16
 
 
 def test_a_terminal_without_colors_gets_none(monkeypatch):
@@ -352,6 +389,32 @@ def test_a_file_whose_encoding_has_no_box_drawing():
     assert re.search(r"NUMPY 16,[\d,]*\+", written)
 
 
+IN_A_NOTEBOOK = """
+import contextlib, io
+import shardtensor as st
+
+x = st.zeros((4, 6), device=st.make_mesh((2,), ("x",), devices=st.devices("numpy")[:2]))
+st.visualize_sharding(x)
+st.visualize_sharding(x, use_color=False)
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    st.visualize_sharding(x)
+assert "NUMPY 0" in out.getvalue()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the kernel's own machinery
+def test_a_notebook_shows_svg_and_keeps_the_text_for_programs_without_html():
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(IN_A_NOTEBOOK)])
+    NotebookClient(book, timeout=60, kernel_name="python3").execute()
+    shown, printed = book.cells[0].outputs
+    wanted = text((4, 6), st.NamedSharding(mesh_of(2), P("x")))
+    assert shown.output_type == "display_data"
+    assert shown.data["text/plain"] == wanted.rstrip("\n")
+    assert [part.label for part in parsed(shown.data["text/html"])[1]] == ["0", "1"]
+    assert (printed.output_type, printed.text) == ("stream", wanted)
+
+
 # -- HTML ------------------------------------------------------------------------------------------
 
 
@@ -374,16 +437,20 @@ def parsed(fragment: str) -> tuple[dict[str, str], list[Rectangle], list[str]]:
     facts = {row.findtext("th", ""): row.findtext("td", "") for row in root.iter("tr")}
     space = {"svg": "http://www.w3.org/2000/svg"}
     rectangles = []
-    for group in root.iterfind("svg:svg/svg:g", space):
+    for group in root.iterfind(".//svg:svg/svg:g", space):
         box, label = group.find("svg:rect", space), group.find("svg:text", space)
         assert box is not None
         assert label is not None
         numbers = [float(box.attrib[name]) for name in ("x", "y", "width", "height")]
-        assert float(label.attrib["x"]) == pytest.approx(numbers[0] + numbers[2] / 2, abs=0.02)
-        assert float(label.attrib["y"]) == pytest.approx(numbers[1] + numbers[3] / 2, abs=0.02)
+        assert float(label.attrib["x"]) == pytest.approx(numbers[0] + numbers[2] / 2, abs=ROUNDED)
+        assert float(label.attrib["y"]) == pytest.approx(numbers[1] + numbers[3] / 2, abs=ROUNDED)
         title = group.findtext("svg:title", "", space)
         rectangles.append(Rectangle(label.text or "", title, box.attrib["fill"], *numbers))
-    return facts, rectangles, [line.text or "" for line in root.iterfind("div")]
+    return facts, rectangles, [line.text for line in root.iter("div") if line.text]
+
+
+ROUNDED = 0.11
+"""Numbers in pictures have one decimal."""
 
 
 def put(shape: tuple[int, ...], sizes: tuple[int, ...], *spec: str | tuple[str, ...] | None) -> st.ShardedTensor:
@@ -404,7 +471,7 @@ def test_html_says_what_a_tensor_is():
 
 
 def test_html_draws_parts_in_proportion():
-    _, parts, _ = parsed(html(put((5, 9), (2, 4), "x", "y")))
+    _, parts, _ = parsed(tensor_html(put((5, 9), (2, 4), "x", "y")))
     assert [part.label for part in parts] == [str(i) for i in range(8)]
     assert parts[1].title == "NUMPY 1: 0:3, 3:5"
     unit = parts[0].width / 3
@@ -412,63 +479,132 @@ def test_html_draws_parts_in_proportion():
         parts, itertools.product(((0, 3), (3, 5)), ((0, 3), (3, 5), (5, 7), (7, 9))), strict=True
     ):
         wanted = (columns[0], rows[0], columns[1] - columns[0], rows[1] - rows[0])
-        assert np.allclose([part.x - 1, part.y - 1, part.width, part.height], np.multiply(wanted, unit), atol=0.02)
+        assert np.allclose([part.x, part.y, part.width, part.height], np.multiply(wanted, unit), atol=3 * ROUNDED)
 
 
 def test_html_draws_one_dimension_as_a_row():
-    _, parts, _ = parsed(html(put((10,), (4, 2), "x")))
+    _, parts, _ = parsed(tensor_html(put((10,), (4, 2), "x")))
     assert [part.label for part in parts] == ["0,1", "2,3", "4,5", "6,7"]
     assert len({(part.y, part.height) for part in parts}) == 1
-    assert parts[0].width == pytest.approx(1.5 * parts[2].width, abs=0.02)
+    assert parts[0].width == pytest.approx(1.5 * parts[2].width, abs=ROUNDED)
     for left, right in itertools.pairwise(parts):
-        assert right.x == pytest.approx(left.x + left.width, abs=0.02)
+        assert right.x == pytest.approx(left.x + left.width, abs=ROUNDED)
 
 
-def test_html_of_more_dimensions_shows_the_first_block():
-    x = put((7, 4, 6), (2, 2, 2), "x", None, "y")
-    _, parts, below = parsed(html(x))
+def test_html_of_more_dimensions_shows_every_device():
+    x = put((7, 4, 6), (2, 2, 2), "x", "z", "y")
+    fragment = tensor_html(x)
+    _, parts, below = parsed(fragment)
     assert [(part.label, part.title) for part in parts] == [
-        ("0,1", "NUMPY 0,1: 0:4, 0:3"),
-        ("2,3", "NUMPY 2,3: 0:4, 3:6"),
+        ("0", "NUMPY 0: 0:2, 0:3"), ("2", "NUMPY 2: 0:2, 3:6"), ("1", "NUMPY 1: 2:4, 0:3"), ("3", "NUMPY 3: 2:4, 3:6"),
+        ("4", "NUMPY 4: 0:2, 0:3"), ("6", "NUMPY 6: 0:2, 3:6"), ("5", "NUMPY 5: 2:4, 0:3"), ("7", "NUMPY 7: 2:4, 3:6"),
+    ]  # fmt: skip
+    assert below == ["[0:4, :, :]", "[4:7, :, :]"]
+    drawings = list(ET.fromstring(fragment).iter("{http://www.w3.org/2000/svg}svg"))
+    assert len(drawings) == 2
+    for drawing in drawings:
+        _, _, width, height = map(float, drawing.attrib["viewBox"].split())
+        for polygon in drawing.iter("{http://www.w3.org/2000/svg}polygon"):  # the upper and the right faces
+            points = [tuple(map(float, point.split(","))) for point in polygon.attrib["points"].split()]
+            assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
+        assert len(list(drawing.iter("{http://www.w3.org/2000/svg}polygon"))) == 4
+
+
+def test_html_of_a_cube_has_its_sizes():
+    drawing = ET.fromstring(tensor_html(put((7, 4, 6), (2, 2), None, "x", "y")))
+    labels = [
+        text.text for text in drawing.iterfind(".//{http://www.w3.org/2000/svg}svg/{http://www.w3.org/2000/svg}text")
     ]
-    assert below == ["[0:4, :, :], block 1 of 2"]
+    assert labels == ["6", "4", "7"]
+    assert "block" not in tensor_html(put((7, 4, 6), (2, 2), None, "x", "y"))
+
+
+def test_html_of_many_blocks_draws_64_of_them():
+    fragment = tensor_html(st.zeros((70, 2, 2), device=st.AbstractMesh((70,), ("x",))))
+    _, parts, below = parsed(fragment)
+    assert len(parts) == 64
+    assert below[-1] == "6 more blocks"
 
 
 def test_html_without_dimensions_or_elements():
-    _, (part,), below = parsed(html(put((), (8,))))
+    _, (part,), below = parsed(tensor_html(put((), (8,))))
     assert (part.label, part.title, below) == ("0,1,2,3,4,5,6,7", "NUMPY 0,1,2,3,4,5,6,7", [])
-    facts, parts, below = parsed(html(put((0, 3), (2,), "x")))
+    facts, parts, below = parsed(tensor_html(put((0, 3), (2,), "x")))
     assert (facts["bytes in all"], facts["bytes per device"]) == ("0 B", "0 B at most")
     assert (parts, below) == ([], ["empty on numpy:0, numpy:1"])
-    _, parts, below = parsed(html(put((1, 1), (2, 2), "x", "y")))
+    _, parts, below = parsed(tensor_html(put((1, 1), (2, 2), "x", "y")))
     assert ([part.label for part in parts], below) == (["0"], ["empty on numpy:1, numpy:2, numpy:3"])
-    assert parsed(html(put((2, 0, 3), (2,), "x")))[1:] == ([], ["empty on numpy:0, numpy:1"])
+    assert parsed(tensor_html(put((2, 0, 3), (2,), "x")))[1:] == ([], ["empty on numpy:0, numpy:1"])
 
 
 def test_html_of_a_donated_tensor_reads_nothing():
     x = put((10, 4), (4,), "x")
-    before = html(x)
+    before = tensor_html(x)
     y = st.device_put(x, st.devices("numpy")[0], donate=True)
     with pytest.raises(st.DonatedError):
         np.asarray(x)
     facts, parts, _ = parsed(x._repr_html_())
     assert facts["shape"] == "(10, 4), donated"
     assert parts == parsed(before)[1]
-    assert parsed(html(y))[0]["shape"] == "(10, 4)"
+    assert parsed(tensor_html(y))[0]["shape"] == "(10, 4)"
     assert printed(io.StringIO(), x) == text(x.shape, x.sharding)
 
 
-def test_html_and_text_move_nothing():
-    x = put((10, 4), (4,), "x")
+def test_text_moves_nothing_and_html_reads_few_elements():
+    x = put((1000, 400), (4,), "x")
     with st.transfer_guard("disallow"), st.transfers() as log:
-        html(x)
+        tensor_html(x)
         text(x.shape, x.sharding)
-    assert len(log) == 0
+        assert len(log) == 0
+        x._repr_html_()
+    assert 0 < log.bytes <= 25 * x.itemsize
+    assert log.copied == 0
+
+
+def test_html_shows_a_few_elements():
+    def elements(x: st.ShardedTensor) -> str | None:
+        return ET.fromstring(x._repr_html_()).findtext(".//pre")
+
+    mesh = st.make_mesh((4,), ("x",), devices=st.devices("numpy")[:4])
+    assert elements(st.arange(5, device=mesh)) == "[0 1 2 3 4]"
+    assert elements(st.arange(5, device=mesh).sum()) == "10"
+    assert elements(st.arange(500, device=mesh)) == "[  0   1 ... 498 499]"
+    cube = st.reshape(st.arange(1000, device=mesh), (10, 10, 10))
+    assert elements(cube) == (
+        "[[[  0 ...   9]\n  ...\n  [ 90 ...  99]]\n\n ...\n\n [[900 ... 909]\n  ...\n  [990 ... 999]]]"
+    )
+    assert elements(st.zeros((0, 3), device=mesh)) == "[]"
+    assert elements(st.zeros((8,), device=st.AbstractMesh((4,), ("x",)))) is None
+    x = st.arange(8, device=mesh)
+    st.device_put(x, st.devices("numpy")[0], donate=True)
+    assert elements(x) is None
+
+
+def test_html_of_meshes_and_shardings():
+    mesh = st.make_mesh((4, 2), ("data", "model"), devices=st.devices("numpy"))
+    facts, parts, below = parsed(mesh._repr_html_())
+    assert (facts, below) == ({"mesh": "Mesh(data=4, model=2; numpy:0..7)"}, [])
+    assert [part.label for part in parts] == [str(i) for i in range(8)]
+    assert len({part.x for part in parts}) == 2
+    assert ">data=4</text>" in mesh._repr_html_()
+    assert ">model=2</text>" in mesh._repr_html_()
+    sharding = st.NamedSharding(mesh, P("model", None, "data"), memory_kind="pinned_host")
+    facts, parts, below = parsed(sharding._repr_html_())
+    assert facts == {
+        "spec": "P('model', None, 'data')",
+        "mesh": "Mesh(data=4, model=2; numpy:0..7)",
+        "memory kind": "pinned_host",
+    }
+    assert [part.label for part in parts] == ["0", "2", "4", "6", "1", "3", "5", "7"]
+    assert below == ["[0:1, :, :]", "[1:2, :, :]"]
+    _, (part,), _ = parsed(st.NamedSharding(mesh, P())._repr_html_())
+    assert part.title == "NUMPY 0,1,2,3,4,5,6,7"
+    assert len(parsed(st.AbstractMesh((3, 4, 5), ("x", "y", "z"))._repr_html_())[1]) == 60
 
 
 def test_html_escapes_names():
     mesh = st.make_mesh((2,), ("<b>&\"'",))
-    fragment = html(st.zeros((4,), device=mesh))
+    fragment = tensor_html(st.zeros((4,), device=mesh))
     assert "<b>" not in fragment
     facts, parts, _ = parsed(fragment)
     assert facts["sharding"] == f"{P(mesh.axis_names[0])} on {mesh}"
@@ -478,7 +614,7 @@ def test_html_escapes_names():
 def test_html_names_another_memory():
     x = put((4,), (2,), "x")
     pinned = st.device_put(x, x.sharding.with_memory_kind("pinned_host"))
-    assert parsed(html(pinned))[0]["sharding"].endswith(", pinned_host")
+    assert parsed(tensor_html(pinned))[0]["sharding"].endswith(", pinned_host")
 
 
 def _luminance(fill: str) -> float:
@@ -490,10 +626,10 @@ def _luminance(fill: str) -> float:
 def test_html_of_64_devices():
     code = """
 import numpy as np, shardtensor as st, sys
-from shardtensor.sharding.visualize import html
+from shardtensor.sharding.html import tensor_html
 mesh = st.make_mesh((8, 8), ("x", "y"), devices=st.devices("numpy"))
 for spec in st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P():
-    print(html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, spec))))
+    print(tensor_html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, spec))))
 print("rich" in sys.modules)
 """
     environment = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "64", "PYTHONIOENCODING": "utf-8"}

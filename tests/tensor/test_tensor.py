@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import math
 import operator
 import pickle
 import subprocess
@@ -233,6 +234,48 @@ def test_repr_shows_layout_before_values(backend: str) -> None:
     assert (pinned + 1).sharding.memory_kind == "pinned_host"
     assert repr(st.sum(x)).splitlines()[1] == str(np.asarray(st.sum(x)))
     assert repr(st.zeros((0, 3))).endswith("[]")
+    assert str(x) == str(np.asarray(x))
+
+
+def test_lists_of_shards_have_one_expression_for_each(backend: str) -> None:
+    d = st.devices(backend)
+    assert repr(st.shard(np.arange(5), devices=d[:3])) == (
+        f"[ShardedTensor([0, 1], device={d[0]}), ShardedTensor([2, 3], device={d[1]}), "
+        f"ShardedTensor([4], device={d[2]})]"
+    )
+    x = st.asarray(np.ones((2, 2), "float32"), device=d[1])
+    assert repr(x) == f"ShardedTensor([[1., 1.],\n               [1., 1.]], dtype=float32, device={d[1]})"
+    assert repr(x.sum()) == f"ShardedTensor(4., dtype=float32, device={d[1]})"
+    assert repr(st.zeros((0, 3), device=d[0])) == f"ShardedTensor([], shape=(0, 3), dtype=float64, device={d[0]})"
+    large = repr(st.zeros((2000,), dtype="bool", device=d[0]))
+    assert large == (f"ShardedTensor([False, False, False, ..., False, False, False], shape=(2000,), device={d[0]})")
+    pinned = st.reshard(x, x.sharding.with_memory_kind("pinned_host"))
+    assert repr(pinned).endswith(f"device={d[1]}, pinned_host)")
+
+
+def test_str_is_what_numpy_prints(backend: str) -> None:
+    value = np.arange(200 * 300.0).reshape(200, 300)
+    x = st.device_put(value, mesh_of((4,), backend))
+    with st.transfers() as log:
+        assert str(x) == f"{x}" == str(value)
+    assert log.bytes == 2 * 49 * 8
+    assert str(st.sum(x)) == str(value.sum())
+    assert str(x[:0]) == "[]"
+    st.device_put(x, st.devices(backend)[0], donate=True)
+    assert str(x) == repr(x)
+    assert str(x).endswith("<donated>")
+
+
+def test_python_rounds_an_element(backend: str) -> None:
+    x = st.device_put(np.array([1.25, -2.625, 7.0]), mesh_of((3,), backend))
+    y = x[1]
+    assert (round(y, 2), round(y), math.trunc(y), math.floor(y), math.ceil(y)) == (-2.62, -3, -2, -3, -2)
+    assert [type(n) for n in (round(y, 2), round(y), math.trunc(y))] == [float, int, int]
+    big = st.asarray(2**62 + 1)
+    assert (round(big), math.trunc(big), math.floor(big), math.ceil(big)) == (2**62 + 1,) * 4
+    for function in (round, math.trunc, math.floor, math.ceil):
+        with pytest.raises(st.ArgumentTypeError, match=r"the tensor has shape \(3,\)"):
+            function(x)
 
 
 def test_repr_of_large_tensors_reads_the_corners_alone(backend: str) -> None:

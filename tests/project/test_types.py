@@ -1,0 +1,163 @@
+"""What type checkers and editors know of the public functions: strict programs see tensors, never Any."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import jedi
+import pytest
+
+import shardtensor as st
+from tests.project import typed_program
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(typed_program.__file__)
+
+REVEALED = {
+    # expression: its type, without the names of modules
+    "x + 1": "ShardedTensor",
+    "1 + x": "ShardedTensor",
+    "x @ x": "ShardedTensor",
+    "x > 1": "ShardedTensor",
+    "x == x": "ShardedTensor",
+    "x.sum()": "ShardedTensor",
+    "round(x.mean(), 2)": "float",
+    "st.device_put(np.ones(3))": "ShardedTensor",
+    "st.device_put([np.ones(3)])": "list[ShardedTensor]",
+    "st.device_put((x, {'a': x}))": "Any",
+    "st.pmap(total, [x])": "list[ShardedTensor]",
+    "st.pmap(st.exp, x, axis_name='i')": "ShardedTensor",
+    "st.pmap(total, x)": "ShardedTensor",
+    "st.pmap(both, x)": "Any",
+    "st.smap(total, x, axes=[0])": "ShardedTensor",
+    "st.psum(np.ones(3), 'i')": "ndarray[tuple[Any, ...], dtype[Any]]",
+    "st.psum(1, 'i')": "int",
+    "st.all_gather({'a': 1.5}, 'i', tiled=True)": "dict[str, float]",
+    "of_block": "def (*Any, **Any) -> ShardedTensor",
+    "of_tensor": "def (x: ShardedTensor, *, by: int =) -> ShardedTensor",
+    "st.shard_map(both, in_specs=st.P('i'), out_specs=st.P('i'))": "def (*Any, **Any) -> Any",
+}
+
+MISTAKES = {
+    # statement: the code of the error
+    "of_tensor('text')": "arg-type",
+    "of_tensor(x, times=2)": "call-arg",
+    "st.psum(x, 'i', axis=0)": "call-overload",
+    "st.pmap(total, x, axis_names='i')": "call-overload",
+    "st.sum(x, axes=0)": "call-arg",
+    "st.arrange(3)": "attr-defined",
+}
+
+USER = """
+import numpy as np
+import numpy.typing as npt
+import shardtensor as st
+
+x = st.arange(4.0)
+
+@st.shard_map(in_specs=st.P("i"), out_specs=st.P("i"))
+def of_block(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return st.psum(x, "i")
+
+@st.shard_map(in_specs=st.P("i"), out_specs=st.P("i"))
+def of_tensor(x: st.ShardedTensor, *, by: int = 1) -> st.ShardedTensor:
+    return x * by
+
+def total(x: npt.NDArray[np.float64]) -> np.float64:
+    return np.float64(x.max())
+
+def both(x: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], np.float64]:
+    return x, total(x)
+"""
+
+
+def test_a_strict_project_sees_tensors_and_no_any(tmp_path: Path) -> None:
+    """One run of mypy checks the program that calls every public function, the types of expressions, and mistakes."""
+    (tmp_path / "mypy.ini").write_text(
+        f"[mypy]\nstrict = true\nfollow_imports = silent\nmypy_path = {ROOT}:{ROOT / 'backends'}\n"
+        f"cache_dir = {tmp_path / 'cache'}\n"
+    )
+    lines = [*USER.splitlines(), *[f"reveal_type({expression})" for expression in REVEALED], *MISTAKES]
+    user = tmp_path / "user.py"
+    user.write_text("\n".join(lines))
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-pretty", str(PROGRAM), str(user)]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False).stdout
+    revealed, errors = {}, {}
+    for path, line, kind, message in re.findall(r"^(.*?):(\d+): (note|error): (.*)$", out, re.MULTILINE):
+        source = lines[int(line) - 1]
+        assert path == "user.py", out
+        if kind == "error":
+            errors.setdefault(source, message.rpartition("[")[2].rstrip("]"))
+        elif found := re.fullmatch(r'Revealed type is "(.*)"', message):
+            revealed[source.removeprefix("reveal_type(")[:-1]] = re.sub(r"\b[\w.]+\.(?=\w)", "", found[1])
+    assert revealed == REVEALED
+    assert errors == MISTAKES
+
+
+def test_public_functions_are_in_the_strict_program_or_return_a_type() -> None:
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(PROGRAM.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "st"
+    }
+    functions = {name for name in st.__all__ if inspect.isfunction(getattr(st, name))}
+    untyped = {
+        name for name in functions - used if "Any" in str(inspect.signature(getattr(st, name)).return_annotation)
+    }
+    assert untyped == set()
+    assert {"sum", "matmul", "pmap", "smap", "shard_map", "map_overlap", "psum", "device_put"} <= used
+
+
+def matches(value: Any, kind: Any) -> bool:
+    """Whether a value has the type that the program asserts."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list:
+        return isinstance(value, list) and all(matches(item, arguments[0]) for item in value)
+    if origin is tuple:
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return len(value) == len(kinds) and all(map(matches, value, kinds))
+    if origin is dict:
+        return isinstance(value, dict) and all(matches(item, arguments[1]) for item in value.values())
+    return isinstance(value, kind)
+
+
+def test_the_values_have_the_types_that_the_strict_program_asserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def assert_type(value: Any, kind: Any) -> Any:
+        assert matches(value, kind), f"{type(value)} is not {kind}"
+        seen.append(kind)
+        return value
+
+    monkeypatch.setattr(typing, "assert_type", assert_type)
+    typed_program.main()
+    assert len(seen) > 150
+
+
+@pytest.mark.parametrize(
+    "expression", ["(x + 1)", "x.sum()", "(x @ x)", "x.T", "x[1:]", "st.sum(x)", "st.device_put(x)", "(x + 1).mean()"]
+)
+@pytest.mark.parametrize("live", [True, False], ids=["of values", "of source"])
+def test_editors_complete_the_methods_of_results(expression: str, live: bool) -> None:
+    code = f"{expression}.resh"
+    if live:
+        completions = jedi.Interpreter(code, [{"st": st, "x": st.arange(4.0)}]).complete()
+    else:
+        completions = jedi.Script(f"import shardtensor as st\nx = st.arange(4.0)\n{code}").complete()
+    assert [completion.name for completion in completions] == ["reshape", "reshard"]
+
+
+def test_completion_shows_the_public_names_only() -> None:
+    names = {completion.name for completion in jedi.Interpreter("st.", [{"st": st}]).complete()}
+    assert {name for name in names if not name.startswith("__")} == {n for n in st.__all__ if not n.startswith("__")}
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert (Path(inspect.getfile(st)).parent / "py.typed").is_file()
