@@ -15,6 +15,7 @@ from shardtensor.backend.registry import (
     devices as devices,
     local_devices as local_devices,
     num_shards as num_shards,
+    set_num_devices as set_num_devices,
 )
 from shardtensor.communication.simulation import SimulationReport as SimulationReport, simulate as simulate
 from shardtensor.communication.transfer_log import (

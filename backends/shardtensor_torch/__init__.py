@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +52,7 @@ class TorchBackend(Backend):
             raise BackendError(f"torch does not start: {error!r}") from error
         cuda = self._torch.cuda
         gpus = cuda.device_count() if cuda.is_available() else 0
-        count = gpus if gpus and "SHARDTENSOR_NUM_DEVICES" not in os.environ else logical_device_count()
+        count = logical_device_count(gpus or None)
         self._kind = "cuda" if gpus else "cpu"
         kinds = [cuda.get_device_name(i) for i in range(gpus)] or ["cpu"]
         self._gpus = [i if count < gpus else i * gpus // count for i in range(count)] if gpus else []
@@ -209,7 +208,7 @@ class TorchBackend(Backend):
         if array.device.index not in self._gpus:
             raise BackendError(
                 f"a tensor is on {array.device}, which none of the {len(self._gpus)} devices uses; move it, or set "
-                "SHARDTENSOR_NUM_DEVICES to a larger number"
+                "a larger number by st.set_num_devices"
             )
         return self._devices[self._gpus.index(array.device.index)]
 

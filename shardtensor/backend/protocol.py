@@ -28,6 +28,7 @@ import abc
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -310,20 +311,29 @@ MOST_DEVICES = 1 << 16
 """The maximal number of logical devices of a backend: each is an object. An `AbstractMesh` may have more."""
 
 
+device_counts: dict[str | None, int] = {}
+"""The numbers that `st.set_num_devices` set: that of a backend by its name, and by None that of all others."""
+
+starting: ContextVar[str | None] = ContextVar("shardtensor_starting", default=None)
+"""The name of the backend that is being instantiated, so that a plugin need not give it to `logical_device_count`."""
+
+
 def requested_devices() -> int | None:
-    """Returns the number of logical devices in ``SHARDTENSOR_NUM_DEVICES``; None if the variable is not set.
+    """Returns the number of logical devices that the program requests for the backend that is being instantiated: the
+    number set by `st.set_num_devices`, else ``SHARDTENSOR_NUM_DEVICES``; None if neither is set.
 
     Raises:
-        BackendError: the variable is not an integer from 1 to `MOST_DEVICES`.
+        BackendError: the variable is used and is not an integer from 1 to `MOST_DEVICES`.
     """
-    return count_from_environment("SHARDTENSOR_NUM_DEVICES", MOST_DEVICES)
+    number = device_counts.get(starting.get()) or device_counts.get(None)
+    return number or count_from_environment("SHARDTENSOR_NUM_DEVICES", MOST_DEVICES)
 
 
 def logical_device_count(default: int | None = None) -> int:
-    """Returns the number of logical devices that a backend offers: ``SHARDTENSOR_NUM_DEVICES`` if it is set, else
-    ``default``, else the number of usable cores.
+    """Returns the number of logical devices that a backend offers: the number set by `st.set_num_devices`, else
+    ``SHARDTENSOR_NUM_DEVICES``, else ``default``, else the number of usable cores. Backends call it in ``__init__``.
 
     Raises:
-        BackendError: the variable is not an integer from 1 to `MOST_DEVICES`.
+        BackendError: the variable is used and is not an integer from 1 to `MOST_DEVICES`.
     """
     return requested_devices() or (usable_cores() if default is None else default)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.protocol import Backend, requested_devices
+from shardtensor.backend.protocol import MOST_DEVICES, Backend, device_counts, requested_devices, starting
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
 from shardtensor.host.fork import in_children
 
@@ -91,12 +91,30 @@ def load(name: str) -> Backend:
     with _lock:
         if backend := _loaded.get(name):
             return backend
-        requested_devices()  # An invalid number raises before the plugin imports its library.
-        backend = _started(name, _plugin(name))
+        token = starting.set(name)
+        try:
+            requested_devices()  # An invalid number raises before the plugin imports its library.
+            backend = _started(name, _plugin(name))
+        finally:
+            starting.reset(token)
         if (given := getattr(backend, "name", None)) != name:
             raise BackendError(f"backend {name!r} has the name {given!r}; its `name` must be that of the entry point")
+        _check_devices(backend)
         _loaded[name] = backend
         return backend
+
+
+def _check_devices(backend: Backend) -> None:
+    """Raises BackendError if a backend has no devices, or not as many as `set_num_devices` set for it."""
+    count = len(_started(backend.name, backend.devices))
+    if not count:
+        raise BackendError(f"backend {backend.name!r} has no devices; it must have one at least, or not start")
+    wanted = device_counts.get(backend.name, count)
+    if count != wanted:
+        raise BackendError(
+            f"backend {backend.name!r} has {count} devices, and cannot have {wanted}, the number that "
+            "st.set_num_devices set; leave out that call"
+        )
 
 
 def install(backend: Backend) -> None:
@@ -124,7 +142,7 @@ def _started(name: str, start: Callable[[], T]) -> T:
         return start()
     except BackendError:
         raise
-    except Exception as error:  # A plugin may fail in any way; the message keeps the reason.
+    except (Exception, SystemExit) as error:  # A plugin may fail in any way; the message keeps the reason.
         raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
 
 
@@ -180,7 +198,7 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
         count = len(backend.devices())
         raise BackendError(
             f"there is no device {min(absent)}; backend {backend.name!r} has {count}, from 0 to {count - 1}; use "
-            f"other devices, or set SHARDTENSOR_NUM_DEVICES={max(absent).id + 1} before the first use (logical devices)"
+            f"other devices, or {to_get_devices(max(absent).id + 1)}"
         )
     return backend
 
@@ -200,6 +218,52 @@ def array_backend(x: object) -> Backend | None:
         if not backend.shared_memory and backend.is_array(x):
             return backend
     return None
+
+
+# -- the number of devices -------------------------------------------------------------------------
+
+
+def set_num_devices(n: int, backend: str | None = None) -> None:
+    """Sets the number of logical devices of a backend, or of all backends. It must be called before their first use.
+
+    The number takes precedence over the environment variable ``SHARDTENSOR_NUM_DEVICES``. Without either, the ``numpy``
+    backend has one device for each usable core, and a backend for GPUs one for each GPU. Logical devices share the
+    cores, or the GPUs, so that programs for eight devices can be run and tested on any machine.
+
+    Args:
+        n: an integer from 1 to 65,536.
+        backend: the name of a backend; None sets the number of all backends that have none of their own.
+
+    Raises:
+        ArgumentError: ``n`` is not such an integer, or no backend of that name is installed.
+        BackendError: the devices of a backend that the call concerns exist already, and are not ``n``.
+
+    >>> st.set_num_devices(8)
+    >>> st.device_count()
+    8
+    """
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= MOST_DEVICES:
+        raise ArgumentError(f"set_num_devices: n is {n!r:.60}; wanted an integer from 1 to {MOST_DEVICES:,}")
+    if backend is not None and backend not in _entry_points():
+        raise ArgumentError(f"set_num_devices: there is no backend named {backend!r}; installed are {backend_names()}")
+    with _lock:
+        for name, used in _loaded.items():
+            concerned = backend == name or (backend is None and name not in device_counts)
+            if concerned and not used.simulated and len(used.devices()) != n:
+                raise BackendError(
+                    f"set_num_devices: backend {name!r} is in use already, with {len(used.devices())} devices, and its "
+                    f"number of devices cannot change to {n}; call st.set_num_devices at the start of the program, "
+                    "before the first mesh, array or list of devices (in a notebook, restart the kernel first)"
+                )
+        device_counts[backend] = int(n)
+
+
+def to_get_devices(count: int) -> str:
+    """Returns the part of an error message that says how to get as many logical devices."""
+    return (
+        f"call st.set_num_devices({count}) before the first use of the devices (logical ones; in a notebook, after a "
+        f"restart of the kernel), or set SHARDTENSOR_NUM_DEVICES={count}"
+    )
 
 
 # -- listing devices -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from shardtensor.backend.device import HOST_MEMORY, Device
-from shardtensor.backend.registry import backend_names, backend_of, devices
+from shardtensor.backend.registry import backend_names, backend_of, devices, to_get_devices
 from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError, ShardingError
 from shardtensor.sharding.mesh import Mesh, default_mesh
 
@@ -100,5 +100,5 @@ def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
         )
     raise ShardingError(
         f"from_dlpack: x is a list of {len(memories)} arrays in {names}, and no backend has that many devices there; "
-        f"for logical ones set SHARDTENSOR_NUM_DEVICES={len(memories)} before the first use, or join some of them first"
+        f"join some of them first, or {to_get_devices(len(memories))}"
     )

@@ -179,7 +179,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     if wanted > len(pool):
         raise ShardingError(
             f"make_mesh: axis_sizes={tuple(sizes)} needs {wanted} devices and there are {len(pool)}; "
-            f"for logical ones set SHARDTENSOR_NUM_DEVICES={wanted} before the first use"
+            + (registry.to_get_devices(wanted) if devices is None else "give more devices, or a smaller mesh")
         )
     if devices is None:
         pool = registry.default_backend().adjacent_devices(wanted)

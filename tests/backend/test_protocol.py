@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import HOST, Backend, Device, registry
+from shardtensor.backend import HOST, Backend, Device, protocol, registry
 from shardtensor.backend.protocol import requested_devices
 from shardtensor.backend.registry import load
 from shardtensor.testing import CheckedArray
@@ -120,6 +120,49 @@ def test_number_of_devices() -> None:
     assert printed(COUNTS, SHARDTENSOR_NUM_DEVICES="3") == [3, 3, 3]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert printed(COUNTS, SHARDTENSOR_BACKEND="numpy") == [cores] * 3
+
+
+def test_a_program_sets_the_number_of_devices() -> None:
+    """Before the first use of a backend, for one or for all; it beats the variable, even one that is no number."""
+    code = """
+        import json, shardtensor as st
+        st.set_num_devices(5)
+        st.set_num_devices(2, "checked")
+        counts = [st.device_count(b) for b in (None, "numpy", "checked")]
+        st.set_num_devices(5), st.set_num_devices(2, backend="checked")
+        def error(*arguments):
+            try:
+                st.set_num_devices(*arguments)
+            except st.BackendError as e:
+                return str(e)
+        print(json.dumps([counts, error(8), error(8, "numpy"), error(8, "checked"), st.device_count()]))
+    """
+    for given in ("3", "eight"):
+        counts, *errors, left = printed(code, SHARDTENSOR_NUM_DEVICES=given, SHARDTENSOR_BACKEND="numpy")
+        assert (counts, left) == ([5, 5, 2], 5)
+        for message, name, count in zip(errors, ("numpy", "numpy", "checked"), (5, 5, 2), strict=True):
+            assert message.startswith(f"set_num_devices: backend {name!r} is in use already, with {count} devices")
+            assert "start of the program" in message
+            assert "restart the kernel" in message
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.0, True, None, "8", 65537])
+def test_numbers_of_devices_that_a_program_cannot_set(given: Any) -> None:
+    with pytest.raises(st.ArgumentError, match=r"^set_num_devices: n is .*; wanted an integer from 1 to 65,536"):
+        st.set_num_devices(given)
+    with pytest.raises(st.ArgumentError, match=r"^set_num_devices: there is no backend named 'nonsense'; installed"):
+        st.set_num_devices(4, "nonsense")
+
+
+def test_a_mesh_of_too_many_devices_names_the_call_to_make_first() -> None:
+    code = """
+        import json, shardtensor as st
+        try:
+            st.make_mesh((2, 99), ("x", "y"))
+        except st.ShardingError as e:
+            print(json.dumps(str(e)))
+    """
+    assert "call st.set_num_devices(198) before the first use" in printed(code)
 
 
 WRONG_NUMBERS = ["0", "abc", "", " ", "-1", "2.5", "²", " 8", "1e3", "65537", "99999999999", "9" * 5000]
@@ -267,6 +310,17 @@ BROKEN = {
     "abstract": ("from shardtensor.backend import Backend\nclass It(Backend):\n    name = 'abstract'", "to_device"),
     "stranger": ("class It:\n    name = 'stranger'", "Backend"),
     "number": ("It = 3", "no subclass"),
+    "exits": ("raise SystemExit(3)", r"does not start: SystemExit\(3\)"),
+    "deviceless": (
+        "from tests.backend.test_protocol import Stub\nclass It(Stub):\n    name = 'deviceless'\n"
+        "    def devices(self):\n        return []",
+        "has no devices; it must have",
+    ),
+    "uncounted": (
+        "from tests.backend.test_protocol import Stub\nclass It(Stub):\n    name = 'uncounted'\n"
+        "    def devices(self):\n        raise RuntimeError('the driver hangs')",
+        "the driver hangs",
+    ),
     "nameless": (
         "from shardtensor.backend import Backend\nclass It(Backend):\n    xp = None\n"
         "    devices = is_array = to_device = from_host = to_host = lambda self, *given: None",
@@ -284,6 +338,20 @@ def test_the_error_of_a_broken_plugin(name: str, install: Callable[..., None]) -
             st.devices(name)
     assert name in registry.backend_names()
     assert name not in registry._loaded
+
+
+def test_a_plugin_whose_number_of_devices_is_fixed(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of all backends, like the variable, is a wish; that of one backend is what the program needs."""
+    monkeypatch.setattr(protocol, "device_counts", {})
+    monkeypatch.setattr(registry, "device_counts", protocol.device_counts)
+    install("fixed", STUB.format(name="fixed"))
+    st.set_num_devices(3, "fixed")
+    with pytest.raises(st.BackendError, match=r"'fixed' has 2 devices, and cannot have 3, .*st\.set_num_devices"):
+        st.devices("fixed")
+    st.set_num_devices(2, "fixed")
+    assert st.device_count("fixed") == 2
 
 
 def test_plugin_whose_module_is_missing(install: Callable[..., None]) -> None:

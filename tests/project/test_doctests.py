@@ -13,6 +13,7 @@ import pytest
 import shardtensor_numpy
 
 import shardtensor as st
+from shardtensor.backend import protocol, registry
 from shardtensor.core import OPS
 
 NAMES = [m.name for m in pkgutil.walk_packages(st.__path__, "shardtensor.") if not m.name.endswith("__main__")]
@@ -20,7 +21,11 @@ MODULES = [importlib.import_module(n) for n in NAMES] + [shardtensor_numpy]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
-def test_examples(module: ModuleType) -> None:
+def test_examples(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        protocol, "device_counts", {}
+    )  # the example of `set_num_devices` sets no number for other tests
+    monkeypatch.setattr(registry, "device_counts", protocol.device_counts)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     runner = doctest.DocTestRunner(optionflags=flags)
     finder = doctest.DocTestFinder()

@@ -232,7 +232,11 @@ def test_make_mesh_works_out_one_size(sizes: tuple[int, ...], devices: int, want
 @pytest.mark.parametrize(
     ("sizes", "names", "culprit"),
     [
-        ((9,), ("x",), r"\(9,\) needs 9 devices and there are 8.*SHARDTENSOR_NUM_DEVICES=9"),
+        (
+            (9,),
+            ("x",),
+            r"\(9,\) needs 9 devices and there are 8; call st\.set_num_devices\(9\) before.*SHARDTENSOR_NUM_DEVICES=9",
+        ),
         ((3, 3), ("x", "y"), r"\(3, 3\) needs 9 devices and there are 8"),
         ((3, -1), ("x", "y"), r"\(3, -1\).*8 devices"),
         ((0, -1), ("x", "y"), r"\(0, -1\).*8 devices"),
