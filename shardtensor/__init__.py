@@ -81,7 +81,13 @@ from shardtensor.interpreters.explain import Explanation as Explanation, explain
 from shardtensor.interpreters.infer import ShapeDtypeStruct as ShapeDtypeStruct, eval_shape as eval_shape
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding, SingleDeviceSharding as SingleDeviceSharding
-from shardtensor.sharding.mesh import Mesh as Mesh, make_mesh as make_mesh, use_mesh as use_mesh
+from shardtensor.sharding.mesh import (
+    Mesh as Mesh,
+    get_mesh as get_mesh,
+    make_mesh as make_mesh,
+    set_mesh as set_mesh,
+    use_mesh as use_mesh,
+)
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
 from shardtensor.spmd.collectives import (
     all_gather as all_gather,
@@ -102,6 +108,7 @@ from shardtensor.spmd.collectives import (
 from shardtensor.spmd.pmap import pmap as pmap
 from shardtensor.spmd.shard_map import shard_map as shard_map
 from shardtensor.spmd.smap import smap as smap
+from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
 
 __version__ = "0.1.0"

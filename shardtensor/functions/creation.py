@@ -1,10 +1,11 @@
 """Declarations of the creation functions (a chapter of the array API standard).
 
-``device`` determines the sharding of the result: a Device holds the whole array, a Mesh shards the first dimension
-over all mesh axes (major first; a 0-d array is replicated), and a NamedSharding is used as it is. Without ``device``,
-an array is sharded over the default mesh and uncommitted: operators transfer it to the devices of operands that were
-placed explicitly. The functions named ``*_like`` take both the sharding and this property from a prototype that is a
-tensor. Each device computes its own shard; no data moves.
+``device`` determines the sharding of the result: a Device holds the whole array, a Mesh shards the first dimension over
+all mesh axes (major first; a 0-d array is replicated), a NamedSharding is used as it is, and a bare P stands for the
+NamedSharding of that spec on the mesh in use (see `st.set_mesh`). Without ``device``, an array is sharded over the
+default mesh and uncommitted: operators transfer it to the devices of operands that were placed explicitly. The
+functions named ``*_like`` take both the sharding and this property from a prototype that is a tensor. Each device
+computes its own shard; no data moves.
 
 Raises:
     ShapeError: a size is negative.
@@ -22,18 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend.device import Device
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
-from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
-from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import converted, fill_value, sharded_dtype
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
-_Where = Device | Mesh | NamedSharding | None
+_Where = Where | None
 _ShapeAndDtype = tuple[Shape, Any]
 
 
@@ -52,7 +51,7 @@ def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Wh
     Args:
         shape: the size of each dimension; an integer for one dimension.
         dtype: the dtype of the result; float64 by default.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); the default mesh by default.
 
     >>> st.empty((2, 3), dtype="int8").shape
     (2, 3)
@@ -66,7 +65,7 @@ def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _
     Args:
         x: a tensor or a host array, the prototype of the shape, the dtype and the sharding; its elements are not read.
         dtype: the dtype of the result; x's by default.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); x's sharding by default.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); x's sharding by default.
 
     >>> st.empty_like(st.zeros((2, 3))).shape
     (2, 3)
@@ -144,7 +143,7 @@ def full(
         shape: the size of each dimension; an integer for one dimension.
         fill_value: a scalar, or a 0-d tensor or array.
         dtype: the dtype of the result; that of ``fill_value`` by default.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); the default mesh by default.
 
     Raises:
         RangeError: ``fill_value`` is a Python integer that ``dtype`` cannot represent (an OverflowError).
@@ -170,7 +169,7 @@ def full_like(
         x: a tensor or a host array, the prototype of the shape, the dtype and the sharding; its elements are not read.
         fill_value: a scalar, or a 0-d tensor or array.
         dtype: the dtype of the result; x's by default.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); x's sharding by default.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); x's sharding by default.
 
     Raises:
         RangeError: ``fill_value`` is a Python integer that the dtype cannot represent (an OverflowError).
@@ -245,7 +244,7 @@ def arange(
         stop: the end, which is excluded.
         step: the difference of successive elements; negative or positive.
         dtype: the dtype of the result; by default NumPy's default integer for integers, float64 for floats.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); the default mesh by default.
 
     Raises:
         ArgumentTypeError: an argument is not a real number, or ``dtype`` is bool for more than two elements.
@@ -291,7 +290,7 @@ def eye(
         n_cols: the number of columns; ``n_rows`` by default.
         k: the number of the diagonal: 0 is the main one, positive ones are above it, negative ones below it.
         dtype: the dtype of the result; float64 by default.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); the default mesh by default.
 
     Raises:
         ArgumentTypeError: ``k`` is not an integer.

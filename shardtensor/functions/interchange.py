@@ -30,8 +30,8 @@ from shardtensor.errors import (
 )
 from shardtensor.functions.dlpack_export import array_of, export
 from shardtensor.functions.dlpack_memory import Memory, as_memory, described, devices_for, memory_of, row_for
-from shardtensor.functions.placement import Where, reshard_to
-from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
+from shardtensor.functions.placement import reshard_to
+from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding, with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import Storage
@@ -60,7 +60,8 @@ def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = N
         x: an object with ``__dlpack__`` and ``__dlpack_device__`` (an array of NumPy, CuPy, PyTorch, JAX, ...) of any
             shape and strides, or a list or tuple of them. The dtype is a bool, integer, floating-point or complex
             dtype of NumPy, and the tensor has the same.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); by default as described above.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); by default as described
+            above.
         copy: True always copies, False never, None only if the memory cannot be shared.
 
     Raises:
@@ -83,6 +84,7 @@ def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = N
 
 @implements(from_dlpack, "algorithm")
 def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
+    device = with_mesh(device, "from_dlpack")
     if isinstance(x, (list, tuple)):
         return _from_pieces(x, device, copy)
     committed = device is not None or memory_of(x, "x") != HOST_MEMORY

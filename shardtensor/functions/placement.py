@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend.device import Device, HostArray
+from shardtensor.backend.device import HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
@@ -21,8 +21,8 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, BackendError, ShapeError
 from shardtensor.host import blockwise
 from shardtensor.sharding.index import Index, canonical, to_numpy
-from shardtensor.sharding.layout import NamedSharding, as_sharding
-from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
+from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.numpy_protocols import check_leaves, from_lists
 from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
@@ -42,8 +42,6 @@ from shardtensor.tensor.tensor import (
 )
 from shardtensor.tensor.value import Aval, aval, whole_of
 
-Where = Device | Mesh | NamedSharding
-
 
 @operator(keeps_arrays=True)
 def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None) -> ShardedTensor:
@@ -54,8 +52,8 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
     Args:
         x: a tensor or a host array.
-        sharding: the sharding of the result; a Device or a Mesh has the same meaning as ``device=`` in creation
-            functions.
+        sharding: the sharding of the result; a Device, a Mesh or a bare P has the same meaning as ``device=`` in
+            creation functions.
         donate: whether x's memory is given away: using x afterwards raises DonatedError.
         may_alias: whether the result may share memory with x. None permits it for a tensor (writes to either are never
             visible in the other) and not for a host array; False always copies.
@@ -63,7 +61,7 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
     Raises:
         ShardingError: the spec has more dimensions than x.
         ArgumentError: both ``donate`` and ``may_alias`` are true.
-        ArgumentTypeError: ``sharding`` is neither a Device nor a Mesh nor a NamedSharding.
+        ArgumentTypeError: ``sharding`` is neither a Device nor a Mesh nor a NamedSharding nor a P.
 
     >>> mesh = st.make_mesh((4,), ("x",))
     >>> x = st.reshard(st.ones((8, 4)), st.NamedSharding(mesh, st.P("x")))
@@ -218,14 +216,15 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
 
     Args:
         x: a tensor, a host array, a scalar, or a pytree of them.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); None returns tensors as they are
-            and shards other leaves over the default mesh.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); None returns tensors as they
+            are and shards other leaves over the default mesh.
         donate, may_alias: see `reshard`.
 
     Raises:
         ShardingError: the spec has more dimensions than an array.
         ArgumentError: both ``donate`` and ``may_alias`` are true.
-        ArgumentTypeError: ``device`` is neither a Device nor a Mesh nor a NamedSharding, or a leaf is not an array.
+        ArgumentTypeError: ``device`` is neither a Device nor a Mesh nor a NamedSharding nor a P, or a leaf is not an
+            array.
 
     >>> st.device_put(np.arange(3), st.devices()[1]).device
     Device('numpy:1')
@@ -335,7 +334,7 @@ def asarray(
     Args:
         obj: a tensor, a host or backend array, a scalar, or nested lists of scalars.
         dtype: the dtype of the result; that of ``obj`` by default.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`). By default a tensor keeps its
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`). By default a tensor keeps its
             sharding; anything else is sharded over the default mesh and uncommitted, so that operators transfer it to
             the devices of operands that were placed explicitly.
         copy: None and True copy a host array; False shares its memory, or raises where that is impossible. Do not write

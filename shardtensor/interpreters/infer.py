@@ -49,7 +49,8 @@ class ShapeDtypeStruct:
         shape: the size of each dimension.
         ndim, size: the numbers of dimensions and of elements.
         dtype: the NumPy dtype.
-        sharding: the sharding; as an argument, a device, a mesh or a sharding, or None for the default mesh.
+        sharding: the sharding; as an argument, a device, a mesh, a sharding, a `P` on the mesh in use, or None for the
+            default mesh.
         committed: whether the tensor is placed explicitly: where the argument ``sharding`` is not None.
 
     >>> st.ShapeDtypeStruct((4, 2), "float32").dtype

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
-from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_of
+from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_in_use, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 
 Shape: TypeAlias = tuple[int, ...]
@@ -232,16 +232,40 @@ def checked_shape(shape: Any, caller: str = "") -> Shape:
     return sizes
 
 
-def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, caller: str) -> NamedSharding:
+Where: TypeAlias = Device | Mesh | NamedSharding | PartitionSpec
+"""What ``device=`` arguments accept; a bare spec refers to the mesh in use."""
+
+
+def with_mesh(where: Any, caller: str) -> Any:
+    """Returns a ``device=`` argument with a bare spec replaced by the sharding of that spec on the mesh in use.
+
+    Raises:
+        ShardingError: no mesh is in use, or it lacks an axis of the spec.
+    """
+    if not isinstance(where, PartitionSpec):
+        return where
+    mesh = mesh_in_use()
+    if mesh is None:
+        raise ShardingError(
+            f"{caller}: {where} is a spec without a mesh, and no mesh is in use; call st.set_mesh(mesh) first, or give "
+            f"st.NamedSharding(mesh, st.{where})"
+        )
+    return NamedSharding(mesh, where)
+
+
+def as_sharding(where: Where, ndim: int, caller: str) -> NamedSharding:
     """Converts a ``device=`` argument to the sharding of an array of ``ndim`` dimensions.
 
     A device gives the sharding on that single device. A mesh gives the sharding that splits the first dimension over
-    all mesh axes, major first, and replicates 0-d arrays. A sharding is returned unchanged.
+    all mesh axes, major first, and replicates 0-d arrays. A spec gives the sharding of that spec on the mesh in use. A
+    sharding is returned unchanged.
 
     Raises:
         ArgumentTypeError: ``where`` is none of these.
-        ShardingError: the spec has more than ``ndim`` dimensions, or the device is the host.
+        ShardingError: the spec has more than ``ndim`` dimensions, the device is the host, or a bare spec is given and
+            no mesh is in use.
     """
+    where = with_mesh(where, caller)
     if isinstance(where, NamedSharding):
         where.check_rank(ndim, caller)
         return where
@@ -252,7 +276,7 @@ def as_sharding(where: Device | Mesh | NamedSharding, ndim: int, caller: str) ->
             raise ShardingError(f"{caller}: tensors cannot be on the host; np.asarray(x) returns a host array")
         return _single(where)
     raise ArgumentTypeError(
-        f"{caller}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh or a NamedSharding"
+        f"{caller}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh, a NamedSharding or a P"
     )
 
 

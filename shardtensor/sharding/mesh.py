@@ -9,7 +9,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -186,15 +186,58 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     return Mesh(np.array(pool[:wanted], dtype=object).reshape(sizes), axis_names)
 
 
-_mesh: ContextVar[Mesh | None] = ContextVar("shardtensor_mesh", default=None)
+_mesh: ContextVar[Mesh | Literal[False] | None] = ContextVar("shardtensor_mesh", default=None)
+"""The mesh of this context; False for none, and None where that of the process applies."""
+
+_settings: list[set_mesh] = []  # The last of these settings applies to the whole process.
+_KEPT = 64
+"""The maximum length of `_settings`, which would otherwise grow with every call."""
+
+
+class set_mesh:  # noqa: N801 - used like a function
+    """Makes ``mesh`` the mesh in use.
+
+    Arrays that are created without ``device=`` are placed on it, with their first dimension split over all of its axes.
+    Maps without ``devices=`` or ``mesh=`` run on it. A bare `P` stands for the `NamedSharding` of that spec on it,
+    wherever a sharding is accepted. Inside a mapped function, the devices that the call owns form the mesh in use.
+
+    A call sets the mesh for the whole process. As a context manager, it sets the mesh for the calls inside the
+    ``with``, in this thread and in the maps that it starts, and takes precedence there. (Other threads may see the mesh
+    between the call and the ``with``; `use_mesh` never shows it to them.)
+
+    Args:
+        mesh: the mesh; None for no mesh: arrays are then placed on all devices of the default backend.
+
+    Raises:
+        ArgumentTypeError: ``mesh`` is neither a Mesh nor None.
+
+    >>> with st.set_mesh(st.make_mesh((2, 2), ("X", "Y"))):
+    ...     st.zeros((4, 3), device=st.P(None, "Y")).sharding.spec
+    P(None, 'Y')
+    """
+
+    def __init__(self, mesh: Mesh | None) -> None:
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise ArgumentTypeError(
+                f"set_mesh: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh), or None"
+            )
+        self.mesh = mesh
+        _settings.append(self)
+        del _settings[:-_KEPT]
+
+    def __enter__(self) -> Mesh | None:
+        with contextlib.suppress(ValueError):  # A context manager does not set the mesh for the process.
+            _settings.remove(self)
+        self._token = _mesh.set(self.mesh or False)
+        return self.mesh
+
+    def __exit__(self, *error: object) -> None:
+        _mesh.reset(self._token)
 
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
-    """Makes ``mesh`` the default mesh of this thread inside the ``with`` block.
-
-    Arrays that are created without ``device=`` are placed on it, with their first dimension split over all of its axes.
-    Maps without ``devices=`` run on it. Inside a mapped function, the devices that the call owns form the default mesh.
+    """Makes ``mesh`` the mesh in use of this thread inside the ``with`` block: see `set_mesh`.
 
     >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
     ...     st.zeros((4, 3)).sharding.spec
@@ -209,18 +252,39 @@ def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
         _mesh.reset(token)
 
 
+def mesh_in_use() -> Mesh | None:
+    """Returns the mesh of the innermost `use_mesh`, or of `set_mesh`, or inside a mapped function that of the devices
+    that the call owns; None if there is none.
+    """
+    mesh = _mesh.get()
+    if mesh is None:
+        return _settings[-1].mesh if _settings else None
+    return mesh or None
+
+
 def settle_on(mesh: Mesh) -> None:
-    """Makes ``mesh`` the default mesh for the rest of the current context (see `contextvars`)."""
+    """Makes ``mesh`` the mesh in use for the rest of the current context (see `contextvars`)."""
     _mesh.set(mesh)
 
 
 def default_mesh() -> Mesh:
-    """Returns the default mesh, on which arrays without ``device=`` are created.
-
-    It is the mesh of the innermost `use_mesh`; inside a mapped function, the devices that the call owns; else all
-    devices of the default backend along the axis ``d``.
+    """Returns the default mesh, on which arrays without ``device=`` are created: the mesh in use, or if there is none,
+    all devices of the default backend along the axis ``d``.
     """
-    return _mesh.get() or _all_devices(registry.default_backend())
+    return mesh_in_use() or _all_devices(registry.default_backend())
+
+
+def get_mesh() -> Mesh:
+    """Returns the mesh on which arrays without ``device=`` are created, and maps without ``devices=`` run.
+
+    It is the mesh of `set_mesh` or `use_mesh`; inside a mapped function, the devices that the call owns; else all
+    devices of the default backend along the axis ``d``.
+
+    >>> with st.set_mesh(st.make_mesh((2, 2), ("X", "Y"))):
+    ...     st.get_mesh()
+    Mesh(X=2, Y=2; numpy:0..3)
+    """
+    return default_mesh()
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime
 from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host.units import readable
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, checked_shape
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, checked_shape, with_mesh
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,6 +83,7 @@ def visualize_sharding(
                 "st.asarray converts an array to a tensor"
             )
         shape = checked_shape(x, "visualize_sharding")
+        sharding = with_mesh(sharding, "visualize_sharding")
         if not isinstance(sharding, NamedSharding):
             came = "missing" if sharding is None else f"a {type(sharding).__name__}"
             raise ArgumentTypeError(

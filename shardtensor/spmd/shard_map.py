@@ -15,8 +15,12 @@ from shardtensor.sharding.spec import Chain, P, PartitionSpec
 from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, map_shards
 from shardtensor.spmd.outputs import joined, same_forms
 from shardtensor.spmd.program import around
+from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
+
+_OWN = "the specs of the arguments"
+"""The default of ``in_specs``."""
 
 
 def shard_map(
@@ -24,8 +28,8 @@ def shard_map(
     /,
     *,
     mesh: Mesh | None = None,
-    in_specs: Any,
     out_specs: Any,
+    in_specs: Any = _OWN,
     axis_names: Sequence[str] | set[str] | frozenset[str] | None = None,
     check_vma: bool = True,
 ) -> Any:
@@ -39,11 +43,13 @@ def shard_map(
 
     Args:
         f: the function.
-        mesh: the devices; by default, the default mesh.
-        in_specs: the layout of each argument: a `P` for an array; a pytree of them, in the form of the arguments or of
-            a prefix of it; None for an argument that is passed unchanged. Arguments in another layout are resharded.
-        out_specs: the dimensions along which the blocks of the results are concatenated, in the same forms. A `P`
-            declares that a result is equal along the mapped axes that it does not name, which is checked.
+        mesh: the devices; by default, the mesh in use (see `set_mesh`).
+        out_specs: the dimensions along which the blocks of the results are concatenated: a `P`, or a pytree of them, in
+            the form of the results or of a prefix of it. A `P` declares that a result is equal along the mapped axes
+            that it does not name, which is checked.
+        in_specs: the layout of each argument, in the same forms; None for an argument that is passed unchanged.
+            Arguments in another layout are resharded. By default, each tensor keeps its own spec, other arrays and
+            scalars are replicated, and any other object is passed unchanged.
         axis_names: the mapped mesh axes; by default, all of them. ``f`` is called once for each position along these,
             with tensors over the devices along the other axes, whose split along those axes is kept; a `shard_map` over
             the other axes inside of ``f`` runs on single devices.
@@ -51,9 +57,9 @@ def shard_map(
             elements of the tensor are undefined. (The check compares on the devices, and waits for them.)
 
     Returns:
-        A function of as many arguments as ``in_specs`` describes. Its results are tensors on the mesh in the layout of
-        ``out_specs``; nothing is transferred where the sizes of the blocks follow the split rule, otherwise rows are
-        rebalanced.
+        A function of as many arguments as ``in_specs`` describes, or of any number without it. Its results are tensors
+        on the mesh in the layout of ``out_specs``; nothing is transferred where the sizes of the blocks follow the
+        split rule, otherwise rows are rebalanced.
 
     Raises:
         ShardingError: a spec names an axis that the mesh does not have, or that is not mapped; an axis is mapped by an
@@ -81,7 +87,8 @@ def shard_map(
         raise ArgumentTypeError(f"shard_map: f is a {type(f).__name__}; wanted a function")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise ArgumentTypeError(f"shard_map: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
-    _check_specs(in_specs, "in_specs", "an argument that is passed unchanged")
+    if in_specs is not _OWN:
+        _check_specs(in_specs, "in_specs", "an argument that is passed unchanged")
     _check_specs(out_specs, "out_specs", "a result that is None")
     given = _given_names(axis_names)
 
@@ -105,14 +112,18 @@ def _given_names(axis_names: Any) -> Chain | None:
 def _run(
     f: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh, over: Chain, in_specs: Any, out_specs: Any, check: bool
 ) -> Any:
-    for what, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+    own = in_specs is _OWN
+    for what, specs in (("in_specs", None if own else in_specs), ("out_specs", out_specs)):
         for spec in leaves(specs):
             _check_axes(spec, mesh, over, what)
-    specs = _prefix(in_specs, args)
+    prefix = [None] * len(args) if own else _prefix(in_specs, args)
     columns = []
-    for i, (argument, spec) in enumerate(zip(args, specs, strict=True)):
-        leaf_specs = spread(spec, argument, f"shard_map: in_specs[{i}]", f"argument {i}")
-        columns.append(_column(argument, leaf_specs, mesh, over, f"argument {i}"))
+    for i, (argument, spec) in enumerate(zip(args, prefix, strict=True)):
+        what = f"argument {i}"
+        specs = (
+            _own_specs(argument, mesh, over, what) if own else spread(spec, argument, f"shard_map: in_specs[{i}]", what)
+        )
+        columns.append(_column(argument, specs, mesh, over, what))
     rest = tuple([name for name in mesh.axis_names if name not in over])
     submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
     order = [name for name in mesh.axis_names if name in over]
@@ -124,6 +135,23 @@ def _run(
         return spread(out_specs, tree, "shard_map: out_specs", "the result")
 
     return joined(results, outs, mesh, over, "shard_map", check=check)
+
+
+def _own_specs(argument: Any, mesh: Mesh, over: Chain, what: str) -> list[PartitionSpec | None]:
+    """Returns the spec of each leaf of an argument along the mapped axes; None for a leaf that is passed unchanged."""
+    specs: list[PartitionSpec | None] = []
+    for leaf, path in zip(leaves(argument), paths(argument, what), strict=True):
+        if not isinstance(leaf, ShardedTensor):
+            specs.append(P() if type(leaf) in SCALARS or is_data(leaf) else None)
+            continue
+        chains = leaf.sharding.spec.chains
+        if missing := [axis for chain in chains for axis in chain if axis not in mesh.shape]:
+            raise ShardingError(
+                f"shard_map: {path} is split over axis {missing[0]!r} of {leaf.sharding.mesh!r}, and the map is over "
+                f"{mesh!r}; give in_specs, or mesh=, or reshard it first"
+            )
+        specs.append(P(*[tuple([axis for axis in chain if axis in over]) for chain in chains]))
+    return specs
 
 
 def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> MappedArgument:

@@ -27,7 +27,7 @@ from shardtensor.errors import (
     ShardTensorError,
 )
 from shardtensor.host.fork import in_children
-from shardtensor.sharding.layout import NamedSharding, Shape, on_existing_devices
+from shardtensor.sharding.layout import NamedSharding, Shape, Where, on_existing_devices
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.numpy_protocols import Operators
@@ -171,13 +171,13 @@ class ShardedTensor(Operators):
 
     # -- transfers and conversions -----------------------------------------------------------------
 
-    def to_device(self, device: Device | Mesh | NamedSharding, /, *, stream: None = None) -> ShardedTensor:
+    def to_device(self, device: Where, /, *, stream: None = None) -> ShardedTensor:
         """Returns the same elements on a device, on a mesh or in a sharding: see `st.device_put`."""
         if stream is not None:
             raise ArgumentError("to_device: stream must be None; each device has its own")
         return call("reshard", self, sharding=device)  # type: ignore[no-any-return]
 
-    def reshard(self, sharding: NamedSharding) -> ShardedTensor:
+    def reshard(self, sharding: Where) -> ShardedTensor:
         """Returns the same elements in another sharding: see `st.reshard`."""
         return call("reshard", self, sharding=sharding)  # type: ignore[no-any-return]
 

@@ -1,4 +1,6 @@
-"""The pages on the CPU and on programs: their blocks run, one after the other, and print the output that they show."""
+"""The pages on the CPU, on explicit sharding and on programs: their blocks run, one after the other, and print the
+output that they show.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", ["cpu", "programs"])
+@pytest.mark.parametrize("name", ["cpu", "explicit_sharding", "programs"])
 def test_the_page_runs(name: str) -> None:
     page = (DOCS / f"{name}.md").read_text()
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))

@@ -7,6 +7,7 @@ import math
 import pickle
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -308,6 +309,98 @@ def test_other_threads_do_not_see_use_mesh() -> None:
         thread.start()
         thread.join()
     assert seen == [before]
+
+
+@pytest.fixture
+def no_mesh_is_left() -> Iterator[None]:
+    yield
+    st.set_mesh(None)
+
+
+@pytest.mark.usefixtures("no_mesh_is_left")
+def test_set_mesh_is_for_the_process_or_for_a_block() -> None:
+    everything, seen = default_mesh(), []
+
+    def elsewhere() -> st.Mesh:
+        thread = threading.Thread(target=lambda: seen.append(st.get_mesh()))
+        thread.start()
+        thread.join()
+        return seen.pop()
+
+    st.set_mesh(row(2))
+    assert st.get_mesh() == elsewhere() == row(2)
+    assert st.zeros(3).sharding == st.NamedSharding(row(2), st.P("x"))
+    with st.set_mesh(square()) as given:
+        assert given == st.get_mesh() == square()
+        assert elsewhere() == row(2)
+        with st.set_mesh(None), pytest.raises(st.ShardingError, match="no mesh is in use"):
+            st.zeros(3, device=st.P("x"))
+        assert st.pmap(lambda _: st.get_mesh().size, [1, 2], devices=st.devices()[:2]) == [1, 1]
+        with st.use_mesh(row(3)):
+            assert st.get_mesh() == row(3)
+    assert st.get_mesh() == row(2)
+    with pytest.raises(ZeroDivisionError), st.set_mesh(square()):
+        _ = 1 / 0
+    assert st.get_mesh() == row(2)
+    for _ in range(200):  # what earlier calls set is forgotten
+        st.set_mesh(row(3))
+    st.set_mesh(None)
+    assert st.get_mesh() == elsewhere() == everything
+
+
+@pytest.mark.parametrize("mesh", ["x", [DEVICES[0]], DEVICES[0]])
+def test_set_mesh_refuses(mesh: Any) -> None:
+    before = st.get_mesh()
+    with pytest.raises(st.ArgumentTypeError, match=r"set_mesh: mesh is a \w+; wanted a Mesh"):
+        st.set_mesh(mesh)
+    assert st.get_mesh() == before
+
+
+X = np.arange(24.0).reshape(4, 6)
+
+TAKES_A_SHARDING: dict[str, Callable[[Any], st.ShardedTensor | st.ShapeDtypeStruct]] = {
+    "device_put": lambda where: st.device_put(X, where),
+    "device_put of a pytree": lambda where: st.device_put({"a": [X]}, where)["a"][0],
+    "reshard": lambda where: st.reshard(X, where),
+    "with_sharding_constraint": lambda where: st.with_sharding_constraint(st.asarray(X), where),
+    "to_device": lambda where: st.asarray(X).to_device(where),
+    "x.reshard": lambda where: st.asarray(X).reshard(where),
+    "asarray": lambda where: st.asarray(X, device=where),
+    "from_dlpack": lambda where: st.from_dlpack(X, device=where),
+    "from_dlpack of a list": lambda where: st.from_dlpack([X[:2, :3], X[:2, 3:], X[2:, :3], X[2:, 3:]], device=where),
+    "ShapeDtypeStruct": lambda where: st.ShapeDtypeStruct(X.shape, X.dtype, where),
+    "empty": lambda where: st.empty((4, 6), device=where),
+    "zeros_like": lambda where: st.zeros_like(X, device=where),
+    "full": lambda where: st.full((4, 6), 3, device=where),
+    "eye": lambda where: st.eye(4, 6, device=where),
+    "in eval_shape": lambda where: st.eval_shape(lambda x: st.reshard(x, where) + st.ones(x.shape, device=where), X),
+}
+
+
+@pytest.mark.parametrize("name", TAKES_A_SHARDING)
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_a_bare_spec_is_a_sharding_on_the_mesh_in_use(name: str, backend: str) -> None:
+    """On the mesh of each call: a plan that is kept does not hold the mesh of an earlier call."""
+    call, spec = TAKES_A_SHARDING[name], st.P("x", "y")
+    devices = st.devices(backend)
+    for mesh in (st.Mesh(np.reshape(devices[k : k + 4], (2, 2)), ("x", "y")) for k in (0, 4)):
+        with st.use_mesh(mesh):
+            assert call(spec).sharding == st.NamedSharding(mesh, spec)
+            assert call(spec).committed
+            with pytest.raises(st.ShardingError, match=r"P\('z'\) names axis 'z'; the mesh has \('x', 'y'\)"):
+                call(st.P("z"))
+            with pytest.raises(st.ShardTensorError, match="3 dimensions"):
+                call(st.P(None, None, "x"))
+    with pytest.raises(
+        st.ShardingError, match=r"P\('x', 'y'\) is a spec without a mesh.*st.set_mesh\(mesh\).*st.NamedSharding"
+    ):
+        call(spec)
+
+
+def test_a_picture_of_a_bare_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    with st.use_mesh(row(2)):
+        st.visualize_sharding((4,), st.P("x"))
+    assert "2:4" in capsys.readouterr().out
 
 
 def test_calls_of_maps_have_their_devices_as_the_default_mesh() -> None:
@@ -644,7 +737,7 @@ def test_what_device_means() -> None:
     with pytest.raises(st.ShardingError, match=r"test: .*2 dimensions and the array has 1"):
         as_sharding(sharding, 1, "test")
     with pytest.raises(
-        st.ArgumentTypeError, match="test: 'numpy' is a str; wanted a Device, a Mesh or a NamedSharding"
+        st.ArgumentTypeError, match="test: 'numpy' is a str; wanted a Device, a Mesh, a NamedSharding or a P"
     ):
         as_sharding("numpy", 1, "test")  # type: ignore[arg-type]
 

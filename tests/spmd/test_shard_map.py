@@ -343,6 +343,50 @@ def test_shard_map_passes_static_arguments_unchanged(backend: str) -> None:
 
 
 @everywhere
+def test_without_in_specs_arguments_keep_their_own_specs(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    a, b = np.arange(24.0).reshape(6, 4), np.arange(4.0)
+    x, y = st.device_put(a, st.NamedSharding(mesh, st.P("x", "y"))), st.device_put(b, st.NamedSharding(mesh, st.P("y")))
+    shapes = []
+
+    @st.shard_map(mesh=mesh, out_specs=st.P("x", "y"))
+    def f(x: Any, inner: Any, how: Any) -> Any:
+        shapes.append((x.shape, inner["y"].shape, inner["host"].shape))
+        assert (how, inner["three"], inner["none"]) == ("static", 3, None)
+        return (x + inner["y"]) * inner["three"] + float(inner["host"][2])
+
+    with st.transfers() as log:
+        z = f(x, {"y": y, "three": 3, "host": np.arange(5), "none": None}, "static")
+    assert shapes == [((3, 2), (2,), (5,))] * 4
+    assert {record.source for record in log if record.bytes} <= {st.HOST}
+    np.testing.assert_array_equal(np.asarray(z), (a + b) * 3 + 2)
+    with st.use_mesh(mesh):
+        whole = st.shard_map(lambda x: x, out_specs=st.P())(st.device_put(b, st.P()))
+    assert whole.sharding == st.NamedSharding(mesh, st.P())
+
+
+def test_without_in_specs_over_some_axes(backend: str) -> None:
+    """What other axes split stays split: the body gets tensors over them."""
+    mesh = mesh_of((2, 2), backend)
+    x = st.device_put(np.arange(16.0).reshape(4, 4), st.NamedSharding(mesh, st.P("x", "y")))
+    seen = []
+    f = st.shard_map(
+        lambda b: seen.append(str(st.typeof(b))) or b * 2, mesh=mesh, out_specs=st.P("x"), axis_names={"x"}
+    )
+    assert f(x).sharding.spec == st.P("x", "y")
+    assert seen == ["float64[2,4@y]"] * 2
+
+
+def test_without_in_specs_a_tensor_of_another_mesh_is_an_error(backend: str) -> None:
+    mesh = mesh_of((4,), backend)
+    other = st.device_put(
+        np.ones(8), st.NamedSharding(st.make_mesh((2,), ("z",), devices=st.devices(backend)), st.P("z"))
+    )
+    f = st.shard_map(lambda x: x, mesh=mesh, out_specs=st.P("x"))
+    with pytest.raises(st.ShardingError, match=r"argument 0\['k'\] is split over axis 'z' of Mesh.*give in_specs"):
+        f({"k": other})
+
+
 def test_static_leaves_are_passed_unchanged_together_with_others(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     whole = st.ones((3,), device=mesh)

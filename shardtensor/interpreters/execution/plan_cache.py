@@ -13,7 +13,9 @@ import numpy as np
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.sharding.layout import with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements
 
@@ -55,6 +57,8 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
         else:
             return planned(op, tuple([as_operand(x, op.error_name) for x in operands]), params)
     if op.creates:  # Only a prototype and ``device=`` give the layout; a tensor that is the fill value does not.
+        if type(params[-1]) is PartitionSpec:  # The mesh in use, to which a bare spec refers, can change between calls.
+            params = (*params[:-1], with_mesh(params[-1], op.name))
         placed = params[-1] is not None or (op.prototype and type(operands[0]) is ShardedTensor)
     # Otherwise the result's layout is that of the default mesh, which can change between calls.
     mesh = None if placed else default_mesh()
