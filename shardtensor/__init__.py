@@ -110,6 +110,7 @@ from shardtensor.spmd.shard_map import shard_map as shard_map
 from shardtensor.spmd.smap import smap as smap
 from shardtensor.tensor.numpy_functions import NUMPY_NAMES as _NUMPY_NAMES
 from shardtensor.tensor.array_type import typeof as typeof
+from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
 
 __version__ = "0.1.0"

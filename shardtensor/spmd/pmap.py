@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
-from shardtensor.functions.placement import ensure_sharding
+from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
@@ -95,7 +95,8 @@ def pmap(
             must have one slice for each of them (by default, as many devices are used as there are slices). A grid,
             such as a mesh of several axes, is mapped along its first axis. Each call then owns its device, or its row,
             and no other.
-        donate: donates the memory of the tensors in lists to ``fn``, for writing; they cannot be used afterwards.
+        donate: donates the memory of the tensors in lists to ``fn``, for writing; they cannot be used afterwards. The
+            lists must not contain host arrays.
 
     Returns:
         A list of results for lists, a pytree of tensors for arrays; without arguments, the mapped function.
@@ -106,7 +107,7 @@ def pmap(
             enclosing map.
         ArgumentTypeError: ``fn`` is no function; an axis, an axis name or a leaf is of the wrong type.
         ArgumentError: ``in_axes`` or ``out_axes`` do not match the form of the arguments or results; no argument is
-            mapped.
+            mapped; ``donate`` without lists, or with host arrays in them.
         AxisError: an array or a result has no such axis.
         CollectiveError: a deadlock: the message names each device and the call in which it waits.
         RecursionError: maps that call each other without end: the frames of all of them count.
@@ -165,6 +166,8 @@ class _Pmap:
 
     def _over_lists(self, fn: Callable[..., Any], call: Call) -> list[Any]:
         self._check_axes_of_lists(call.given, call.static)
+        if self._donate:
+            check_donated(call.lists, "pmap")
         count = _length(call.lists)
         columns = []
         for i, argument in enumerate(call.given):
@@ -235,6 +238,11 @@ class _Pmap:
     # -- arrays ------------------------------------------------------------------------------------
 
     def _over_arrays(self, fn: Callable[..., Any], call: Call) -> Any:
+        if self._donate:
+            raise ArgumentError(
+                "pmap: donate=True gives away the memory of the tensors in lists, and no argument is a list; give "
+                "st.shard(x), or leave out donate"
+            )
         levels = self._levels(call)
         count = levels.sizes[0]
         grid, owned = self._grid(levels)

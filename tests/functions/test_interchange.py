@@ -293,7 +293,7 @@ def test_what_is_no_array() -> None:
         st.from_dlpack([np.arange(3), [1, 2]])
     with pytest.raises(st.ArgumentTypeError, match=r"__dlpack_device__\(\) is 'cpu'; wanted a device type"):
         st.from_dlpack(Lender(np.arange(3), "cpu"))
-    with pytest.raises(st.ArgumentTypeError, match="wanted a Device, a Mesh or a NamedSharding"):
+    with pytest.raises(st.ArgumentTypeError, match="wanted a Device, a Mesh, a NamedSharding or a P"):
         st.from_dlpack(np.arange(3), device="cpu")
     with pytest.raises(st.ShardingError, match="host"):
         st.from_dlpack(np.arange(3), device=st.HOST)
