@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
     from optree import PyTreeSpec
@@ -71,6 +74,10 @@ def hint_to_register(x: object) -> str:
     return ""
 
 
+_LEAVES = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex, str, bytes, type(None)))
+"""Types of common leaves, for which optree is not needed: it cannot be imported while the interpreter shuts down."""
+
+
 def _flat(tree: Any) -> tuple[list[Any], PyTreeSpec]:
     import optree
 
@@ -79,6 +86,8 @@ def _flat(tree: Any) -> tuple[list[Any], PyTreeSpec]:
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Returns a tree of the same structure with ``fn`` applied to every leaf, from left to right."""
+    if type(tree) in _LEAVES:
+        return fn(tree)
     found, spec = _flat(tree)
     # optree does not call `fn` itself: a program may be suspended in it, with no frame of C++ on its stack.
     return spec.unflatten([fn(leaf) for leaf in found])
@@ -86,7 +95,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 def leaves(tree: Any) -> list[Any]:
     """Returns the leaves of a tree, from left to right."""
-    return _flat(tree)[0]
+    return [tree] if type(tree) in _LEAVES else _flat(tree)[0]
 
 
 class Form:
@@ -109,17 +118,24 @@ class Form:
 
 def form_of(tree: Any) -> Form | None:
     """Returns the structure of a tree; None for a leaf."""
+    if type(tree) in _LEAVES:
+        return None
     spec = _flat(tree)[1]
     return None if spec.is_leaf() else Form(spec)
 
 
 def replaced(tree: Any, new: Iterable[Any]) -> Any:
     """Returns a tree of the same structure with the leaves ``new``, from left to right."""
+    if type(tree) in _LEAVES:
+        (leaf,) = new
+        return leaf
     return _flat(tree)[1].unflatten(new)
 
 
 def items_of(tree: Any) -> list[tuple[str, Any]] | None:
     """Returns the entries of the outermost container, each with its access path as in Python; None for a leaf."""
+    if type(tree) in _LEAVES:
+        return None
     import optree
 
     children, spec = optree.tree_flatten(tree, lambda node: node is not tree, none_is_leaf=True, namespace=_NAMESPACE)
@@ -130,6 +146,8 @@ def items_of(tree: Any) -> list[tuple[str, Any]] | None:
 
 def paths(tree: Any, root: str = "") -> Sequence[str]:
     """Returns the access path of each leaf, from left to right, as written in Python: ``['w'][0]``."""
+    if type(tree) in _LEAVES:
+        return [root]
     spec = _flat(tree)[1]
     return [root] if spec.is_leaf() else [accessor.codify(root) for accessor in spec.accessors()]
 

@@ -304,7 +304,9 @@ def test_what_is_no_array() -> None:
 @pytest.mark.parametrize("copy", [None, True, False])
 @pytest.mark.parametrize("bad", ["M8[D]", "m8[s]", ">f8", "U1", "O", "S3"])
 def test_dtypes_that_dlpack_lacks(bad: str, copy: bool | None) -> None:
-    with pytest.raises(st.InterchangeError, match=r"^from_dlpack: x, a ndarray, cannot be imported: DLPack.*native"):
+    with pytest.raises(
+        st.InterchangeError, match=r"^from_dlpack: x, a ndarray, cannot be imported: \w+: DLPack.*native"
+    ):
         st.from_dlpack(np.zeros(3, bad), copy=copy)
 
 

@@ -172,6 +172,6 @@ def test_classes_that_cannot_be_registered() -> None:
 
 
 def test_optree_is_imported_on_use() -> None:
-    code = "import sys, shardtensor as st; print('optree' in sys.modules); st.device_put(3); print('optree' in sys.modules)"
+    code = "import sys, shardtensor as st; print('optree' in sys.modules); st.device_put([3]); print('optree' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["False", "True"]

@@ -713,7 +713,7 @@ WRONG_AS_NUMPY = [
     ),
     (lambda x: np.reshape(x, (4, 3), "F"), "numpy.reshape: has no sharded form here with order='F'"),
     (lambda x: np.zeros_like(x, None, "F"), "order='F'"),
-    (lambda x: np.round(x, 2), "decimals=2"),
+    (lambda x: np.var(x, dtype="f4"), "dtype='f4'"),
     (lambda x: np.ravel(x, "F"), "numpy.ravel: has no sharded form here"),
     (lambda x: np.copy(x, "F"), "numpy.copy: order is 'F'"),
     (lambda x: np.where(x), "numpy.where: has no sharded form here without x1 and x2"),
