@@ -24,7 +24,7 @@ from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, ch
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
-from shardtensor.tensor.pytree import items_of, leaves, paths, replaced, spread
+from shardtensor.tensor.pytree import children_of, leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import ShardedTensor
 
 Devices = Sequence[Any] | Mesh | None
@@ -454,10 +454,10 @@ def _submesh_of(item: Any) -> Mesh | None:
     """
     if type(item) is ShardedTensor:
         return item._aval.sharding.mesh
-    inside = items_of(item)
+    inside = children_of(item)
     if inside is None:
         return None
-    submeshes = filter(None, (_submesh_of(inner) for _, inner in inside))
+    submeshes = filter(None, map(_submesh_of, inside))
     if type(item) is not list:
         return next(submeshes, None)
     devices = tuple(dict.fromkeys(device for found in submeshes for device in found.flat))

@@ -132,16 +132,30 @@ def replaced(tree: Any, new: Iterable[Any]) -> Any:
     return _flat(tree)[1].unflatten(new)
 
 
+def children_of(tree: Any) -> Sequence[Any] | None:
+    """Returns the entries of the outermost container; None for a leaf."""
+    if type(tree) in (list, tuple):
+        return tree  # type: ignore[no-any-return]
+    children, spec = _one_level(tree)
+    return None if spec is None else children
+
+
 def items_of(tree: Any) -> list[tuple[str, Any]] | None:
     """Returns the entries of the outermost container, each with its access path as in Python; None for a leaf."""
-    if type(tree) in _LEAVES:
+    children, spec = _one_level(tree)
+    if spec is None:
         return None
+    return list(zip([accessor.codify("") for accessor in spec.accessors()], children, strict=True))
+
+
+def _one_level(tree: Any) -> tuple[list[Any], PyTreeSpec | None]:
+    """Returns the entries of the outermost container and its structure, which is None for a leaf."""
+    if type(tree) in _LEAVES:
+        return [tree], None
     import optree
 
     children, spec = optree.tree_flatten(tree, lambda node: node is not tree, none_is_leaf=True, namespace=_NAMESPACE)
-    if spec.is_leaf():
-        return None
-    return list(zip([accessor.codify("") for accessor in spec.accessors()], children, strict=True))
+    return children, None if spec.is_leaf() else spec
 
 
 def paths(tree: Any, root: str = "") -> Sequence[str]:
