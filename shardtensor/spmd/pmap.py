@@ -17,7 +17,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, Sha
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze
 from shardtensor.sharding.layout import NamedSharding, offsets
-from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_in_use, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
 from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, map_shards
@@ -328,11 +328,14 @@ class _Pmap:
 def _too_many(sizes: Sequence[int], row: Sequence[Device]) -> str:
     """Returns the error message for more slices than devices."""
     slices, devices = " x ".join(map(str, sizes)), f"{len(row)} device{'s' * (len(row) != 1)}"
+    more = ""
+    if mesh_in_use() is None:
+        more = f", or call st.set_num_devices({math.prod(sizes)}) at the start of the program (logical devices)"
     if current() is not None:
         devices = f"the {devices} that the call around this map owns ({listed([str(d) for d in row], 3)})"
     return (
         f"pmap: {slices} slices for {devices}; one device takes one slice: split a larger axis with st.smap, or into a "
-        "list with st.shard"
+        f"list with st.shard{more}"
     )
 
 
