@@ -110,7 +110,9 @@ from shardtensor.spmd.stencils import convolve as convolve, correlate as correla
 from shardtensor.spmd.pmap import pmap as pmap
 from shardtensor.spmd.shard_map import shard_map as shard_map
 from shardtensor.spmd.smap import smap as smap
+from shardtensor.tensor.numpy_functions import NUMPY_NAMES as _NUMPY_NAMES
 from shardtensor.tensor.array_type import typeof as typeof
+from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
 
 __version__ = "0.1.0"
@@ -130,6 +132,8 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             from shardtensor.sharding.visualize import visualize_sharding
 
             return visualize_sharding
+        if name in _NUMPY_NAMES:
+            return globals()[_NUMPY_NAMES[name]]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

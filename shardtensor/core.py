@@ -335,4 +335,10 @@ def _several(op: Op, arrays: Any) -> Operands:
     except TypeError:
         kind = type(arrays).__name__
         raise ArgumentTypeError(f"{op.error_name}: {op.operands[0]} is a {kind}; wanted a list of arrays") from None
-    return tuple(items)
+    found = tuple(items)
+    for k, item in enumerate(found):
+        if item is None:
+            raise ArgumentTypeError(
+                f"{op.error_name}: {op.operands[0]}[{k}] is None; wanted a tensor, an array or a scalar in its place"
+            )
+    return found

@@ -70,3 +70,15 @@ class CollectiveError(ShardTensorError, RuntimeError):
     """
 
     secondary = False
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the class and the message of an exception of other code, as ``ValueError: message``. The ``__str__`` of
+    such an exception may itself raise an error, whose class is given instead.
+    """
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as failure:
+        return f"{kind} (its message raises {type(failure).__name__})"
+    return f"{kind}: {text}" if text else kind

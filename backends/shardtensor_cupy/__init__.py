@@ -23,7 +23,7 @@ _DTYPES = frozenset("?bBhHiIlLqQefdFD")
 
 
 class CuPyBackend(Backend):
-    """One device per GPU, or ``SHARDTENSOR_NUM_DEVICES`` logical devices assigned to the GPUs in contiguous blocks.
+    """One device per GPU, or as many logical devices as `st.set_num_devices` sets, assigned to the GPUs in blocks.
 
     Execution is asynchronous: calls return before the GPU has finished, and each device executes them in order on its
     own stream. The environment variable ``SHARDTENSOR_CUPY_P2P`` controls direct copies between GPUs: with ``auto``

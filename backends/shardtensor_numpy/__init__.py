@@ -24,7 +24,7 @@ __all__ = ["NumPyBackend"]
 
 
 class NumPyBackend(Backend):
-    """``SHARDTENSOR_NUM_DEVICES`` logical devices on the host (default: one for each core this process may use).
+    """Logical devices on the host, as many as `st.set_num_devices` sets (default: one for each core of this process).
 
     >>> st.devices("numpy")[0].kind
     'cpu'

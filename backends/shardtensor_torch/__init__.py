@@ -25,7 +25,7 @@ __all__ = ["TorchBackend"]
 
 
 class TorchBackend(Backend):
-    """``SHARDTENSOR_NUM_DEVICES`` logical devices, on the GPUs if PyTorch can use any, otherwise on the host.
+    """Logical devices (see `st.set_num_devices`), on the GPUs if PyTorch can use any, otherwise on the host.
 
     On GPUs, each device has its own stream, the devices are assigned to the GPUs in contiguous blocks, and the default
     is one device per GPU.

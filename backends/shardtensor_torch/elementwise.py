@@ -44,7 +44,7 @@ def to_torch(dtype: Any) -> Any:
     try:
         return TORCH[np.dtype(dtype)]
     except KeyError:
-        raise ArgumentTypeError(f"PyTorch does not compute with dtype {np.dtype(dtype)}; use another one") from None
+        raise ArgumentTypeError(f"PyTorch does not compute with dtype {np.dtype(dtype)}; pass another dtype=") from None
 
 
 def dtype_of(x: Any) -> np.dtype[Any]:

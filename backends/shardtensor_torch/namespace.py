@@ -190,7 +190,7 @@ class Namespace:
         elif x.dtype is torch.bool:
             made = x.half()
         else:
-            made = x.clone() if is_int(x) else torch.round(x, decimals=decimals)
+            made = _rounded_to_tens(x, -decimals) if is_int(x) else torch.round(x, decimals=decimals)
         return made if out is None else store(out, made)
 
     # -- reductions --------------------------------------------------------------------------------
@@ -252,10 +252,12 @@ class Namespace:
         axes = axes_of(axis, x.ndim)
         return torch.all(x, axes, keepdim=keepdims) if axes else x.clone()
 
-    def mean(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+    def mean(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """See NumPy."""
-        wide = _wide(x)
-        made = self.sum(wide, axis=axis, keepdims=keepdims) / self._count(x, axis)
+        wide = _wide(x) if dtype is None else cast(x, to_torch(dtype))
+        made = self.sum(wide, axis=axis, dtype=dtype, keepdims=keepdims) / self._count(x, axis)
+        if dtype is not None:
+            return cast(made, wide.dtype)
         return made if is_int(x) else cast(made, x.dtype)
 
     def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
@@ -390,6 +392,13 @@ def _with_dtypes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 def _wide(x: Any) -> Any:
     """Casts a tensor to the dtype in which NumPy computes its mean."""
     return x.double() if is_int(x) else x.float() if x.dtype is torch.float16 else x
+
+
+def _rounded_to_tens(x: Any, exponent: int) -> Any:
+    """Rounds integers to multiples of a power of ten, in float64 as NumPy does; returns a new tensor."""
+    if exponent <= 0:
+        return x.clone()
+    return (torch.round(x.double() / 10**exponent) * 10**exponent).to(x.dtype)
 
 
 def _first(best: str, x: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.protocol import MOST_DEVICES, Backend, device_counts, requested_devices, starting
-from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
+from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
 from shardtensor.host.fork import in_children
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _started(name: str, start: Callable[[], T]) -> T:
     except BackendError:
         raise
     except (Exception, SystemExit) as error:  # A plugin may fail in any way; the message keeps the reason.
-        raise BackendError(f"backend {name!r} is installed but does not start: {error!r}") from error
+        raise BackendError(f"backend {name!r} is installed but does not start: {message_of(error)}") from error
 
 
 @functools.cache

@@ -45,7 +45,7 @@ def _like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
 
 
 @operator(_shaped, operands=())
-def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
+def empty(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
     """Creates an array without initializing its elements, whose values are arbitrary.
 
     Args:
@@ -59,7 +59,7 @@ def empty(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Wh
 
 
 @operator(_like, prototype=True)
-def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
+def empty_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
     """Creates an array like x without initializing its elements, whose values are arbitrary.
 
     Args:
@@ -73,7 +73,7 @@ def empty_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _
 
 
 @operator(_shaped, operands=())
-def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
+def zeros(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
     """Creates an array of zeros.
 
     Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
@@ -84,7 +84,7 @@ def zeros(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Wh
 
 
 @operator(_like, prototype=True)
-def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
+def zeros_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
     """Creates an array of zeros with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
     Arguments are those of `empty_like`.
@@ -95,7 +95,7 @@ def zeros_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _
 
 
 @operator(_shaped, operands=())
-def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
+def ones(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
     """Creates an array of ones.
 
     Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
@@ -106,7 +106,7 @@ def ones(shape: int | Shape, *, dtype: npt.DTypeLike | None = None, device: _Whe
 
 
 @operator(_like, prototype=True)
-def ones_like(x: ArrayLike, /, *, dtype: npt.DTypeLike | None = None, device: _Where = None) -> ShardedTensor:
+def ones_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
     """Creates an array of ones with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
     Arguments are those of `empty_like`.
@@ -135,7 +135,7 @@ def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> _ShapeAndDtype:
 
 @operator(_filled, operands=("fill_value",))
 def full(
-    shape: int | Shape, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: _Where = None
+    shape: int | Shape, fill_value: ArrayLike, dtype: npt.DTypeLike | None = None, *, device: _Where = None
 ) -> ShardedTensor:
     """Creates an array whose elements all equal ``fill_value``.
 
@@ -161,7 +161,7 @@ def _filled_like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
 
 @operator(_filled_like, operands=("x", "fill_value"), prototype=True)
 def full_like(
-    x: ArrayLike, /, fill_value: ArrayLike, *, dtype: npt.DTypeLike | None = None, device: _Where = None
+    x: ArrayLike, /, fill_value: ArrayLike, dtype: npt.DTypeLike | None = None, *, device: _Where = None
 ) -> ShardedTensor:
     """Creates an array like x whose elements all equal ``fill_value``.
 
@@ -230,8 +230,8 @@ def arange(
     /,
     stop: float | None = None,
     step: float = 1,
-    *,
     dtype: npt.DTypeLike | None = None,
+    *,
     device: _Where = None,
 ) -> ShardedTensor:
     """Creates a 1-d array of the numbers start, start + step, … below stop (above it for a negative step).
@@ -281,7 +281,7 @@ def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0,
 
 @operator(_eye_rule, operands=())
 def eye(
-    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: npt.DTypeLike | None = None, device: _Where = None
+    n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: npt.DTypeLike | None = None, *, device: _Where = None
 ) -> ShardedTensor:
     """Creates a matrix with ones on the k-th diagonal and zeros elsewhere.
 

@@ -550,11 +550,11 @@ def remainder(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 @operator("... -> ...")
-def round(x: ArrayLike, /) -> ShardedTensor:
-    """Integer nearest to each element, the even one on a tie; complex elements are rounded in both parts.
+def round(x: ArrayLike, /, decimals: int = 0) -> ShardedTensor:
+    """Each element rounded to ``decimals`` decimal places, to the even digit on a tie; complex ones in both parts.
 
-    >>> st.round(st.asarray([0.5, 1.5, 2.6])).tolist()
-    [0.0, 2.0, 3.0]
+    >>> st.round(st.asarray([0.5, 1.5, 2.6])).tolist(), st.round(st.asarray([3.14159, 271.8]), 2).tolist()
+    ([0.0, 2.0, 3.0], [3.14, 271.8])
     """
 
 

@@ -27,6 +27,7 @@ from shardtensor.errors import (
     ShapeError,
     ShardingError,
     ShardTensorError,
+    message_of,
 )
 from shardtensor.functions.dlpack_export import array_of, export
 from shardtensor.functions.dlpack_memory import Memory, as_memory, described, devices_for, memory_of, row_for
@@ -207,8 +208,8 @@ class _Exported:
 
 def _refused(what: str, x: Any, error: Exception, where: str = "") -> InterchangeError:
     return InterchangeError(
-        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be imported: {error}; wanted an array of bools, "
-        "native integers, floats or complex numbers that NumPy has; convert it in its own library first"
+        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be imported: {message_of(error)}; wanted an array "
+        "of bools, native integers, floats or complex numbers that NumPy has; convert it in its own library first"
     )
 
 

@@ -31,7 +31,7 @@ Operand = Aval | HostAval
 
 
 @operator(variadic=True)
-def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> ShardedTensor:
+def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> ShardedTensor:
     """Concatenates arrays along an existing dimension.
 
     If each array is a tensor on a single device and the devices are several of one backend (a list that `shard` or
@@ -151,7 +151,7 @@ def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovem
 
 
 @operator(variadic=True)
-def stack(arrays: Sequence[ArrayLike], /, *, axis: int = 0) -> ShardedTensor:
+def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> ShardedTensor:
     """Stacks arrays of equal shape along a new dimension.
 
     If each array is a tensor on a single device and the devices are several of one backend, the new dimension is

@@ -202,7 +202,7 @@ def _is_new(ndim: int, axis: int | tuple[int, ...]) -> list[bool]:
 
 
 @operator(_expand_rule)
-def expand_dims(x: ArrayLike, /, *, axis: int | tuple[int, ...] = 0) -> ShardedTensor:
+def expand_dims(x: ArrayLike, /, axis: int | tuple[int, ...] = 0) -> ShardedTensor:
     """Inserts dimensions of size 1 at the positions ``axis`` of the result. A view.
 
     The dimensions of x keep their sharding; the new ones are not sharded. No data moves.
@@ -254,7 +254,7 @@ def _broadcast_kernel(xp: Any, context: ShardContext, x: Any, *, shape: Shape) -
 
 
 @operator()
-def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[ShardedTensor, ...]:
+def unstack(x: ArrayLike, /, axis: int = 0) -> tuple[ShardedTensor, ...]:
     """Returns a tuple of the slices of x along ``axis``, one for each index, each without that dimension: views.
 
     Slice i is ``x[i]`` for ``axis=0``, and is sharded like it (see `shardtensor.functions.indexing.getitem`).
@@ -369,7 +369,7 @@ def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:
 
 
 @operator()
-def flip(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
+def flip(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
     """Reverses the order of the elements along ``axis``, an integer or a tuple; None reverses all dimensions. A view.
 
     The result has x's sharding, so that reading it transfers elements between devices along a sharded ``axis``.
@@ -398,7 +398,7 @@ def _flip(operands: Sequence[Operand], mesh: Mesh, *, axis: int | tuple[int, ...
 
 
 @operator()
-def roll(x: ArrayLike, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
+def roll(x: ArrayLike, /, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
     """Rolls the elements along ``axis`` by ``shift`` positions; those beyond the last position reappear at the first.
 
     The result is an independent tensor with x's shape and sharding. Along a sharded ``axis``, the elements that change

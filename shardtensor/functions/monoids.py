@@ -67,8 +67,12 @@ def _widened(xp: Any, x: Any) -> Any:
     return xp.asarray(x, dtype=xp.float32) if xp.finfo(x.dtype).bits == 16 else x
 
 
-def _mean_partial(xp: Any, context: ShardContext, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
-    return xp.sum(_widened(xp, x), axis=axis, keepdims=keepdims), _count(context, axis)
+def _mean_partial(
+    xp: Any, context: ShardContext, x: Any, *, axis: Any = None, dtype: Any = None, keepdims: bool = False
+) -> Any:
+    x = _widened(xp, x) if dtype is None else xp.asarray(x, dtype=context.dtype)
+    total = xp.sum(x, axis=axis, dtype=None if dtype is None else context.dtype, keepdims=keepdims)
+    return total, _count(context, axis)
 
 
 def _mean_merge(xp: Any, a: Any, b: Any) -> Any:

@@ -18,14 +18,14 @@ from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, BackendError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
 from shardtensor.host import blockwise
 from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.numpy_protocols import check_leaves, from_lists
 from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
-from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
@@ -63,7 +63,7 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
     Raises:
         ShardingError: the spec has more dimensions than x.
-        ArgumentError: both ``donate`` and ``may_alias`` are true.
+        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x is a host array.
         ArgumentTypeError: ``sharding`` is neither a Device nor a Mesh nor a NamedSharding nor a P.
 
     >>> mesh = st.make_mesh((4,), ("x",))
@@ -75,6 +75,8 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
 @implements(reshard, "composite")
 def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
+    if donate:
+        check_donated(x, "reshard")
     x = as_operand(x, "reshard")
     target = as_sharding(sharding, np.ndim(x), "reshard")
     return transfer_to(x, target, "reshard", donate=donate, may_alias=may_alias)
@@ -169,6 +171,22 @@ def reshard_to(
     return mark_array(tensor(value, storage))
 
 
+def check_donated(tree: Any, caller: str) -> None:
+    """Checks that no leaf of a pytree is a host array where the memory of the arrays in it is donated: the memory of a
+    host array remains its owner's.
+
+    Raises:
+        ArgumentError: a leaf is a host array.
+    """
+    for leaf in leaves(tree):
+        if isinstance(leaf, np.ndarray):
+            raise ArgumentError(
+                f"{caller}: donate=True gives away the memory of tensors, and there is a host array of shape "
+                f"{leaf.shape}, whose memory remains its owner's; leave out donate, or make a tensor of the array "
+                "first (st.asarray, st.device_put)"
+            )
+
+
 def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor:
     """Returns x with the sharding ``target``, for reading: x itself if it has that sharding already."""
     if isinstance(x, ShardedTensor) and x.sharding == target:
@@ -247,13 +265,16 @@ def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may
 
     Raises:
         ShardingError: the spec has more dimensions than an array.
-        ArgumentError: both ``donate`` and ``may_alias`` are true.
+        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x contains a host array.
         ArgumentTypeError: ``device`` is neither a Device nor a Mesh nor a NamedSharding nor a P, or a leaf is not an
             array.
 
     >>> st.device_put(np.arange(3), st.devices()[1]).device
     Device('numpy:1')
     """
+
+    if donate:
+        check_donated(x, "device_put")
 
     def one(leaf: Any) -> ShardedTensor:
         if isinstance(leaf, ShardedTensor) and device is None:
@@ -352,7 +373,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
 
 @operator(operands=("obj",), trees=("obj",), keeps_arrays=True)
 def asarray(
-    obj: Any, /, *, dtype: npt.DTypeLike | None = None, device: Where | None = None, copy: bool | None = None
+    obj: Any, /, dtype: npt.DTypeLike | None = None, *, device: Where | None = None, copy: bool | None = None
 ) -> ShardedTensor:
     """Converts an array, a scalar or nested lists of scalars to a tensor.
 
@@ -429,7 +450,13 @@ def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> S
 
 @implements(asarray, "kernel")
 def _asarray_on_device(xp: Any, context: None, obj: Any, *, dtype: Any, copy: bool | None) -> Any:
+    if obj is None:
+        raise _none("asarray")
     return xp.asarray(obj, dtype=dtype, copy=copy)
+
+
+def _none(caller: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"{caller}: None is no array; wanted a tensor, an array, a scalar or lists of scalars")
 
 
 def host_array(obj: Any, caller: str, dtype: np.dtype[Any] | None = None) -> Any:
@@ -442,6 +469,8 @@ def host_array(obj: Any, caller: str, dtype: np.dtype[Any] | None = None) -> Any
         ArgumentTypeError: ``obj`` is not an array, a scalar or nested lists of scalars.
         ShapeError: nested lists have different lengths.
     """
+    if obj is None:
+        raise _none(caller)
     if isinstance(obj, (list, tuple)):
         if dtype is None:
             return from_lists(obj, caller)

@@ -9,7 +9,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
 @operator(arg_extremum, combine="argmax")
-def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> ShardedTensor:
+def argmax(x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False) -> ShardedTensor:
     """Returns the index of the greatest element along ``axis``: of the first one on a tie, or of the first NaN.
 
     The result has x's shape without ``axis`` and NumPy's index dtype, int64. The remaining dimensions keep their
@@ -31,7 +31,7 @@ def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) 
 
 
 @operator(arg_extremum, combine="argmin")
-def argmin(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> ShardedTensor:
+def argmin(x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False) -> ShardedTensor:
     """Returns the index of the least element along ``axis``: of the first one on a tie, or of the first NaN.
 
     Arguments, dtype, sharding and errors are those of `argmax`.

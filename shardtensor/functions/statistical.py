@@ -26,7 +26,7 @@ _Axis = int | tuple[int, ...] | None
 
 
 @operator(reduction, combine="all")
-def all(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
     """Tests whether all elements along ``axis`` are true (nonzero, NaN included).
 
     The result has dtype bool. It is True where there are no elements.
@@ -37,7 +37,7 @@ def all(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Shard
 
 
 @operator(reduction, combine="any")
-def any(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
     """Tests whether any element along ``axis`` is true (nonzero, NaN included).
 
     The result has dtype bool. It is False where there are no elements.
@@ -48,7 +48,7 @@ def any(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Shard
 
 
 @operator(extremum, combine="max")
-def max(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def max(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
     """Returns the greatest element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
@@ -59,10 +59,13 @@ def max(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Shard
 
 
 @operator(reduction, combine="mean")
-def mean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def mean(
+    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
+) -> ShardedTensor:
     """Returns the arithmetic mean along ``axis``; NaN where there are no elements.
 
-    The result has dtype float64 for integers and bools, otherwise x's dtype. float16 is accumulated in float32.
+    ``dtype`` is the dtype of the sum and of the result. By default it is float64 for integers and bools, otherwise x's
+    dtype, and float16 is accumulated in float32.
 
     >>> st.mean(st.asarray([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
     [2.0, 4.0]
@@ -70,7 +73,7 @@ def mean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Shar
 
 
 @operator(extremum, combine="min")
-def min(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def min(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
     """Returns the least element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
@@ -82,7 +85,7 @@ def min(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Shard
 
 @operator(reduction, combine="prod")
 def prod(
-    x: ArrayLike, /, *, axis: _Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
+    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
 ) -> ShardedTensor:
     """Returns the product of the elements along ``axis``; 1 where there are no elements.
 
@@ -95,7 +98,7 @@ def prod(
 
 
 @operator(reduction, combine="std")
-def std(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+def std(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
     """Returns the standard deviation along ``axis``: the square root of `var`.
 
     Arguments and dtype are those of `var`.
@@ -107,7 +110,7 @@ def std(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdim
 
 @operator(reduction, combine="sum")
 def sum(
-    x: ArrayLike, /, *, axis: _Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
+    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
 ) -> ShardedTensor:
     """Returns the sum of the elements along ``axis``; 0 where there are no elements.
 
@@ -121,7 +124,7 @@ def sum(
 
 
 @operator(reduction, combine="var")
-def var(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+def var(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
     """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
 
     The result is real, also for complex x, and has dtype float64 for integers and bools, otherwise the precision of x

@@ -8,7 +8,8 @@ bitwise independent of that number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -64,7 +65,13 @@ lines.
 """
 
 
-def elementwise(function: Function, arrays: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
+def elementwise(
+    function: Function,
+    arrays: Sequence[Any],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    params: Mapping[str, Any] = MappingProxyType({}),
+) -> HostArray:
     """Returns the result of an elementwise function as a new array, with the same dimension order in memory that NumPy
     would choose.
 
@@ -73,6 +80,7 @@ def elementwise(function: Function, arrays: Sequence[Any], shape: tuple[int, ...
         arrays: the operands: scalars, and arrays that broadcast to ``shape``.
         shape: the shape of the result.
         dtype: the dtype of the result.
+        params: the other arguments of the function, by name.
 
     Raises:
         DeviceMemoryError: the host does not have enough free memory.
@@ -81,11 +89,18 @@ def elementwise(function: Function, arrays: Sequence[Any], shape: tuple[int, ...
     out = memory_pool.empty(tuple([shape[d] for d in order]), dtype)
     if order != tuple(range(len(shape))):
         out = out.transpose(np.argsort(order))
-    into(out, function, arrays)
+    into(out, function, arrays, params=params)
     return out
 
 
-def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: bool = True) -> None:
+def into(
+    out: HostArray,
+    function: Function,
+    arrays: Sequence[Any],
+    *,
+    breaks: bool = True,
+    params: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Writes the result of an elementwise function into ``out``.
 
     Args:
@@ -93,9 +108,10 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
         function: see `Function`.
         arrays: the operands: scalars, and arrays that broadcast to the shape of ``out``.
         breaks: whether an exception of a signal handler, such as KeyboardInterrupt, may leave ``out`` half written.
+        params: the other arguments of the function, by name.
     """
     if out.size * _SLOWEST < LONG:  # For small arrays, the checks below would take longer than the function.
-        function(*arrays, out=out)
+        function(*arrays, out=out, **params)
         return
     name = getattr(function, "__name__", "")
     operands = [a for a in arrays if _is_array(a)]
@@ -104,7 +120,7 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
     mixed = len(fastest) > 1 and out.size > _LEAST
     short = max(traffic * BYTE, out.size * _SLOW.get(name, 0.0)) < LONG
     if (short and not mixed) or (function is cast and _drops(out, arrays[0])):
-        function(*arrays, out=out)
+        function(*arrays, out=out, **params)
         return
     arrays = [a.reshape(()) if _is_array(a) and a.size == 1 else a for a in arrays]
     arrays = [np.broadcast_to(a, out.shape) if _is_array(a) else a for a in arrays]
@@ -118,12 +134,12 @@ def into(out: HostArray, function: Function, arrays: Sequence[Any], *, breaks: b
         here = blocks[k]
         target, *parts = [a[here] if _is_array(a) else a for a in lined]
         try:
-            function(*parts, out=target)
+            function(*parts, out=target, **params)
         except MemoryError:
             if breaks:
                 raise
             memory_pool.free_cache()  # The block is tried again, since `out` must not stay half written.
-            function(*parts, out=target)
+            function(*parts, out=target, **params)
 
     with Interrupts(), FloatingPointErrors(name):
         each(work, len(blocks), breaks=breaks)
@@ -166,8 +182,10 @@ def as_dtype(array: HostArray, dtype: np.dtype[Any]) -> HostArray:
     return array if array.dtype == dtype else elementwise(cast, (array,), array.shape, dtype)
 
 
-def cast(array: Any, *, out: HostArray) -> None:
-    """Copies ``array`` into ``out``, converted to its dtype. NumPy's warnings call the operation by this name, too."""
+def cast(array: Any, *, out: HostArray, **params: Any) -> None:
+    """Copies ``array`` into ``out``, converted to its dtype. NumPy's warnings call the operation by this name, too. The
+    parameters of `astype` are ignored, since ``out`` has the dtype.
+    """
     np.copyto(out, array, casting="unsafe")
 
 

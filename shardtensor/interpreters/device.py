@@ -13,6 +13,7 @@ from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import Interpreter, Op, Operands, Params
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import result_dtype
 from shardtensor.sharding.layout import as_sharding
@@ -97,7 +98,7 @@ class DeviceInterpreter(Interpreter):
                 return result
         scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)
         arrays = [
-            x if name in op.trees else self._array(x, op.name, scalars_alone)
+            x if name in op.trees else self._array(x, op, name, scalars_alone)
             for name, x in zip(op.operands * len(operands) if op.variadic else op.operands, operands, strict=False)
         ]
         return self._run(op, arrays, named)
@@ -106,10 +107,14 @@ class DeviceInterpreter(Interpreter):
         """Writes into a `ShardedTensor`, such as one that the function closes over, as the eager interpreter does."""
         EAGER.write(out, op, operands, params)
 
-    def _array(self, x: Any, caller: str, also_scalars: bool) -> Any:
-        if x is None or (type(x) in SCALARS and not also_scalars) or self.backend.is_array(x):
+    def _array(self, x: Any, op: Op, name: str, also_scalars: bool) -> Any:
+        if (type(x) in SCALARS and not also_scalars) or self.backend.is_array(x):
             return x
-        host = as_operand(x, caller)
+        if x is None:
+            if name not in op.optional:
+                raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
+            return x
+        host = as_operand(x, op.name)
         return self.backend.from_host(np.asarray(host), self.device)
 
     def _run(self, op: Op, arrays: Sequence[Any], named: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
-from shardtensor.errors import ArgumentTypeError, BackendError, ShardingError
+from shardtensor.errors import ArgumentTypeError, AxisError, BackendError, ShardingError
 from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
@@ -86,7 +86,7 @@ def checked_axis(axis: int, ndim: int, what: str) -> int:
     """Returns an axis counted from the start. Errors begin with ``what``; see `normalize_axis`."""
     try:
         return normalize_axis(axis, ndim)
-    except ValueError as error:
+    except (ArgumentTypeError, AxisError) as error:
         raise type(error)(f"{what}: {error}") from None
 
 

@@ -25,7 +25,7 @@ from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 from shardtensor.tensor.operands import as_operand
-from shardtensor.tensor.pytree import form_of, leaves, paths, replaced
+from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays
 
 Specs = Callable[[Any], Sequence[PartitionSpec | None]]
@@ -81,7 +81,9 @@ def check_array(leaf: Any, what: str) -> None:
         return
     if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.kind not in "biufcmM":
         kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
-        raise ArgumentTypeError(f"{what} is {kind}; wanted an array of numbers, or a pytree of them")
+        raise ArgumentTypeError(
+            f"{what} is {kind}; wanted an array of numbers, or a pytree of them{hint_to_register(leaf)}"
+        )
 
 
 def joined_leaf(

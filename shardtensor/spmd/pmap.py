@@ -14,17 +14,17 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
-from shardtensor.functions.placement import ensure_sharding
+from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze
 from shardtensor.sharding.layout import NamedSharding, offsets
-from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares, submeshes_along
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_in_use, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
 from shardtensor.spmd import nesting
 from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, map_shards
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.program import current, listed
-from shardtensor.tensor.pytree import items_of, leaves, paths, replaced, spread
+from shardtensor.tensor.pytree import children_of, leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def pmap(
             must have one slice for each of them (by default, as many devices are used as there are slices). A grid,
             such as a mesh of several axes, is mapped along its first axis. Each call then owns its device, or its row,
             and no other.
-        donate: donates the memory of the tensors in lists to ``fn``, for writing; they cannot be used afterwards.
+        donate: donates the memory of the tensors in lists to ``fn``, for writing; they cannot be used afterwards. The
+            lists must not contain host arrays.
 
     Returns:
         A list of results for lists, a pytree of tensors for arrays; without arguments, the mapped function.
@@ -125,7 +126,7 @@ def pmap(
             enclosing map.
         ArgumentTypeError: ``fn`` is no function; an axis, an axis name or a leaf is of the wrong type.
         ArgumentError: ``in_axes`` or ``out_axes`` do not match the form of the arguments or results; no argument is
-            mapped.
+            mapped; ``donate`` without lists, or with host arrays in them.
         AxisError: an array or a result has no such axis.
         CollectiveError: a deadlock: the message names each device and the call in which it waits.
         RecursionError: maps that call each other without end: the frames of all of them count.
@@ -184,6 +185,8 @@ class _Pmap:
 
     def _over_lists(self, fn: Callable[..., Any], call: Call) -> list[Any]:
         self._check_axes_of_lists(call.given, call.static)
+        if self._donate:
+            check_donated(call.lists, "pmap")
         count = _length(call.lists)
         columns = []
         for i, argument in enumerate(call.given):
@@ -254,6 +257,11 @@ class _Pmap:
     # -- arrays ------------------------------------------------------------------------------------
 
     def _over_arrays(self, fn: Callable[..., Any], call: Call) -> Any:
+        if self._donate:
+            raise ArgumentError(
+                "pmap: donate=True gives away the memory of the tensors in lists, and no argument is a list; give "
+                "st.shard(x), or leave out donate"
+            )
         levels = self._levels(call)
         count = levels.sizes[0]
         grid, owned = self._grid(levels)
@@ -339,11 +347,14 @@ class _Pmap:
 def _too_many(sizes: Sequence[int], row: Sequence[Device]) -> str:
     """Returns the error message for more slices than devices."""
     slices, devices = " x ".join(map(str, sizes)), f"{len(row)} device{'s' * (len(row) != 1)}"
+    more = ""
+    if mesh_in_use() is None:
+        more = f", or call st.set_num_devices({math.prod(sizes)}) at the start of the program (logical devices)"
     if current() is not None:
         devices = f"the {devices} that the call around this map owns ({listed([str(d) for d in row], 3)})"
     return (
         f"pmap: {slices} slices for {devices}; one device takes one slice: split a larger axis with st.smap, or into a "
-        "list with st.shard"
+        f"list with st.shard{more}"
     )
 
 
@@ -465,10 +476,10 @@ def _submesh_of(item: Any) -> Mesh | None:
     """
     if type(item) is ShardedTensor:
         return item._aval.sharding.mesh
-    inside = items_of(item)
+    inside = children_of(item)
     if inside is None:
         return None
-    submeshes = filter(None, (_submesh_of(inner) for _, inner in inside))
+    submeshes = filter(None, map(_submesh_of, inside))
     if type(item) is not list:
         return next(submeshes, None)
     devices = tuple(dict.fromkeys(device for found in submeshes for device in found.flat))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtensor.communication.array_communicator import ArrayCommunicator
-from shardtensor.errors import CollectiveError, ShardTensorError
+from shardtensor.errors import CollectiveError, ShardTensorError, message_of
 from shardtensor.host.signals import hear
 
 if TYPE_CHECKING:
@@ -486,7 +486,7 @@ def _copy(error: BaseException, call: CollectiveCall, program: Program) -> BaseE
     """Returns a copy of an error for another program, since an exception that is raised twice gets both tracebacks."""
     if isinstance(error, ShardTensorError):
         return type(error)(str(error))
-    return CollectiveError(f"{call.description}: it failed on {program}: {error!r}")
+    return CollectiveError(f"{call.description}: it failed on {program}: {message_of(error)}")
 
 
 def listed(labels: Sequence[str], limit: int = 6) -> str:

@@ -18,7 +18,7 @@ from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import CollectiveCall, Program, current
-from shardtensor.tensor.pytree import form_of, leaves, replaced
+from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import aval
 
@@ -146,7 +146,9 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
     on_host = not backend.is_array(leaf)
     is_tensor = isinstance(leaf, ShardedTensor)
     if on_host and not is_tensor and not isinstance(leaf, (np.ndarray, np.generic)) and type(leaf) not in SCALARS:
-        raise ArgumentTypeError(f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them")
+        raise ArgumentTypeError(
+            f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them{hint_to_register(leaf)}"
+        )
     array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.asarray(leaf)
     if (array.dtype if on_host else backend.dtype_of(array)).kind not in "biufcmM":
         raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")

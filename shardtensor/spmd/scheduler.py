@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardtensor.errors import BackendError, CollectiveError
+from shardtensor.errors import BackendError, CollectiveError, message_of
 from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
@@ -186,7 +186,7 @@ class Scheduler:
         lock.acquire(blocking=not self._is_over)
         if error is not None:
             self.root.errors.append((False, -1, error))
-            self.fail(self.root, f"the caller was interrupted: {error!r}")
+            self.fail(self.root, f"the caller was interrupted: {message_of(error)}")
             del error  # A cycle of the error and this frame would keep both alive.
 
     def _next(self, thread: WorkerThread) -> greenlet | None:
@@ -273,7 +273,7 @@ class Scheduler:
             is_secondary = isinstance(error, CollectiveError) and error.secondary
             run.errors.append((is_secondary, program.number, error))
             if not run.failed:
-                self.fail(run, f"{program} raised {type(error).__name__}: {error}")
+                self.fail(run, f"{program} raised {message_of(error)}")
         if not run.left:
             self._close(run)
 

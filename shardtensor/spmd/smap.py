@@ -48,7 +48,7 @@ def smap(fn: Callable[..., Any], *args: Any, axes: Any, **kwargs: Any) -> Any: .
 def smap(
     fn: Callable[..., Any],
     *args: Any,
-    axes: Any,
+    axes: Any = 0,
     out_axes: Any = None,
     devices: Sequence[Device] | Mesh | None = None,
     axis_name: str | Sequence[str] | None = None,
@@ -68,12 +68,13 @@ def smap(
     Args:
         fn: the function; it receives the backend's arrays (see `pmap`), and ``kwargs``.
         *args: tensors, host arrays, or (with axis None) anything.
-        axes: one entry for each argument: the axis that is split (``axes=[2, 0]``: axis 2 of the first argument, axis 0
-            of the second), None for an argument that is replicated, or a tuple for a grid of devices, whose entry k is
-            the array axis that grid axis k splits (None: none). For a single array, a flat list of several axes
-            describes the grid.
+        axes: the axis of each argument that is split, by default the first; or one entry for each argument: the axis
+            that is split (``axes=[2, 0]``: axis 2 of the first argument, axis 0 of the second), None for an argument
+            that is replicated, or a tuple for a grid of devices, whose entry k is the array axis that grid axis k
+            splits (None: none). For a single array, a flat list of several axes describes the grid.
         out_axes: the axes along which the results are joined, in the same forms; by default, the axes along which the
-            first split argument was split. 0-d results are stacked. Where a tuple contains None, the results along that
+            first split argument was split. Results without dimensions are stacked: into one dimension for each of these
+            axes, in their order. Where a tuple contains None, the results along that
             grid axis must be equal.
         devices: the devices; by default, the default mesh's. They form a grid as even as possible, larger factor first.
             A dimension with fewer elements than parts takes fewer devices, so that ``fn`` receives an empty part only
@@ -93,6 +94,8 @@ def smap(
             fit the others.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
 
+    >>> st.smap(lambda x, y: x + y, np.arange(3), np.arange(3)).tolist()
+    [0, 2, 4]
     >>> x, y = np.ones((2, 3, 8)), np.arange(8.0)
     >>> st.smap(lambda x, y: x * y, x, y, axes=[2, 0]).shape
     (2, 3, 8)
@@ -117,8 +120,8 @@ def smap(
     results = map_shards(columns, function, submeshes, owned, "smap", names, mesh.axis_sizes)
     out = next(entry for entry in entries if set(entry) != {None}) if out_axes is None else _entry(out_axes, rank)
     same_forms(results, "smap")
-    # By default, 0-d results get a dimension for each axis along which the argument was split, and are stacked.
-    order = sorted({a for a in out if a is not None}) if out_axes is None else []
+    # 0-d results get a dimension for each axis along which results are joined, and are stacked.
+    order = sorted({a for a in out if a is not None})
     stacked = tuple([None if a is None else order.index(a) for a in out]) if order else out
     specs = [_spec_of(leaf, out if np.ndim(leaf) else stacked, len(order), mesh) for leaf in leaves(results[0])]
     results = [map_leaves(lambda leaf: _with_dimensions(leaf, len(order)), tree) for tree in results]
@@ -151,6 +154,11 @@ def _measured(
             continue
         array = host_array(argument, "smap")
         arrays.append(array)
+        if not array.ndim:
+            raise ShapeError(
+                f"smap: argument {number} has no dimension to split; give None for it in axes, a list with an entry "
+                "for each argument"
+            )
         at = tuple([a if a is None else checked_axis(a, array.ndim, f"smap: argument {number}") for a in entry])
         for k, axis in enumerate(at):
             if axis is not None and sizes[k] not in (None, array.shape[axis]):
@@ -173,7 +181,7 @@ def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
     if not args:
         raise ArgumentError("smap: there is no argument to split; give at least one array")
     if axes is None or isinstance(axes, int):
-        axes = [axes]
+        axes = [axes] * len(args)
     if not isinstance(axes, (list, tuple)):
         raise ArgumentTypeError(
             f"smap: axes is a {type(axes).__name__}; wanted a list with one entry for each argument"

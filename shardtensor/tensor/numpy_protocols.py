@@ -16,6 +16,7 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.tensor.numpy_functions import COMPOSED, NUMPY_NAMES
 
 if TYPE_CHECKING:
     from shardtensor.tensor.tensor import ShardedTensor
@@ -224,6 +225,12 @@ def _ravel(a: Any, order: str = "C") -> Any:
     return a.ravel()
 
 
+def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """`numpy.result_type`, of tensors among others."""
+    known = [x.dtype if isinstance(x, Operators) else x for x in arrays_and_dtypes]  # type: ignore[attr-defined]
+    return np.result_type(*known)
+
+
 def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """`numpy.may_share_memory`: whether the extents of two tensors in one base overlap.
 
@@ -242,19 +249,15 @@ def _extent(x: Any) -> tuple[Any, int, int]:
 
 
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
+    **COMPOSED,
     "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "ravel": _ravel, "size": _size,
     "ndim": lambda a: a.ndim, "shape": lambda a: a.shape,
+    "result_type": _result_type,
     "swapaxes": lambda a, axis1, axis2: a.swapaxes(axis1, axis2), "transpose": lambda a, axes=None: a.transpose(axes),
 }  # fmt: skip
-"""Functions of NumPy that are not operators here: metadata, copies, memory checks, and methods of a tensor."""
-
-# NumPy's older names of functions, by which NumPy's protocols call them, and the standard's names.
-_FUNCTION_NAMES = {
-    "absolute": "abs", "amax": "max", "amin": "min", "around": "round",
-    "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
-    "arctan2": "atan2", "arctanh": "atanh", "concatenate": "concat", "conjugate": "conj", "invert": "bitwise_invert",
-    "left_shift": "bitwise_left_shift", "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
-}  # fmt: skip
+"""Functions of NumPy that are not operators here: metadata, copies, memory checks, methods of a tensor, and functions
+that are composed of operators.
+"""
 
 
 class Operators:
@@ -263,7 +266,7 @@ class Operators:
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        op = OPS.get(_FUNCTION_NAMES.get(ufunc.__name__, ufunc.__name__))
+        op = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
         others = sorted(set(kwargs) - {"out", *(op.params if op else ())})
         if method != "__call__" or others or op is None or len(op.operands) != len(inputs):
             what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
@@ -277,7 +280,7 @@ class Operators:
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function := _ONLY_NUMPYS.get(func.__name__):
             return function(*args, **kwargs)
-        op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))
+        op = OPS.get(NUMPY_NAMES.get(func.__name__, func.__name__))
         if op is None or op.error_name != op.name:  # An internal operator, such as `put`, is not NumPy's function.
             raise ArgumentTypeError(
                 f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
@@ -350,3 +353,7 @@ class Operators:
     def conj(self, out: Any = None) -> ShardedTensor:
         """``st.conj`` of this tensor."""
         return _with_out(OPS["conj"], (self,), {"out": out})  # type: ignore[no-any-return]
+
+    def conjugate(self, out: Any = None) -> ShardedTensor:
+        """``st.conj`` of this tensor."""
+        return self.conj(out)

@@ -14,6 +14,7 @@ from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
+from shardtensor.tensor.pytree import hint_to_register
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
 from shardtensor.tensor.value import aval
@@ -81,7 +82,7 @@ def as_operand(x: Any, caller: str) -> Any:
         return np.asarray(x)
     raise ArgumentTypeError(
         f"{caller}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
-        "(st.asarray converts nested lists to a tensor)"
+        f"(st.asarray converts nested lists to a tensor){hint_to_register(x)}"
     )
 
 

@@ -1,76 +1,169 @@
-"""Pytrees: nested dicts, lists, tuples and named tuples; every other object is a leaf.
+"""Pytrees: nested dicts, lists, tuples, named tuples, OrderedDicts, defaultdicts, deques and objects of registered
+classes, by the library `optree`. Every other object, None included, is a leaf.
 
-The entries of a dict are visited in the order of their keys, not of their insertion.
+The entries of a dict are visited in the order of their keys, not of their insertion; those of an OrderedDict in its
+order. optree is imported on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardtensor.errors import ArgumentError
+import numpy as np
 
-Form = Any
-"""The structure of a tree without its leaves; forms can be compared with ``==``."""
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.tensor.tensor import ShardedTensor
+
+if TYPE_CHECKING:
+    from optree import PyTreeSpec
+
+T = TypeVar("T")
+
+_NAMESPACE = "shardtensor"
+"""The namespace of optree in which classes are registered, so that those that other libraries register for themselves
+stay leaves here. Classes that are registered globally are pytrees here, too.
+"""
+
+
+def register_pytree_node(
+    nodetype: type[T],
+    flatten_func: Callable[[T], tuple[Iterable[Any], Any]],
+    unflatten_func: Callable[[Any, Any], T],
+) -> None:
+    """Registers a class, so that its objects are pytrees: maps, collectives, `device_put`, `eval_shape` and `simulate`
+    find the arrays in them. Arguments are those of `jax.tree_util.register_pytree_node`.
+
+    Args:
+        nodetype: the class. Objects of its subclasses stay leaves.
+        flatten_func: returns the children of an object, and the rest of it, which must be hashable and comparable.
+        unflatten_func: creates an object from that rest and a tuple of children. The children may be of any type.
+
+    Raises:
+        ArgumentTypeError: ``nodetype`` is not a class, or one of the functions is not callable.
+        ArgumentError: the class is registered already.
+
+    >>> class Point:
+    ...     def __init__(self, x, y):
+    ...         self.x, self.y = x, y
+    >>> st.register_pytree_node(Point, lambda p: ((p.x, p.y), None), lambda _, children: Point(*children))
+    >>> st.device_put(Point(np.arange(2), 3.5), st.devices()[1]).x.device
+    Device('numpy:1')
+    """
+    if not isinstance(nodetype, type):
+        raise ArgumentTypeError(f"register_pytree_node: nodetype is a {type(nodetype).__name__}; wanted a class")
+    for name, function in (("flatten_func", flatten_func), ("unflatten_func", unflatten_func)):
+        if not callable(function):
+            raise ArgumentTypeError(f"register_pytree_node: {name} is a {type(function).__name__}; wanted a function")
+    import optree
+
+    register: Any = optree.register_pytree_node  # Its annotations require a class of collections.
+    try:
+        register(nodetype, flatten_func, unflatten_func, namespace=_NAMESPACE)
+    except ValueError as error:
+        raise ArgumentError(f"register_pytree_node: {nodetype.__name__} is a pytree already ({error})") from None
+
+
+def hint_to_register(x: object) -> str:
+    """Returns the end of an error message about a leaf that is no array: how to make the objects of its class pytrees.
+    It is empty unless the object is one of a dataclass or of an attrs class, whose fields may be arrays.
+    """
+    kind = type(x)
+    if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__"):
+        return f"; {kind.__name__} is not registered as a pytree: see st.register_pytree_node"
+    return ""
+
+
+_LEAVES = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex, str, bytes, type(None)))
+"""Types of common leaves, for which optree is not needed: it cannot be imported while the interpreter shuts down."""
+
+
+def _flat(tree: Any) -> tuple[list[Any], PyTreeSpec]:
+    import optree
+
+    return optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Returns a tree of the same structure with ``fn`` applied to every leaf, from left to right."""
-    kind = type(tree)
-    if kind is dict:
-        made = {key: map_leaves(fn, tree[key]) for key in _keys(tree)}
-        return {key: made[key] for key in tree}
-    if kind is list or kind is tuple:
-        return kind([map_leaves(fn, item) for item in tree])
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return kind(*[map_leaves(fn, item) for item in tree])
-    return fn(tree)
+    if type(tree) in _LEAVES:
+        return fn(tree)
+    found, spec = _flat(tree)
+    # optree does not call `fn` itself: a program may be suspended in it, with no frame of C++ on its stack.
+    return spec.unflatten([fn(leaf) for leaf in found])
 
 
 def leaves(tree: Any) -> list[Any]:
     """Returns the leaves of a tree, from left to right."""
-    found: list[Any] = []
-    map_leaves(found.append, tree)
-    return found
+    return [tree] if type(tree) in _LEAVES else _flat(tree)[0]
 
 
-def form_of(tree: Any) -> Form:
-    """Returns the structure of a tree: the same containers with None at each leaf."""
-    return map_leaves(lambda leaf: None, tree)
+class Form:
+    """The structure of a tree without its leaves; forms can be compared with ``==``."""
+
+    __slots__ = ("_spec",)
+
+    def __init__(self, spec: PyTreeSpec) -> None:
+        self._spec = spec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and self._spec == other._spec
+
+    def __hash__(self) -> int:
+        return hash(self._spec)
+
+    def __repr__(self) -> str:
+        return str(self._spec).removeprefix("PyTreeSpec(").partition(", NoneIsLeaf")[0]
+
+
+def form_of(tree: Any) -> Form | None:
+    """Returns the structure of a tree; None for a leaf."""
+    if type(tree) in _LEAVES:
+        return None
+    spec = _flat(tree)[1]
+    return None if spec.is_leaf() else Form(spec)
 
 
 def replaced(tree: Any, new: Iterable[Any]) -> Any:
     """Returns a tree of the same structure with the leaves ``new``, from left to right."""
-    rest = iter(new)
-    return map_leaves(lambda leaf: next(rest), tree)
+    if type(tree) in _LEAVES:
+        (leaf,) = new
+        return leaf
+    return _flat(tree)[1].unflatten(new)
+
+
+def children_of(tree: Any) -> Sequence[Any] | None:
+    """Returns the entries of the outermost container; None for a leaf."""
+    if type(tree) in (list, tuple):
+        return tree  # type: ignore[no-any-return]
+    children, spec = _one_level(tree)
+    return None if spec is None else children
 
 
 def items_of(tree: Any) -> list[tuple[str, Any]] | None:
     """Returns the entries of the outermost container, each with its access path as in Python; None for a leaf."""
-    if type(tree) is dict:
-        return [(f"[{key!r}]", tree[key]) for key in _keys(tree)]
-    if type(tree) in (list, tuple):
-        return [(f"[{i}]", item) for i, item in enumerate(tree)]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return [(f".{name}", item) for name, item in zip(tree._fields, tree, strict=True)]
-    return None
+    children, spec = _one_level(tree)
+    if spec is None:
+        return None
+    return list(zip([accessor.codify("") for accessor in spec.accessors()], children, strict=True))
 
 
-def _keys(tree: dict[Any, Any]) -> list[Any]:
-    try:
-        return sorted(tree)
-    except TypeError:  # keys of several types cannot be compared
-        return sorted(tree, key=lambda key: (type(key).__qualname__, repr(key)))
+def _one_level(tree: Any) -> tuple[list[Any], PyTreeSpec | None]:
+    """Returns the entries of the outermost container and its structure, which is None for a leaf."""
+    if type(tree) in _LEAVES:
+        return [tree], None
+    import optree
+
+    children, spec = optree.tree_flatten(tree, lambda node: node is not tree, none_is_leaf=True, namespace=_NAMESPACE)
+    return children, None if spec.is_leaf() else spec
 
 
-def paths(tree: Any, root: str = "") -> Iterator[str]:
-    """Yields the access path of each leaf, from left to right, as written in Python: ``['w'][0]``."""
-    items = items_of(tree)
-    if items is None:
-        yield root
-        return
-    for step, item in items:
-        yield from paths(item, root + step)
+def paths(tree: Any, root: str = "") -> Sequence[str]:
+    """Returns the access path of each leaf, from left to right, as written in Python: ``['w'][0]``."""
+    if type(tree) in _LEAVES:
+        return [root]
+    spec = _flat(tree)[1]
+    return [root] if spec.is_leaf() else [accessor.codify(root) for accessor in spec.accessors()]
 
 
 def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
@@ -88,12 +181,10 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
     there = items_of(tree)
     if there is None:
         raise ArgumentError(f"{what} is a {type(prefix).__name__} of {len(given)}, and {of} is a leaf")
-    if [step for step, _ in given] != [step for step, _ in there]:
+    covering = dict(given)
+    if covering.keys() != dict(there).keys():
         raise ArgumentError(
             f"{what} has the entries {', '.join(s for s, _ in given) or 'none'}, and {of} has "
             f"{', '.join(s for s, _ in there) or 'none'}; wanted one for each, or one for all"
         )
-    found = []
-    for (step, p), (_, t) in zip(given, there, strict=True):
-        found += spread(p, t, what + step, of + step)
-    return found
+    return [leaf for step, t in there for leaf in spread(covering[step], t, what + step, of + step)]

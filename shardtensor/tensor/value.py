@@ -50,7 +50,8 @@ class Aval:
         self.offloaded = self.backend.pinned_host and sharding.memory_kind == "pinned_host"
         if not self.backend.has_dtype(dtype):
             raise ArgumentTypeError(
-                f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, or use another backend"
+                f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, pass another "
+                "dtype=, or use another backend"
             )
 
     @property

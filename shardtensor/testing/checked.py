@@ -293,7 +293,7 @@ def _unlock() -> None:
 
 
 class CheckedBackend(Backend):
-    """``SHARDTENSOR_NUM_DEVICES`` simulated devices with separate memories, which detect invalid accesses.
+    """Simulated devices (see `st.set_num_devices`) with separate memories, which detect invalid accesses.
 
     ``SHARDTENSOR_BACKEND=checked`` makes it the default backend.
 

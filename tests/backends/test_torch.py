@@ -631,11 +631,29 @@ def test_a_host_array_is_a_read_only_view_that_keeps_its_values() -> None:
     np.testing.assert_array_equal(host, np.arange(4.0))
 
 
+def test_clip_of_bools() -> None:
+    """Bounds of bools keep the dtype, and others promote it, as in NumPy."""
+    a = np.array([True, False, True])
+    for low, high in ((False, True), (0, 1), (0.5, None), (None, False), (a, True)):
+        found, wanted = st.clip(put(a), low, high), np.clip(a, low, high)
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(np.asarray(found), wanted)
+
+
+def test_integers_are_rounded_to_tens() -> None:
+    a = np.array([15, 25, -15, 14])
+    for decimals in (-1, 0, 2):
+        np.testing.assert_array_equal(np.asarray(st.round(put(a), decimals)), np.round(a, decimals))
+
+
 def test_errors_name_unsupported_dtypes() -> None:
     with pytest.raises(TypeError, match="uint16"):
         st.device_put(np.zeros(3, "uint16"), st.devices("torch")[0])
-    with pytest.raises(TypeError, match="uint64"):
-        st.sum(put(np.ones(4, "uint8")))
+    x = put(np.full(4, 200, "uint8"))
+    for total in (st.sum, st.prod, st.cumulative_sum):
+        with pytest.raises(TypeError, match=r"uint64.*pass another dtype="):
+            total(x)
+    assert st.sum(x, dtype="int64").item() == 800
     with pytest.raises(ValueError, match="negative integer powers"):
         st.pow(put(np.arange(4)), -1)
 

@@ -293,7 +293,7 @@ def test_what_is_no_array() -> None:
         st.from_dlpack([np.arange(3), [1, 2]])
     with pytest.raises(st.ArgumentTypeError, match=r"__dlpack_device__\(\) is 'cpu'; wanted a device type"):
         st.from_dlpack(Lender(np.arange(3), "cpu"))
-    with pytest.raises(st.ArgumentTypeError, match="wanted a Device, a Mesh or a NamedSharding"):
+    with pytest.raises(st.ArgumentTypeError, match="wanted a Device, a Mesh, a NamedSharding or a P"):
         st.from_dlpack(np.arange(3), device="cpu")
     with pytest.raises(st.ShardingError, match="host"):
         st.from_dlpack(np.arange(3), device=st.HOST)
@@ -304,7 +304,9 @@ def test_what_is_no_array() -> None:
 @pytest.mark.parametrize("copy", [None, True, False])
 @pytest.mark.parametrize("bad", ["M8[D]", "m8[s]", ">f8", "U1", "O", "S3"])
 def test_dtypes_that_dlpack_lacks(bad: str, copy: bool | None) -> None:
-    with pytest.raises(st.InterchangeError, match=r"^from_dlpack: x, a ndarray, cannot be imported: DLPack.*native"):
+    with pytest.raises(
+        st.InterchangeError, match=r"^from_dlpack: x, a ndarray, cannot be imported: \w+: DLPack.*native"
+    ):
         st.from_dlpack(np.zeros(3, bad), copy=copy)
 
 

@@ -713,3 +713,14 @@ def test_gradients_of_a_data_parallel_step() -> None:
     made = st.pmap(step, st.shard(x, devices=row("torch")), st.shard(y, devices=row("torch")), w, axis_name="i")
     for m in made:
         assert_same(m, w - 0.1 * 2 * x.T @ (x @ w - y) / 10)
+
+
+def test_more_slices_than_devices_name_the_call_for_more_devices() -> None:
+    """If all devices are used, and not only those of a mesh that the program chose."""
+    hint = "or call st.set_num_devices(9) at the start of the program"
+    with pytest.raises(st.ShardingError) as caught:
+        st.pmap(np.sin, np.ones((9, 2)))
+    assert hint in str(caught.value)
+    with st.use_mesh(mesh_of((4,), "numpy")), pytest.raises(st.ShardingError) as caught:
+        st.pmap(np.sin, np.ones((9, 2)))
+    assert hint not in str(caught.value)

@@ -365,6 +365,46 @@ def test_empty_list(backend: str) -> None:
     assert st.pmap(lambda x: x, []) == []
 
 
+def test_without_axes_the_first_axis_of_each_argument_is_split(backend: str) -> None:
+    a, b = np.arange(10.0).reshape(5, 2), np.arange(5.0)
+    with st.use_mesh(mesh_of((4,), backend)):
+        made = st.smap(lambda x, y: x * y[:, None], a, b)
+        assert made.sharding.spec == st.P(made.sharding.mesh.axis_names[0])
+        np.testing.assert_array_equal(np.asarray(made), a * b[:, None])
+        np.testing.assert_array_equal(np.asarray(st.smap(lambda x, y: x + y, a, a, axes=1)), a + a)
+        with pytest.raises(st.ShapeError, match=r"argument 1 has no dimension to split; give None for it in axes"):
+            st.smap(lambda x, y: x * y, a, 3)
+        with pytest.raises(st.ArgumentTypeError, match=r"smap: argument 0: axis True is a bool"):
+            st.smap(lambda x: x, a, axes=True)
+
+
+@pytest.mark.parametrize(
+    ("axes", "out_axes", "shape"),
+    [
+        (0, None, (2,)),
+        (1, None, (4,)),
+        (-1, None, (4,)),
+        (1, 0, (4,)),
+        (1, 1, (4,)),
+        ([0, 1], None, (2, 2)),
+        ([1, 0], None, (2, 2)),
+        ([0, 1], (0, 1), (2, 2)),
+        ([0, 1], (1, 0), (2, 2)),
+    ],
+)
+def test_results_without_dimensions_are_stacked(axes: Any, out_axes: Any, shape: Any, backend: str) -> None:
+    a = np.arange(8.0).reshape(2, 4)
+    with st.use_mesh(mesh_of((4,), backend)):
+        made = st.smap(lambda x: x.sum(), a, axes=axes, out_axes=out_axes)
+    order = axes if isinstance(axes, list) else [axes % 2]
+    counts = [2, 2] if len(order) == 2 else [shape[0]]
+    parts = a.reshape(2, 4) if len(order) == 2 else a
+    sums = parts.reshape(2, 1, 2, 2).sum((1, 3)) if len(order) == 2 else parts.sum(1 - order[0])
+    wanted = sums.T if out_axes == (1, 0) else sums
+    assert made.shape == shape == tuple(counts)
+    np.testing.assert_array_equal(np.asarray(made), wanted)
+
+
 @pytest.mark.parametrize(("call", "kind", "words"), [
     (lambda x: st.pmap(lambda a: a, 3.0), st.AxisError, "pmap: argument 0: axis 0 is out of range"),
     (lambda x: st.pmap(3, [1]), st.ArgumentTypeError, "fn is a int"),

@@ -201,8 +201,9 @@ def test_tensors_of_eight_devices_load_on_two(backend: str) -> None:
     assert [f"{backend}:{i % 2})" in part[0] for i, part in enumerate(found["list"])] == [True] * 8
     assert found["offloaded"] == [here[:-1] + ", memory_kind='pinned_host')", False, VALUE.tolist()]
     assert found["said"].endswith(
-        f"there is no device {backend}:2; backend '{backend}' has 2, from 0 to 1; use other devices, or set "
-        "SHARDTENSOR_NUM_DEVICES=8 before the first use (logical devices)"
+        f"there is no device {backend}:2; backend '{backend}' has 2, from 0 to 1; use other devices, or call "
+        "st.set_num_devices(8) before the first use of the devices (logical ones; in a notebook, after a restart of the "
+        "kernel), or set SHARDTENSOR_NUM_DEVICES=8"
     )
     warned = done.stderr.decode()
     assert warned.count("unpickle: tensors of ") == 1 + 1 + 1 + 6  # once for each sharding whose devices are not there

@@ -108,7 +108,7 @@ class Strategies:
         value, op = self.value, self.op
         if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise or op.composed) and not op.combine:
             function = op.blockwise or self._function
-            return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype)
+            return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype, self.params)
         run = self.given or self._function
         if self.given:
             context = ShardContext.everywhere(value.shape, self.contexts[0].shapes, value.dtype)
@@ -250,7 +250,7 @@ class Strategies:
         partial = monoid.partial or self.kernel
         computing = sorted(k for group in groups for k in group.contributors)
         ops = self._reduce_ops(monoid)
-        exact = monoid.reduces if value.dtype.kind in "iu" else ""
+        exact = monoid.reduces if value.dtype.kind in "iu" and not monoid.partial else ""
 
         def combine_group(group: Group, states: Mapping[int, Any]) -> dict[int, Any]:
             members = group.members

@@ -172,6 +172,7 @@ def _checked_value(
         ShapeError: the value does not broadcast to ``shape``.
         ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert the value to ``dtype``.
     """
+    listed = isinstance(value, (list, tuple))
     if type(value) is ShardedTensor:
         if value.dtype == dtype and value.shape == shape:
             return value
@@ -187,7 +188,9 @@ def _checked_value(
     if value.shape == shape or not value.ndim:
         return value
     if one_element:
-        raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
+        if math.prod(value.shape) != 1 or listed:
+            raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
+        return value.reshape(())  # NumPy accepted arrays of one element here up to version 2.3.
     if one_mask and value.ndim > 1:
         raise ArgumentTypeError(
             f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension"

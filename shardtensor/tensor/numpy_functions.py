@@ -1,0 +1,108 @@
+"""NumPy's other names of operators, and functions of NumPy that are composed of operators here.
+
+`shardtensor.tensor.numpy_protocols` calls these functions where NumPy's are called with a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.registry import array_backend
+from shardtensor.core import call
+from shardtensor.errors import ArgumentTypeError
+
+NUMPY_NAMES = {
+    "absolute": "abs", "amax": "max", "amin": "min", "around": "round",
+    "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
+    "arctan2": "atan2", "arctanh": "atanh", "bitwise_not": "bitwise_invert", "concatenate": "concat",
+    "conjugate": "conj", "invert": "bitwise_invert", "left_shift": "bitwise_left_shift", "mod": "remainder",
+    "power": "pow", "right_shift": "bitwise_right_shift", "true_divide": "divide",
+}  # fmt: skip
+"""NumPy's names of functions that have the array API standard's names here. NumPy's protocols call functions by them,
+and the package has them as attributes that `dir` does not list.
+"""
+
+
+def _converted(x: Any) -> Any:
+    """Returns an operand as a tensor, a host array or a Python scalar; lists are converted to host arrays."""
+    if isinstance(x, (list, tuple)):
+        return np.asarray(x)
+    return call("asarray", x) if array_backend(x) is not None else x
+
+
+def _isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
+    """`numpy.isclose`: whether ``|a - b| <= atol + rtol |b|``, or both are equal; element by element."""
+    a, b = _converted(a), _converted(b)
+    if isinstance(b, int):
+        b = float(b)
+    elif hasattr(b, "dtype") and b.dtype.kind in "biu":  # The least integer has no absolute value in its dtype.
+        b = b.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = np.less_equal(np.abs(a - b), atol + rtol * np.abs(b)) & np.isfinite(b) | np.equal(a, b)
+        return near | (np.isnan(a) & np.isnan(b)) if equal_nan else near
+
+
+def _allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> bool:
+    """`numpy.allclose`: whether all elements are close, as by `_isclose`."""
+    return bool(np.all(_isclose(a, b, rtol, atol, equal_nan)))
+
+
+def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
+    """`numpy.array_equal`: whether two arrays have the same shape and the same elements."""
+    a1, a2 = _converted(a1), _converted(a2)
+    if np.shape(a1) != np.shape(a2):
+        return False
+    same = np.equal(a1, a2)
+    return bool(np.all(same | (np.isnan(a1) & np.isnan(a2)) if equal_nan else same))
+
+
+def _dot(a: Any, b: Any, out: Any = None) -> Any:
+    """`numpy.dot`: the product of scalars, or the sum over the last dimension of a and the second last one of b."""
+    a, b = _converted(a), _converted(b)
+    if not np.ndim(a) or not np.ndim(b):
+        return np.multiply(a, b, out=out)
+    if np.ndim(b) <= 2:
+        return np.matmul(a, b, out=out)
+    if out is not None:
+        raise ArgumentTypeError(
+            f"numpy.dot: out is given, and b has {np.ndim(b)} dimensions; wanted at most 2, or no out"
+        )
+    return call("tensordot", a, b, axes=([np.ndim(a) - 1], [np.ndim(b) - 2]))
+
+
+def _joined(caller: str, arrays: Sequence[Any], least: int, axis: int, dtype: Any, casting: str) -> Any:
+    """Concatenates arrays that get at least that many dimensions along an axis, and converts the result."""
+    grown = [_grown(_converted(x), least) for x in arrays]
+    made = call("concat", grown, axis=axis if grown and np.ndim(grown[0]) > 1 else 0)
+    if dtype is None:
+        return made
+    if not np.can_cast(made.dtype, dtype, casting):  # type: ignore[arg-type]
+        given = f"{made.dtype} to {np.dtype(dtype)}"
+        raise ArgumentTypeError(f"numpy.{caller}: {given} is not allowed by casting={casting!r}")
+    return made.astype(dtype)
+
+
+def _grown(x: Any, least: int) -> Any:
+    """Returns x with dimensions of size 1 in front, so that it has at least that many dimensions."""
+    shape = np.shape(x)
+    return x if len(shape) >= least else call("reshape", x, shape=(1,) * (least - len(shape)) + shape)
+
+
+def _vstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """`numpy.vstack`: arrays joined along the first of at least two dimensions."""
+    return _joined("vstack", tup, 2, 0, dtype, casting)
+
+
+def _hstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """`numpy.hstack`: arrays joined along the second dimension, or along the first one if they have only one."""
+    return _joined("hstack", tup, 1, 1, dtype, casting)
+
+
+COMPOSED: dict[str, Callable[..., Any]] = {
+    "allclose": _allclose, "array_equal": _array_equal, "dot": _dot, "hstack": _hstack, "isclose": _isclose,
+    "vstack": _vstack,
+}  # fmt: skip
+"""Functions of NumPy that are composed of operators, by their names."""
