@@ -80,6 +80,9 @@ class Op:
             computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
             of blocks, where it is not that of shards.
         ufunc: the name of the function that NumPy's floating-point errors name.
+        dtype: for operators whose result has another dtype than NumPy's main namespace or the first array tells:
+            ``dtype(*kinds, **params)`` returns it, given the dtype of each operand (of a Python scalar its type, None
+            for an optional operand that is absent), and raises TypeError for those that the operator does not take.
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
         lists_only: whether an array is rejected as the sequence of arrays, since its rows would be taken as the items.
         creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
@@ -114,6 +117,7 @@ class Op:
     trees: tuple[str, ...] = ()
     spmd: bool = False
     ufunc: str = ""
+    dtype: Function | None = None
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)
     composite: Function | None = dataclasses.field(default=None, init=False)

@@ -129,7 +129,8 @@ class Strategies:
         if combine is None or None in moves:
             return None
         sizes = name_sizes(rule, contexts[0].shapes)
-        if not value.size or not is_long(combine, rule, sizes):
+        made = any(name != "1" and name not in sizes for name in rule.result)  # Blocks are cut along operands' names.
+        if made or not value.size or not is_long(combine, rule, sizes):
             return None
         shares: list[Share] | None = None
         if partial_axes and value.dtype.kind not in MONOIDS[combine].exact:
