@@ -1,4 +1,8 @@
-"""The Fourier transform extension of the array API standard; `shardtensor.functions.fft` declares the operators."""
+"""The Fourier transform extension of the array API standard; `shardtensor.functions.fft` declares the operators.
+
+>>> st.fft.fft(st.asarray([1.0, 0.0, 0.0, 0.0])).tolist()
+[(1+0j), (1+0j), (1+0j), (1+0j)]
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Each function's docstring says how the sharding propagates: `shardtensor.functions.linalg` declares the operators, and
 `shardtensor.functions.matrix_functions` has the functions that are composed of them.
+
+>>> st.linalg.inv(st.asarray([[2.0, 0.0], [0.0, 4.0]])).tolist()
+[[0.5, 0.0], [0.0, 0.25]]
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from shardtensor.functions.linalg import (
     SlogdetResult,
     SVDResult,
     cholesky,
+    cond,
     det,
     eig,
     eigh,
@@ -33,7 +37,6 @@ from shardtensor.functions.linalg import (
 from shardtensor.functions.linear_algebra import matmul, tensordot, vecdot
 from shardtensor.functions.manipulation import matrix_transpose
 from shardtensor.functions.matrix_functions import (
-    cond,
     cross,
     diagonal,
     lstsq,

@@ -22,17 +22,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError
-from shardtensor.functions.creation import arange
 from shardtensor.functions.data_types import astype
-from shardtensor.functions.elementwise import multiply, subtract
 from shardtensor.functions.manipulation import roll
-from shardtensor.functions.searching import where
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _NORMS = ("backward", "ortho", "forward")
@@ -51,7 +50,7 @@ def _declared(length: Callable[[int], int], count: Callable[[int], int]) -> Call
         along = normalize_axis(axis, len(shape))
         if norm not in (*_NORMS, None):
             raise ArgumentError(f"norm is {norm!r}; wanted 'backward', 'ortho' or 'forward'")
-        size = _checked_count("", count(shape[along]) if n is None else n, f" for x of shape {shape} along axis {axis}")
+        size = _checked_count(count(shape[along]) if n is None else n, f" for x of shape {shape} along axis {axis}")
         names = [f"d{d}" for d in range(len(shape))]
         left, right = [" ".join([*names[:along], name, *names[along + 1 :]]) for name in ("k!", "transformed")]
         return f"{left} -> {right}", (*shape[:along], length(size), *shape[along + 1 :])
@@ -59,7 +58,7 @@ def _declared(length: Callable[[int], int], count: Callable[[int], int]) -> Call
     return rule
 
 
-def _checked_count(name: str, n: Any, where: str = "") -> int:
+def _checked_count(n: Any, where: str = "") -> int:
     """Returns the number of elements of a transform.
 
     Raises:
@@ -69,9 +68,9 @@ def _checked_count(name: str, n: Any, where: str = "") -> int:
     try:
         size = python.index(n)
     except TypeError:
-        raise ArgumentTypeError(f"{name}n is a {type(n).__name__}; wanted an integer") from None
+        raise ArgumentTypeError(f"n is a {type(n).__name__}; wanted an integer") from None
     if size < 1:
-        raise ArgumentError(f"{name}n is {size}{where}; wanted at least 1")
+        raise ArgumentError(f"n is {size}{where}; wanted at least 1")
     return size
 
 
@@ -240,7 +239,7 @@ def _cooked(
         AxisError: x has no such dimension.
         ArgumentError: ``s`` and ``axes`` have different lengths.
     """
-    ndim = np.ndim(x)
+    ndim = len(shape_of(x))
     if axes is None:
         along = tuple(range(ndim))[-len(s) :] if s else tuple(range(ndim)) if s is None else ()
     else:
@@ -257,7 +256,7 @@ def _transformed(
     function: Callable[..., Any], x: Any, sizes: Sequence[int | None], axes: Sequence[int], norm: str | None
 ) -> ShardedTensor:
     """Transforms one dimension after the other: from the last to the first as NumPy, but those that are split last."""
-    split = x.sharding.spec.chains_of(x.ndim) if isinstance(x, ShardedTensor) else [()] * np.ndim(x)
+    split = x.sharding.spec.chains_of(x.ndim) if isinstance(x, ShardedTensor) else [()] * len(shape_of(x))
     order = sorted(range(len(axes)), key=lambda k: (bool(split[axes[k]]), -k))
     for k in order:
         x = function(x, sizes[k], axes[k], norm)
@@ -267,7 +266,20 @@ def _transformed(
 # -- frequencies and shifts ------------------------------------------------------------------------
 
 
-def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> ShardedTensor:
+def _frequencies(count: Callable[[int], int]) -> Callable[..., tuple[Shape, np.dtype[Any]]]:
+    """Returns the rule of a creation function, given the number of frequencies of ``n`` elements."""
+
+    def rule(kinds: Any, *, n: Any, d: float = 1.0, dtype: Any = None) -> tuple[Shape, np.dtype[Any]]:
+        made = np.dtype(float) if dtype is None else sharded_dtype(dtype)
+        if made.kind != "f":
+            raise ArgumentTypeError(f"dtype is {made}; wanted a floating-point dtype")
+        return (count(_checked_count(n)),), made
+
+    return rule
+
+
+@operator(_frequencies(_same), operands=())
+def fftfreq(n: int, /, d: float = 1.0, *, dtype: npt.DTypeLike | None = None, device: Any = None) -> ShardedTensor:
     """Returns the frequencies of the elements of an `fft` of ``n`` elements: 0, 1, ..., -2, -1, divided by n d.
 
     Args:
@@ -282,12 +294,10 @@ def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None)
     >>> st.fft.fftfreq(4).tolist()
     [0.0, 0.25, -0.5, -0.25]
     """
-    size = _checked_count("fftfreq: ", n)
-    numbers = arange(size, device=device)
-    return _frequencies("fftfreq", where(numbers < (size + 1) // 2, numbers, subtract(numbers, size)), size, d, dtype)
 
 
-def rfftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> ShardedTensor:
+@operator(_frequencies(_half), operands=())
+def rfftfreq(n: int, /, d: float = 1.0, *, dtype: npt.DTypeLike | None = None, device: Any = None) -> ShardedTensor:
     """Returns the frequencies of the elements of an `rfft` of ``n`` elements: 0, 1, ..., n // 2, divided by n d.
 
     Arguments and errors are those of `fftfreq`.
@@ -295,16 +305,20 @@ def rfftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None
     >>> st.fft.rfftfreq(4).tolist()
     [0.0, 0.25, 0.5]
     """
-    size = _checked_count("rfftfreq: ", n)
-    return _frequencies("rfftfreq", arange(size // 2 + 1, device=device), size, d, dtype)
 
 
-def _frequencies(name: str, numbers: Any, n: int, d: float, dtype: Any) -> ShardedTensor:
-    wanted = np.dtype(float if dtype is None else dtype)
-    if wanted.kind != "f":
-        raise ArgumentTypeError(f"{name}: dtype is {wanted}; wanted a floating-point dtype")
-    made = multiply(numbers, 1.0 / (n * d))
-    return made if dtype is None else astype(made, wanted)
+@implements(fftfreq, "kernel")
+def _fftfreq(xp: Any, context: ShardContext, *, n: int, d: float, dtype: Any) -> Any:
+    ((begin, end),) = context.box
+    middle = min(max((n + 1) // 2, begin), end)  # From there on, frequencies are negative.
+    numbers = xp.concat([xp.arange(begin, middle), xp.arange(middle - n, end - n)])
+    return xp.asarray(xp.multiply(numbers, 1.0 / (n * d)), dtype=context.dtype)
+
+
+@implements(rfftfreq, "kernel")
+def _rfftfreq(xp: Any, context: ShardContext, *, n: int, d: float, dtype: Any) -> Any:
+    ((begin, end),) = context.box
+    return xp.asarray(xp.multiply(xp.arange(begin, end), 1.0 / (n * d)), dtype=context.dtype)
 
 
 def fftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> ShardedTensor:
@@ -329,6 +343,6 @@ def ifftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> Shard
 
 
 def _shifted(x: Any, axes: Any, sign: int) -> ShardedTensor:
-    shape = np.shape(x)
+    shape = shape_of(x)
     along = normalize_axes(tuple(range(len(shape))) if axes is None else axes, len(shape))
     return roll(x, tuple([sign * (shape[a] // 2) for a in along]), axis=along)

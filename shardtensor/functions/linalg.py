@@ -25,12 +25,17 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions.algorithms.several_results import Result, several_results
 from shardtensor.functions.data_types import astype
-from shardtensor.functions.elementwise import not_equal
+from shardtensor.functions.elementwise import abs as absolute
+from shardtensor.functions.elementwise import not_equal, sqrt, square
 from shardtensor.functions.monoids import norm_finish, norm_partial
 from shardtensor.functions.statistical import any as any_of
+from shardtensor.functions.statistical import max as greatest
+from shardtensor.functions.statistical import min as least
+from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -231,7 +236,7 @@ def matrix_rank(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> ShardedTen
 
 @implements(matrix_rank, "composite")
 def _rank_of_vector(x: Any, rtol: Any) -> Any:
-    if np.ndim(x) >= 2:
+    if len(shape_of(x)) >= 2:
         return NotImplemented
     return astype(any_of(not_equal(x, 0)), np.int64)
 
@@ -338,6 +343,43 @@ def svdvals(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+def _cond_rule(shapes: Sequence[Shape], *, p: Any = None) -> str:
+    check_matrices("x", shapes[0])
+    if 0 in shapes[0][-2:]:
+        raise LinearAlgebraError(f"x has shape {shapes[0]}, of matrices without elements; wanted some")
+    return "... i! j! -> ..."
+
+
+@operator(_cond_rule, operands=("x",), dtype=_real)
+def cond(x: ArrayLike, /, p: float | str | None = None) -> ShardedTensor:
+    """Computes the condition number of matrices in the norm ``p``: shape (...) for x of shape (..., m, n).
+
+    Args:
+        x: a tensor or an array of at least two dimensions; of square matrices, unless p is None, 2 or -2.
+        p: a norm of `matrix_norm`; None is that of the greatest singular value. The condition number of singular
+            matrices is infinite then.
+
+    Raises:
+        LinAlgError: the matrices have no elements; one is singular, with another p.
+
+    >>> st.linalg.cond(st.asarray([[4.0, 0.0], [0.0, 2.0]])).item()
+    2.0
+    """
+
+
+@implements(cond, "kernel")
+def _cond(xp: Any, context: ShardContext, x: Any, *, p: Any) -> Any:
+    if 0 in context.local_shape:
+        return xp.zeros(context.local_shape, dtype=context.dtype)
+    values = xp.linalg.svdvals(_inexact(xp, x))
+    first, last = values[..., 0], values[..., -1]
+    with np.errstate(all="ignore"):
+        size = xp.divide(last, first) if p == -2 else xp.divide(first, last)
+    # NaN comes from zeros, unless the matrix has it.
+    undefined = xp.logical_and(xp.isnan(size), xp.logical_not(xp.any(xp.isnan(x), axis=(-2, -1))))
+    return xp.where(undefined, np.inf, size)
+
+
 for _function in (det, eigvalsh, inv, svdvals):
     _of_library(_function)
 
@@ -376,6 +418,28 @@ def vector_norm(
     >>> st.linalg.vector_norm(st.asarray([3.0, 4.0])).item()
     5.0
     """
+
+
+@implements(vector_norm, "composite")
+def _short_norm(x: Any, axis: Any, keepdims: bool, ord: Any) -> Any:
+    """Combines sums or greatest elements, which takes less time than the partial norm of each device if there are few
+    elements.
+    """
+    if not isinstance(x, ShardedTensor) or x.size > _FEW or not any(x.sharding.spec) or ord not in _SHORT:
+        return NotImplemented
+    if not x.size or x.dtype.kind not in "fc":
+        return NotImplemented
+    if ord == 2:
+        powers = square(absolute(x)) if x.dtype.kind == "c" else square(x)
+        return sqrt(sum_over(powers, axis=axis, keepdims=keepdims))
+    reduce = sum_over if ord == 1 else greatest if ord > 0 else least
+    return reduce(absolute(x), axis=axis, keepdims=keepdims)
+
+
+_FEW = 1 << 12
+"""The number of elements up to which norms are composed of other operators."""
+
+_SHORT = (1, 2, np.inf, -np.inf)
 
 
 @implements(vector_norm, "kernel")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
-from shardtensor.core import call
+from shardtensor.core import call, implements
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
 from shardtensor.functions.creation import zeros_like
@@ -30,7 +30,7 @@ from shardtensor.functions.elementwise import (
     square,
     subtract,
 )
-from shardtensor.functions.linalg import check_matrices, check_square, inv, svd, svdvals, vector_norm
+from shardtensor.functions.linalg import check_matrices, check_square, cond, inv, svd, svdvals, vector_norm
 from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import expand_dims, matrix_transpose, moveaxis, reshape
 from shardtensor.functions.searching import where
@@ -39,6 +39,7 @@ from shardtensor.functions.statistical import max as greatest
 from shardtensor.functions.statistical import min as least
 from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.rules import normalize_axes
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- the standard's products and diagonals, along the last dimensions ------------------------------
@@ -81,8 +82,8 @@ def outer(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     [[10, 20, 30], [20, 40, 60]]
     """
     for name, x in (("x1", x1), ("x2", x2)):
-        if np.ndim(x) != 1:
-            raise ShapeError(f"outer: {name} has {np.ndim(x)} dimensions; wanted one")
+        if len(shape_of(x)) != 1:
+            raise ShapeError(f"outer: {name} has {len(shape_of(x))} dimensions; wanted one")
     return products.outer(x1, x2)
 
 
@@ -107,12 +108,12 @@ def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: float | str | N
     >>> st.linalg.matrix_norm(st.asarray([[3.0, 0.0], [0.0, 4.0]])).item()
     5.0
     """
-    check_matrices("matrix_norm: x", np.shape(x))
+    check_matrices("matrix_norm: x", shape_of(x))
     if ord is None or ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in ("nuc", 2, -2):
         values, best = svdvals(x), sum_over if ord == "nuc" else greatest if ord == 2 else least
-        if best is greatest and not np.shape(values)[-1]:
+        if best is greatest and not shape_of(values)[-1]:
             best = sum_over  # The greatest of no singular values is zero.
         size = best(values, axis=-1)
     elif ord in (1, -1, np.inf, -np.inf):
@@ -141,7 +142,7 @@ def norm(
     >>> st.linalg.norm(st.asarray([[3.0, 0.0], [0.0, 4.0]])).item()
     5.0
     """
-    ndim = np.ndim(x)
+    ndim = len(shape_of(x))
     if axis is None and ord is None:
         return vector_norm(x, keepdims=keepdims)
     axes = normalize_axes(tuple(range(ndim)) if axis is None else axis, ndim)
@@ -153,33 +154,14 @@ def norm(
     return expand_dims(size, axis=tuple(sorted(axes))) if keepdims else size
 
 
-def cond(x: ArrayLike, /, p: float | str | None = None) -> ShardedTensor:
-    """Computes the condition number of matrices in the norm ``p``: shape (...) for x of shape (..., m, n).
-
-    Args:
-        x: a tensor or an array of at least two dimensions; of square matrices, unless p is None, 2 or -2.
-        p: a norm of `matrix_norm`; None is that of the greatest singular value. Infinity is returned for singular
-            matrices with p of None, 2 or -2.
-
-    Raises:
-        LinAlgError: x is empty, or a matrix is singular with another p.
-
-    >>> st.linalg.cond(st.asarray([[4.0, 0.0], [0.0, 2.0]])).item()
-    2.0
-    """
-    shape = np.shape(x)
-    if 0 in shape:
-        raise LinearAlgebraError("cond: x has no elements, of which the condition number is undefined")
-    if p in (None, 2, -2):
-        values = svdvals(x)
-        ends = call("getitem", values, (..., 0)), call("getitem", values, (..., -1))
-        with np.errstate(all="ignore"):
-            size = divide(*(ends[::-1] if p == -2 else ends))
-    else:
-        check_square("cond: x", shape)
-        size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
-    complete = logical_not(any_of(isnan(x), axis=(-2, -1)))  # NaN comes from zeros unless the matrix has it.
-    return where(logical_and(complete, isnan(size)), np.inf, size)
+@implements(cond, "composite")
+def _cond(x: Any, p: Any) -> Any:
+    if p in (None, 2, -2) or 0 in shape_of(x):
+        return NotImplemented
+    check_square("x", shape_of(x))
+    size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
+    undefined = logical_and(isnan(size), logical_not(any_of(isnan(x), axis=(-2, -1))))
+    return where(undefined, np.inf, size)
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -199,7 +181,7 @@ def matrix_power(x: ArrayLike, n: int, /) -> ShardedTensor:
     >>> st.linalg.matrix_power(st.asarray([[1, 1], [0, 1]]), 5).tolist()
     [[1, 5], [0, 1]]
     """
-    check_square("matrix_power: x", np.shape(x))
+    check_square("matrix_power: x", shape_of(x))
     try:
         rest = int(n.__index__())
     except AttributeError:
@@ -207,7 +189,7 @@ def matrix_power(x: ArrayLike, n: int, /) -> ShardedTensor:
     if rest < 0:
         x, rest = inv(x), -rest
     if not rest:
-        return add(zeros_like(x), np.eye(np.shape(x)[-1], dtype=_dtype_of(x)))
+        return add(zeros_like(x), np.eye(shape_of(x)[-1], dtype=_dtype_of(x)))
     result, factor = None, x
     while True:
         if rest & 1:
@@ -235,7 +217,7 @@ def multi_dot(arrays: Sequence[ArrayLike], /) -> ShardedTensor:
     >>> st.linalg.multi_dot([st.ones((2, 3)), st.ones((3, 4)), st.ones(4)]).tolist()
     [12.0, 12.0]
     """
-    shapes = [np.shape(x) for x in arrays]
+    shapes = [shape_of(x) for x in arrays]
     if len(arrays) < 2:
         raise ShapeError(f"multi_dot: {len(arrays)} arrays are given; wanted at least two")
     for k, shape in enumerate(shapes):
@@ -293,7 +275,7 @@ def lstsq(
     >>> st.linalg.lstsq(st.asarray([[1.0, 0.0], [0.0, 2.0]]), st.asarray([1.0, 4.0]))[0].tolist()
     [1.0, 2.0]
     """
-    shape, right = np.shape(a), np.shape(b)
+    shape, right = shape_of(a), shape_of(b)
     if len(shape) != 2 or len(right) not in (1, 2) or right[0] != shape[0]:
         raise LinearAlgebraError(f"lstsq: a has shape {shape} and b {right}; wanted (m, n), and (m,) or (m, k)")
     left, values, rows = svd(a, full_matrices=False)

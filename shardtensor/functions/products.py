@@ -6,6 +6,8 @@ over a sharded dimension are partial sums, which are added along a fixed tree.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +19,98 @@ from shardtensor.functions.elementwise import multiply
 from shardtensor.functions.linear_algebra import matmul, tensordot
 from shardtensor.functions.manipulation import expand_dims, reshape
 from shardtensor.functions.monoids import diagonal_partial, trace_partial
+from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+SMALL = 1 << 15
+"""The number of elements up to which products without a contraction are one operator; larger ones use `multiply`, which
+computes in blocks.
+"""
 
-def _ndim(x: Any) -> int:
-    return x.ndim if hasattr(x, "ndim") else np.ndim(x)
+
+def _rank(x: Any) -> int:
+    return len(shape_of(x))
+
+
+# -- the contraction of two operands ---------------------------------------------------------------
+
+
+def _contraction_rule(shapes: Sequence[Shape], *, rule: str) -> str:
+    return rule
+
+
+def _product_dtype(x1: Any, x2: Any, **params: Any) -> np.dtype[Any]:
+    return np.asarray(np.matmul(np.ones(1, x1), np.ones(1, x2))).dtype  # NumPy raises TypeError for times.
+
+
+@operator(
+    _contraction_rule, operands=("x1", "x2"), combine="sum", error_name="einsum", ufunc="einsum", dtype=_product_dtype
+)
+def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str) -> ShardedTensor:
+    """Computes the sum of products of two operands.
+
+    Args:
+        x1, x2: tensors or arrays.
+        rule: names the dimensions of x1, x2 and of the result, such as ``"b i k, k b j -> b i j"``. Names of both that
+            the result lacks are contracted; if there are some, the result has first the other names of both operands,
+            then those of x1, then those of x2.
+    """
+
+
+@functools.lru_cache(1024)
+def _groups(rule: str) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
+    """Returns the dimensions of x1 and those of x2 in groups: of both in the result, own ones, contracted ones."""
+    left, _, result = rule.partition("->")
+    a, b = [term.split() for term in left.split(",")]
+    names = result.split()
+    batch, gone = [n for n in names if n in a and n in b], [n for n in a if n not in names]
+
+    def groups(term: list[str]) -> tuple[list[int], ...]:
+        own = [n for n in names if n in term and n not in batch]
+        return tuple([[term.index(n) for n in group] for group in (batch, own, gone)])
+
+    return groups(a), groups(b)
+
+
+@implements(contract, "kernel")
+def _contract(xp: Any, context: ShardContext, x1: Any, x2: Any, *, rule: str) -> Any:
+    """Computes the product by ``matmul`` of arrays with one dimension for each group."""
+    (batch, rows, inner), (batch2, columns, inner2) = _groups(rule)
+    if not inner:
+        return xp.multiply(*[_spread(xp, x, *term) for x, term in zip((x1, x2), _orders(rule), strict=True)])
+    shape = (*[x1.shape[d] for d in (*batch, *rows)], *[x2.shape[d] for d in columns])
+    left = _grouped(xp, x1, (batch, rows, inner))
+    right = _grouped(xp, x2, (batch2, inner2, columns))
+    return xp.reshape(xp.matmul(left, right), shape)
+
+
+def _grouped(xp: Any, x: Any, groups: Sequence[Sequence[int]]) -> Any:
+    """Permutes the dimensions of an array, and merges each group; an empty first group has no dimension."""
+    order = tuple([d for group in groups for d in group])
+    shape = tuple([math.prod([x.shape[d] for d in group]) for group in (groups if groups[0] else groups[1:])])
+    x = x if order == tuple(range(x.ndim)) else xp.permute_dims(x, order)
+    return x if tuple(x.shape) == shape else xp.reshape(x, shape)
+
+
+@functools.lru_cache(1024)
+def _orders(rule: str) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
+    """Returns for each operand the order in which the result has its dimensions, and for each dimension of the result
+    whether the operand has it.
+    """
+    left, _, result = rule.partition("->")
+    names = result.split()
+    terms = [term.split() for term in left.split(",")]
+    return [(tuple([t.index(n) for n in names if n in t]), tuple([n in t for n in names])) for t in terms]
+
+
+def _spread(xp: Any, x: Any, order: tuple[int, ...], present: Sequence[bool]) -> Any:
+    """Permutes the dimensions of an array, and inserts those of size 1 of the result that it lacks."""
+    x = x if order == tuple(range(x.ndim)) else xp.permute_dims(x, order)
+    return x[tuple([slice(None) if there else None for there in present])] if not all(present) else x
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -42,7 +128,7 @@ def dot(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.dot(st.asarray([[1.0, 2.0], [3.0, 4.0]]), st.asarray([1.0, 10.0])).tolist()
     [21.0, 43.0]
     """
-    n, m = _ndim(a), _ndim(b)
+    n, m = _rank(a), _rank(b)
     if not n or not m:
         return multiply(a, b)
     return matmul(a, b) if m == 1 or max(n, m) == 2 else tensordot(a, b, axes=((-1,), (-2,)))
@@ -59,9 +145,14 @@ def inner(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.inner(st.asarray([1.0, 2.0]), st.asarray([[3.0, 4.0], [5.0, 6.0]])).tolist()
     [11.0, 17.0]
     """
-    if not _ndim(a) or not _ndim(b):
-        return multiply(a, b)
-    return tensordot(a, b, axes=((-1,), (-1,)))
+    n, m = _rank(a), _rank(b)
+    return contract(a, b, rule=_inner_rule(n, m)) if n and m else multiply(a, b)
+
+
+@functools.lru_cache(64)
+def _inner_rule(n: int, m: int) -> str:
+    mine, theirs = [" ".join([f"{name}{d}" for d in range(ndim - 1)]) for name, ndim in (("a", n), ("b", m))]
+    return f"{mine} k, {theirs} k -> {mine} {theirs}"
 
 
 def outer(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
@@ -72,7 +163,10 @@ def outer(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.outer(st.asarray([1, 2]), st.asarray([10, 20, 30])).tolist()
     [[10, 20, 30], [20, 40, 60]]
     """
-    return multiply(reshape(a, (-1, 1)), reshape(b, (1, -1)))
+    x, y = [x if _rank(x) == 1 else reshape(x, (-1,)) for x in (a, b)]
+    if shape_of(x)[0] * shape_of(y)[0] <= SMALL:
+        return contract(x, y, rule="a, b -> a b")
+    return multiply(expand_dims(x, axis=1), expand_dims(y, axis=0))
 
 
 def kron(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
@@ -84,12 +178,21 @@ def kron(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.kron(st.asarray([1, 10]), st.asarray([1, 2, 3])).tolist()
     [1, 2, 3, 10, 20, 30]
     """
-    n = max(_ndim(a), _ndim(b))
-    left, right = [expand_dims(x, axis=tuple(range(n - _ndim(x)))) if _ndim(x) < n else x for x in (a, b)]
-    shape = tuple([p * q for p, q in zip(np.shape(left), np.shape(right), strict=True)])
-    left = expand_dims(left, axis=tuple(range(1, 2 * n, 2))) if n else left
-    right = expand_dims(right, axis=tuple(range(0, 2 * n, 2))) if n else right
+    n = max(_rank(a), _rank(b))
+    left, right = [expand_dims(x, axis=tuple(range(n - _rank(x)))) if _rank(x) < n else x for x in (a, b)]
+    shape = tuple([p * q for p, q in zip(shape_of(left), shape_of(right), strict=True)])
+    if math.prod(shape) <= SMALL:
+        return reshape(contract(left, right, rule=_kron_rule(n)), shape)
+    left = expand_dims(left, axis=tuple(range(1, 2 * n, 2)))
+    right = expand_dims(right, axis=tuple(range(0, 2 * n, 2)))
     return reshape(multiply(left, right), shape)
+
+
+@functools.lru_cache(64)
+def _kron_rule(n: int) -> str:
+    mine, theirs = [[f"{name}{d}" for d in range(n)] for name in "ab"]
+    pairs = [f"{p} {q}" for p, q in zip(mine, theirs, strict=True)]
+    return f"{' '.join(mine)}, {' '.join(theirs)} -> {' '.join(pairs)}"
 
 
 def _cross_axes(ndims: Sequence[int], axisa: int, axisb: int, axisc: int, axis: int | None) -> tuple[int, int, int]:
@@ -239,3 +342,16 @@ def trace(x: ArrayLike, /, offset: int = 0, axis1: int = 0, axis2: int = 1, dtyp
 
 
 implements(trace, "kernel")(trace_partial)
+
+
+@implements(trace, "composite")
+def _short_trace(x: Any, offset: int, axis1: int, axis2: int, dtype: Any) -> Any:
+    """Sums the diagonal, which is one array, where that takes less time than a partial sum of each device."""
+    if not isinstance(x, ShardedTensor) or x.size > _FEW or x.sharding.mesh.size == 1:
+        return NotImplemented
+    _diagonal_axes(x.shape, axis1, axis2)
+    return sum_over(diagonal(x, offset, axis1, axis2), axis=-1, dtype=dtype)
+
+
+_FEW = 1 << 12
+"""The number of elements up to which `trace` sums the diagonal."""

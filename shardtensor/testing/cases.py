@@ -500,7 +500,7 @@ def _reshard(data: Any) -> Case:
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
-    "zeros", "zeros_like",
+    "zeros", "zeros_like", "fftfreq", "rfftfreq",
     # Several results, or eigenvalues in no particular order.
     "eig", "eigh", "eigvals", "qr", "slogdet", "svd",
     # Maps, collectives, copies, and views and writes by view specs.

@@ -46,7 +46,7 @@ def _eigvalsh(data: Any) -> Case:
 
 def _positive(data: Any) -> HostArray:
     x = matrices(data)
-    return ((x + np.conj(np.matrix_transpose(x))) / 2).astype(x.dtype)
+    return np.asarray((x + np.conj(np.matrix_transpose(x))) / 2).astype(x.dtype)
 
 
 @case("matrix_rank")
@@ -54,7 +54,7 @@ def _rank(data: Any) -> Case:
     x = matrices(data, square=False)
     if x.shape[-1] and data.draw(some.booleans()):
         x[..., -1] = x[..., 0]
-    params = {"rtol": 0.5} if data.draw(some.booleans()) else {}
+    params: dict[str, Any] = {"rtol": 0.5} if data.draw(some.booleans()) else {}
     return Case([x], params=params, answer=np.linalg.matrix_rank(x, **params))
 
 
@@ -82,7 +82,7 @@ def _vector_norm(data: Any) -> Case:
     axis: Any = None
     if x.ndim and data.draw(some.booleans()):
         axis = tuple(data.draw(some.lists(some.integers(0, x.ndim - 1), min_size=1, unique=True)))
-    params = {"axis": axis, "keepdims": data.draw(some.booleans())}
+    params: dict[str, Any] = {"axis": axis, "keepdims": data.draw(some.booleans())}
     params["ord"] = data.draw(some.sampled_from([2, 1, 0, 3, np.inf] + [-np.inf] * bool(x.size)))
     with np.errstate(all="ignore"):
         return Case([x], params=params, answer=np.linalg.vector_norm(x, **params))
@@ -92,10 +92,11 @@ def _vector_norm(data: Any) -> Case:
 def _cross(data: Any) -> Case:
     a, b = data.draw(broadcastable(2))
     x, y = [array((*s, 3), data.draw(_NUMBERS), seed(data)) for s in (a, b)]
-    axes = {"axisa": data.draw(some.integers(-x.ndim, -1)), "axisb": data.draw(some.integers(-y.ndim, -1))}
-    axes["axisc"] = data.draw(some.integers(-max(x.ndim, y.ndim), -1))
-    operands = [np.moveaxis(x, -1, axes["axisa"]), np.moveaxis(y, -1, axes["axisb"])]
-    return Case(operands, params=axes, answer=np.cross(*operands, **axes))
+    axisa, axisb = data.draw(some.integers(-x.ndim, -1)), data.draw(some.integers(-y.ndim, -1))
+    axisc = data.draw(some.integers(-max(x.ndim, y.ndim), -1))
+    x, y = np.moveaxis(x, -1, axisa), np.moveaxis(y, -1, axisb)
+    params = {"axisa": axisa, "axisb": axisb, "axisc": axisc}
+    return Case([x, y], params=params, answer=np.cross(x, y, axisa, axisb, axisc))
 
 
 @case("diagonal", "trace")
@@ -122,6 +123,15 @@ def _contract(data: Any) -> Case:
     return Case(operands, params={"rule": rule}, answer=np.einsum(text, *operands))
 
 
+@case("cond")
+def _cond(data: Any) -> Case:
+    x = matrices(data)
+    if not x.shape[-1]:
+        x = np.ones((*x.shape[:-2], 1, 1), x.dtype)
+    p = data.draw(some.sampled_from([None, 2, -2, 1, -1, np.inf, "fro", "nuc"]))
+    return Case([x], params={"p": p}, answer=np.linalg.cond(x, p))
+
+
 @case("fft", "ifft", "hfft", "irfft")
 def _fft(data: Any) -> Case:
     return _transform(data, data.draw(_NUMBERS))
@@ -137,7 +147,7 @@ def _transform(data: Any, dtype: str) -> Case:
     axis = data.draw(some.integers(-len(shape), len(shape) - 1))
     shape[axis] = max(shape[axis], 1)  # NumPy's irfft of no elements is not initialized.
     x = array(tuple(shape), dtype, seed(data))
-    params = {
+    params: dict[str, Any] = {
         "n": data.draw(some.sampled_from([None, 1, 4, 9] if x.shape[axis] > 1 else [1, 4])),
         "axis": axis,
         "norm": data.draw(some.sampled_from(["backward", "ortho", "forward"])),

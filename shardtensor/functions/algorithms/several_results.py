@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.backend.registry import array_backend
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, announce_reading, as_dtype, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
@@ -78,8 +79,7 @@ def several_results(
         x = x if type(x) is ShardedTensor else np.asarray(x)
         transfer, avals = layout_of(x, params)
         named = dict(zip(op.params, params, strict=True))
-        backend, kernel = avals[0].backend, op.kernel
-        assert kernel is not None
+        backend, (kernel,) = avals[0].backend, bodies
         if backend.shared_memory:
             arrays = kernel(backend.xp, None, transfer.whole(x, op.name), **named)
             return form(*[tensor(v, Storage(whole_of(a, v))) for a, v in zip(arrays, avals, strict=True)])
@@ -87,10 +87,11 @@ def several_results(
         for device, shard in zip(avals[0].sharding.mesh.flat, transfer.shards(x, op.name), strict=True):
             with backend.on(device):
                 if 0 in shard.shape[:-2]:  # Not every library takes stacks of no matrices.
-                    found = [backend.xp.empty((*shard.shape[:-2], *v.shape[shard.ndim - 2 :])) for v in avals]
+                    stack = shard.shape[:-2]
+                    rows.append([backend.xp.empty((*stack, *v.shape[len(stack) :]), dtype=v.dtype) for v in avals])
                 else:
                     found = kernel(backend.xp, None, shard, **named)
-                rows.append([as_dtype(backend, a, v.dtype) for a, v in zip(found, avals, strict=True)])
+                    rows.append([as_dtype(backend, a, v.dtype) for a, v in zip(found, avals, strict=True)])
         return form(
             *[tensor(v, offloaded(v, column)) for v, column in zip(avals, zip(*rows, strict=True), strict=True)]
         )
@@ -105,6 +106,19 @@ def several_results(
                 transfer.schedule(op.name).announce()
         return form(*avals)
 
+    def attach(body: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        bodies.append(body)
+
+        @implements(function, "kernel")
+        def on_device(xp: Any, context: None, x: Any, **params: Any) -> Any:
+            """Runs in a mapped function, where arrays are those of the backend."""
+            backend = array_backend(x)
+            results(tuple(x.shape), backend.dtype_of(x) if backend else x.dtype, **params)
+            return form(*body(xp, None, x, **params))
+
+        return body
+
+    bodies: list[Callable[..., Sequence[Any]]] = []
     implements(function, "algorithm")(algorithm)
     implements(function, "infer")(infer)
-    return implements(function, "kernel")
+    return attach
