@@ -79,10 +79,11 @@ class Op:
         blockwise: for elementwise operators that are no ufuncs: the function of the same operands and parameters that
             computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
             of blocks, where it is not that of shards.
+        dtype: the dtype of the result: a dtype, or a function of the operands, with one element each, and of the params
+            that returns an array of it. None: that of NumPy's function of the same name; for an operator with a kernel
+            and no monoid, that of the first array.
+        blocks: whether an operator with a monoid may compute long operands of the host block by block.
         ufunc: the name of the function that NumPy's floating-point errors name.
-        dtype: for operators whose result has another dtype than NumPy's main namespace or the first array tells:
-            ``dtype(*kinds, **params)`` returns it, given the dtype of each operand (of a Python scalar its type, None
-            for an optional operand that is absent), and raises TypeError for those that the operator does not take.
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
         lists_only: whether an array is rejected as the sequence of arrays, since its rows would be taken as the items.
         creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
@@ -116,8 +117,9 @@ class Op:
     escapes: bool = False
     trees: tuple[str, ...] = ()
     spmd: bool = False
+    dtype: Any = None
+    blocks: bool = True
     ufunc: str = ""
-    dtype: Function | None = None
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)
     composite: Function | None = dataclasses.field(default=None, init=False)

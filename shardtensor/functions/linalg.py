@@ -91,32 +91,35 @@ def check_square(name: str, shape: Shape) -> None:
         raise LinearAlgebraError(f"{name} has shape {shape}; wanted square matrices, of equal last dimensions")
 
 
-def _dtype(*kinds: Any, real: bool = False, **params: Any) -> np.dtype[Any]:
+def _lapack_dtype(*dtypes: np.dtype[Any], real: bool = False) -> np.dtype[Any]:
     """Returns the dtype in which NumPy's LAPACK computes; its real counterpart if ``real``.
 
     Raises:
-        TypeError: it does not compute with these dtypes.
+        ArgumentTypeError: it does not compute with these dtypes.
     """
-    given = [np.asarray(kind(1)).dtype if isinstance(kind, type) else kind for kind in kinds if kind is not None]
-    found = [np.dtype(float) if dtype.kind in "biu" else dtype for dtype in given]
+    found = [np.dtype(float) if dtype.kind in "biu" else dtype for dtype in dtypes]
     for dtype in found:
         if dtype.char not in "fdFD":
-            raise TypeError(f"array type {dtype.name} is unsupported in linalg")
+            raise ArgumentTypeError(f"array type {dtype.name} is unsupported in linalg")
     common = np.result_type(*found)
     return np.dtype(common.char.lower()) if real else common
 
 
-def _first(x: Any, *others: Any, **params: Any) -> np.dtype[Any]:
-    return _dtype(x)
+def _first(x: Any, *others: Any, **params: Any) -> Any:
+    return np.empty((), _lapack_dtype(x.dtype))
 
 
-def _real(x: Any, *others: Any, **params: Any) -> np.dtype[Any]:
-    return _dtype(x, real=True)
+def _both(x1: Any, x2: Any) -> Any:
+    return np.empty((), _lapack_dtype(x1.dtype, np.asarray(x2).dtype))
 
 
-def _int(x: Any, *others: Any, **params: Any) -> np.dtype[Any]:
-    _dtype(x)
-    return np.dtype(np.int64)
+def _real(x: Any, *others: Any, **params: Any) -> Any:
+    return np.empty((), _lapack_dtype(x.dtype, real=True))
+
+
+def _count(x: Any, *others: Any, **params: Any) -> Any:
+    _lapack_dtype(x.dtype)
+    return np.empty((), np.int64)
 
 
 def _square(right: str) -> Callable[..., str]:
@@ -220,7 +223,7 @@ def _rank_rule(shapes: Sequence[Shape]) -> str:
     return "... i! j!, ... -> ..."
 
 
-@operator(_rank_rule, operands=("x", "rtol"), dtype=_int)
+@operator(_rank_rule, operands=("x", "rtol"), dtype=_count)
 def matrix_rank(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> ShardedTensor:
     """Counts the singular values of matrices that are greater than ``rtol`` times the greatest one: shape (...).
 
@@ -293,7 +296,7 @@ def _solve_rule(shapes: Sequence[Shape]) -> str:
     return "... i! j!, ... j! k -> ... i k"
 
 
-@operator(_solve_rule, operands=("x1", "x2"), dtype=_dtype)
+@operator(_solve_rule, operands=("x1", "x2"), dtype=_both)
 def solve(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Solves the systems of linear equations x1 y = x2 for y, of x2's shape after broadcasting.
 
@@ -390,9 +393,9 @@ def _norm_rule(shapes: Sequence[Shape], *, axis: Any = None, keepdims: bool = Fa
     return (extremum if ord == -np.inf else reduction)(shapes, axis=axis, keepdims=keepdims)
 
 
-def _norm_dtype(x: Any, **params: Any) -> np.dtype[Any]:
-    sample = np.abs(np.ones((), x))
-    return np.dtype(float) if sample.dtype.kind in "biu" else (np.multiply(sample, sample)).dtype
+def _norm_dtype(x: Any, **params: Any) -> Any:
+    size = np.abs(x)
+    return np.sqrt(size) if size.dtype.kind == "f" else np.add(size, 0.0)
 
 
 @operator(_norm_rule, combine="vector_norm", dtype=_norm_dtype)
@@ -466,16 +469,9 @@ def eig(x: ArrayLike, /) -> EigResult:
     """
 
 
-def _checked_dtype(dtype: np.dtype[Any], *, real: bool = False) -> np.dtype[Any]:
-    try:
-        return _dtype(dtype, real=real)
-    except TypeError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
 def _eig_results(shape: Shape, dtype: np.dtype[Any]) -> Sequence[Result]:
     check_square("x", shape)
-    made = np.result_type(_checked_dtype(dtype), np.complex64)
+    made = np.result_type(_lapack_dtype(dtype), np.complex64)
     return ((shape[-1],), made), (shape[-2:], made)
 
 
@@ -524,7 +520,7 @@ def eigh(x: ArrayLike, /) -> EighResult:
 
 def _eigh_results(shape: Shape, dtype: np.dtype[Any]) -> Sequence[Result]:
     check_square("x", shape)
-    return ((shape[-1],), _checked_dtype(dtype, real=True)), (shape[-2:], _checked_dtype(dtype))
+    return ((shape[-1],), _lapack_dtype(dtype, real=True)), (shape[-2:], _lapack_dtype(dtype))
 
 
 @several_results(eigh, EighResult, _eigh_results)
@@ -555,7 +551,7 @@ def _qr_results(shape: Shape, dtype: np.dtype[Any], *, mode: str) -> Sequence[Re
     if mode not in ("reduced", "complete"):
         raise ArgumentError(f"mode is {mode!r}; wanted 'reduced' or 'complete'")
     rows, columns = shape[-2:]
-    inner, made = min(rows, columns) if mode == "reduced" else rows, _checked_dtype(dtype)
+    inner, made = min(rows, columns) if mode == "reduced" else rows, _lapack_dtype(dtype)
     return ((rows, inner), made), ((inner, columns), made)
 
 
@@ -580,7 +576,7 @@ def slogdet(x: ArrayLike, /) -> SlogdetResult:
 
 def _slogdet_results(shape: Shape, dtype: np.dtype[Any]) -> Sequence[Result]:
     check_square("x", shape)
-    return ((), _checked_dtype(dtype)), ((), _checked_dtype(dtype, real=True))
+    return ((), _lapack_dtype(dtype)), ((), _lapack_dtype(dtype, real=True))
 
 
 @several_results(slogdet, SlogdetResult, _slogdet_results)
@@ -609,10 +605,10 @@ def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
 
 def _svd_results(shape: Shape, dtype: np.dtype[Any], *, full_matrices: bool) -> Sequence[Result]:
     check_matrices("x", shape)
-    (rows, columns), made = shape[-2:], _checked_dtype(dtype)
+    (rows, columns), made = shape[-2:], _lapack_dtype(dtype)
     inner = min(rows, columns)
     left, right = ((rows, rows), (columns, columns)) if full_matrices else ((rows, inner), (inner, columns))
-    return (left, made), ((inner,), _checked_dtype(dtype, real=True)), (right, made)
+    return (left, made), ((inner,), _lapack_dtype(dtype, real=True)), (right, made)
 
 
 @several_results(svd, SVDResult, _svd_results)

@@ -43,8 +43,8 @@ def _contraction_rule(shapes: Sequence[Shape], *, rule: str) -> str:
     return rule
 
 
-def _product_dtype(x1: Any, x2: Any, **params: Any) -> np.dtype[Any]:
-    return np.asarray(np.matmul(np.ones(1, x1), np.ones(1, x2))).dtype  # NumPy raises TypeError for times.
+def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
+    return np.matmul(np.ravel(x1), np.ravel(x2))  # NumPy raises TypeError for times.
 
 
 @operator(
@@ -222,9 +222,8 @@ def _cross_rule(
     return f"{' '.join(terms[0])}, {' '.join(terms[1])} -> {' '.join([*rest[:at], 'k', *rest[at:]])}"
 
 
-def _cross_dtype(a: Any, b: Any, **params: Any) -> np.dtype[Any]:
-    product = np.multiply(np.ones((), a), np.ones((), b))
-    return np.asarray(np.subtract(product, product)).dtype  # NumPy does not subtract bools.
+def _cross_dtype(a: Any, b: Any, **params: Any) -> Any:
+    return np.subtract(np.multiply(a, b), np.multiply(a, b))  # NumPy does not subtract bools.
 
 
 @operator(_cross_rule, operands=("a", "b"), dtype=_cross_dtype)
@@ -291,7 +290,7 @@ def _diagonal_rule(shapes: Sequence[Shape], *, offset: int = 0, axis1: int = 0, 
     return f"{names} -> {' '.join(f'd{d}' for d in others)} diagonal", (*[shape[d] for d in others], length)
 
 
-@operator(_diagonal_rule, combine="diagonal")
+@operator(_diagonal_rule, combine="diagonal", blocks=False)
 def diagonal(x: ArrayLike, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ShardedTensor:
     """Returns the diagonals of matrices as the last dimension of the result. An independent tensor, not a view.
 

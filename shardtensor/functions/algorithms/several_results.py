@@ -86,9 +86,11 @@ def several_results(
         rows = []
         for device, shard in zip(avals[0].sharding.mesh.flat, transfer.shards(x, op.name), strict=True):
             with backend.on(device):
-                if 0 in shard.shape[:-2]:  # Not every library takes stacks of no matrices.
-                    stack = shard.shape[:-2]
-                    rows.append([backend.xp.empty((*stack, *v.shape[len(stack) :]), dtype=v.dtype) for v in avals])
+                stack = tuple(shard.shape[:-2])
+                shapes = [(*stack, *v.shape[len(stack) :]) for v in avals]
+                if all(0 in shape for shape in shapes):  # Not every library takes stacks of no matrices.
+                    pairs = zip(shapes, avals, strict=True)
+                    rows.append([backend.xp.empty(shape, dtype=v.dtype) for shape, v in pairs])
                 else:
                     found = kernel(backend.xp, None, shard, **named)
                     rows.append([as_dtype(backend, a, v.dtype) for a, v in zip(found, avals, strict=True)])

@@ -126,11 +126,10 @@ class Strategies:
         """
         op, value, moves, contexts, name = self.op, self.value, self.moves, self.contexts, self.name
         combine = op.combine
-        if combine is None or None in moves:
+        if combine is None or None in moves or not op.blocks:
             return None
         sizes = name_sizes(rule, contexts[0].shapes)
-        made = any(name != "1" and name not in sizes for name in rule.result)  # Blocks are cut along operands' names.
-        if made or not value.size or not is_long(combine, rule, sizes):
+        if not value.size or not is_long(combine, rule, sizes):
             return None
         shares: list[Share] | None = None
         if partial_axes and value.dtype.kind not in MONOIDS[combine].exact:
