@@ -8,24 +8,28 @@ from __future__ import annotations
 
 from shardtensor.functions.fft import (
     fft,
+    fft2,
     fftfreq,
     fftn,
     fftshift,
     hfft,
     ifft,
+    ifft2,
     ifftn,
     ifftshift,
     ihfft,
     irfft,
+    irfft2,
     irfftn,
     rfft,
+    rfft2,
     rfftfreq,
     rfftn,
 )
 
 __all__ = [
-    "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft", "irfftn", "rfft",
-    "rfftfreq", "rfftn",
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift", "ihfft", "irfft",
+    "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
 ]  # fmt: skip
 
 

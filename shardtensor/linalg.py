@@ -45,6 +45,8 @@ from shardtensor.functions.matrix_functions import (
     multi_dot,
     norm,
     outer,
+    tensorinv,
+    tensorsolve,
     trace,
 )
 
@@ -52,7 +54,7 @@ __all__ = [
     "EigResult", "EighResult", "LinAlgError", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross",
     "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "lstsq", "matmul", "matrix_norm", "matrix_power",
     "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals",
-    "tensordot", "trace", "vecdot", "vector_norm",
+    "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
 
 

@@ -221,6 +221,50 @@ def irfftn(
     return irfft(_transformed(ifft, x, sizes[:-1], along[:-1], norm), last, along[-1], norm)
 
 
+def fft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `fftn` along two dimensions, by default the last two.
+
+    >>> st.fft.fft2(st.ones((2, 2))).tolist()
+    [[(4+0j), 0j], [0j, 0j]]
+    """
+    return fftn(x, s, axes, norm)
+
+
+def ifft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `ifftn` along two dimensions, by default the last two.
+
+    >>> st.fft.ifft2(st.ones((2, 2))).tolist()
+    [[(1+0j), 0j], [0j, 0j]]
+    """
+    return ifftn(x, s, axes, norm)
+
+
+def rfft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `rfftn` along two dimensions, by default the last two.
+
+    >>> st.fft.rfft2(st.ones((2, 2))).tolist()
+    [[(4+0j), 0j], [0j, 0j]]
+    """
+    return rfftn(x, s, axes, norm)
+
+
+def irfft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `irfftn` along two dimensions, by default the last two.
+
+    >>> st.fft.irfft2(st.asarray([[4.0, 0.0], [0.0, 0.0]])).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return irfftn(x, s, axes, norm)
+
+
 def _check_some(name: str, axes: Sequence[int]) -> None:
     if not axes:
         raise AxisError(f"{name}: axes is empty; wanted at least one")

@@ -7,6 +7,7 @@ computed from partial results, except for those that need singular values.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from shardtensor.functions.elementwise import (
     square,
     subtract,
 )
-from shardtensor.functions.linalg import check_matrices, check_square, cond, inv, svd, svdvals, vector_norm
+from shardtensor.functions.linalg import check_matrices, check_square, cond, inv, solve, svd, svdvals, vector_norm
 from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import expand_dims, matrix_transpose, moveaxis, reshape
 from shardtensor.functions.searching import where
@@ -293,3 +294,55 @@ def lstsq(
     else:
         residuals = call("getitem", sum_over(absolute(solution), axis=0), (slice(0),))
     return reshape(solution, (shape[1],)) if len(right) == 1 else solution, residuals, rank, values
+
+
+# -- tensors as matrices ---------------------------------------------------------------------------
+
+
+def tensorsolve(a: ArrayLike, b: ArrayLike, /, axes: Sequence[int] | None = None) -> ShardedTensor:
+    r"""Solves the linear equations ``tensordot(a, y, y.ndim) = b`` for y, by `solve`.
+
+    Args:
+        a: a tensor or an array of shape (\*b.shape, \*y.shape), with as many elements of y as of b.
+        b: a tensor or an array.
+        axes: dimensions of a that are moved to the end first.
+
+    Raises:
+        LinAlgError: the shapes do not fit, or the equations have no unique solution.
+
+    >>> st.linalg.tensorsolve(2 * st.eye(4).reshape(2, 2, 4), st.ones((2, 2))).tolist()
+    [0.5, 0.5, 0.5, 0.5]
+    """
+    if axes is not None:
+        a = moveaxis(a, tuple(axes), tuple(range(-len(axes), 0)))
+    shape, size = shape_of(a)[len(shape_of(b)) :], math.prod(shape_of(b))
+    if math.prod(shape) != size:
+        raise LinearAlgebraError(
+            f"tensorsolve: b has {size} elements and the solution {math.prod(shape)}; wanted equal"
+        )
+    return reshape(solve(reshape(a, (size, size)), reshape(b, (size,))), shape)
+
+
+def tensorinv(a: ArrayLike, /, ind: int = 2) -> ShardedTensor:
+    """Computes the inverse y of a with respect to `tensordot`: ``tensordot(y, a, ind)`` is the identity.
+
+    Args:
+        a: a tensor or an array whose first ``ind`` dimensions have as many elements as the others.
+        ind: the number of dimensions that are the last ones of the result.
+
+    Raises:
+        ArgumentError: ``ind`` is not positive.
+        LinAlgError: the numbers of elements differ, or there is no inverse.
+
+    >>> st.linalg.tensorinv(2 * st.eye(4).reshape(2, 2, 4)).shape
+    (4, 2, 2)
+    """
+    if ind <= 0:
+        raise ArgumentError(f"tensorinv: ind is {ind}; wanted a positive number of dimensions")
+    shape = shape_of(a)
+    size = math.prod(shape[ind:])
+    if math.prod(shape[:ind]) != size:
+        raise LinearAlgebraError(
+            f"tensorinv: a has shape {shape}; wanted {size} elements in the first {ind} dimensions"
+        )
+    return reshape(inv(reshape(a, (size, size))), (*shape[ind:], *shape[:ind]))

@@ -16,6 +16,7 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.tensor.numpy_extensions import call_extension, has_extension
 
 
 def _is_operand(x: object) -> bool:
@@ -272,6 +273,8 @@ class Operators:
         return _with_out(op, operands, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if has_extension(func):
+            return call_extension(func, args, kwargs)
         if function := _ONLY_NUMPYS.get(func.__name__):
             return function(*args, **kwargs)
         op = OPS.get(_FUNCTION_NAMES.get(func.__name__, func.__name__))

@@ -329,3 +329,57 @@ def test_results_are_named_tuples_and_pickle() -> None:
     assert linalg.eigh(np.eye(2))._fields == linalg.eig(np.eye(2))._fields == ("eigenvalues", "eigenvectors")
     assert linalg.qr(np.eye(2))._fields == ("Q", "R")
     assert linalg.slogdet(np.eye(2))._fields == ("sign", "logabsdet")
+
+
+NUMPYS: dict[str, tuple[Any, ...]] = {
+    "inv": (), "det": (), "cholesky": (), "eigvalsh": (), "svdvals": (), "pinv": (), "pinv of rank 1": (0.9,), "cond": (1,),
+    "matrix_rank": (), "matrix_power": (3,), "norm": (), "norm of rows": (2, 1), "solve": (np.ones(4),), "trace": (),
+    "diagonal": (), "vector_norm": (), "matrix_norm": (), "eigh": (), "qr": (), "svd": (), "slogdet": (),
+    "matrix_transpose": (), "tensorinv": (1,), "tensorsolve": (np.ones(4),), "outer": (np.ones(3),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMPYS)
+def test_numpys_functions_of_tensors(name: str, backend: str) -> None:
+    """`numpy.linalg` calls the functions of this library; matrices are the last dimensions, as there."""
+    kind, args = name.partition(" ")[0], NUMPYS[name]
+    host = np.eye(4) * 3 + 1
+    if kind in ("trace", "diagonal", "matrix_transpose", "inv"):
+        host = np.stack([host, host * 2, host * 3])
+    host = host[0] if kind == "outer" else host
+    x = st.device_put(host, mesh_of((2,), backend))
+    wanted, found = getattr(np.linalg, kind)(host, *args), getattr(np.linalg, kind)(x, *args)
+    if not isinstance(wanted, tuple):
+        assert_same(found, wanted)
+    elif kind != "svd":
+        consists(kind, host, found)
+
+
+def test_other_arguments_of_numpys_functions() -> None:
+    host = np.eye(3) * np.array([3.0, 2, 1e-3])
+    x = st.device_put(host, mesh_of((2,), "numpy"))
+    assert_same(np.linalg.svd(x, compute_uv=False), np.linalg.svd(host, compute_uv=False))
+    assert_same(np.linalg.pinv(x, rcond=1e-2), np.linalg.pinv(host, rcond=1e-2))
+    assert_same(
+        np.linalg.pinv(np.ones((2, 2)) + x[:2, :2] * 1e-15), np.linalg.pinv(np.ones((2, 2)) + host[:2, :2] * 1e-15)
+    )
+    assert_same(np.linalg.matrix_rank(x, rtol=1e-2), np.linalg.matrix_rank(host, rtol=1e-2))
+    assert_same(np.linalg.multi_dot([x, x, x]), np.linalg.multi_dot([host] * 3))
+    assert np.linalg.svd(x, full_matrices=False).U.shape == (3, 3)
+    for function in (np.fft.fft, np.fft.fft2, np.fft.rfft2, np.fft.irfft2, np.fft.ifft2, np.fft.fftshift):
+        assert_same(function(x), function(host))
+    with pytest.raises(
+        st.ArgumentTypeError, match=r"numpy.linalg.matrix_rank: has no sharded form here with tol=0.1; leave"
+    ):
+        np.linalg.matrix_rank(x, tol=0.1)
+    with pytest.raises(st.ArgumentTypeError, match=r"numpy.linalg.eigh: has no sharded form here with UPLO='U'"):
+        np.linalg.eigh(x, UPLO="U")
+
+
+def test_tensors_as_matrices_of_wrong_sizes() -> None:
+    with pytest.raises(np.linalg.LinAlgError, match=r"tensorsolve: b has 3 elements and the solution 2"):
+        linalg.tensorsolve(st.ones((3, 2)), st.ones(3))
+    with pytest.raises(np.linalg.LinAlgError, match=r"tensorinv: a has shape .3, 2.; wanted"):
+        linalg.tensorinv(st.ones((3, 2)), 1)
+    with pytest.raises(st.ArgumentError, match=r"tensorinv: ind is 0"):
+        linalg.tensorinv(st.ones((3, 2)), 0)

@@ -219,3 +219,18 @@ def test_diagonals_of_times_and_zeros() -> None:
         with st.transfers():  # With a log, the parts of all devices are combined.
             found = np.asarray(st.diagonal(x, 1))
         np.testing.assert_array_equal(found.view("i8"), np.diagonal(host, 1).copy().view("i8"))
+
+
+def test_numpys_functions_of_tensors(backend: str) -> None:
+    a, b = array((3, 3), "float64", 1), array((3, 3), "float64", 2)
+    x = st.device_put(a, mesh_of((2,), backend))
+    for name in ("dot", "inner", "outer", "kron", "cross"):
+        assert_same(getattr(np, name)(x, b), getattr(np, name)(a, b))
+    assert_same(np.diagonal(x, 1), np.diagonal(a, 1))
+    assert_same(np.trace(x, dtype="float32"), np.trace(a, dtype="float32"))
+    assert_same(np.einsum("ij,kj", b, x, optimize=True), np.einsum("ij,kj", b, a))
+    assert_same(np.einsum(x, [0, 1], [1, 0], dtype="complex128"), a.T + 0j)
+    with pytest.raises(st.ArgumentTypeError, match=r"numpy.einsum: has no sharded form here with out="):
+        np.einsum("ij,jk", x, b, out=np.empty((3, 3)))
+    with pytest.raises(st.ArgumentTypeError, match=r"numpy.outer: has no sharded form here with out="):
+        np.outer(x, b, out=np.empty((9, 9)))
