@@ -217,8 +217,7 @@ def irfftn(
     """
     sizes, along = _cooked("irfftn", x, s, axes)
     _check_some("irfftn", along)
-    last = sizes[-1] if s is not None and s[-1] != -1 else None
-    return irfft(_transformed(ifft, x, sizes[:-1], along[:-1], norm), last, along[-1], norm)
+    return irfft(_transformed(ifft, x, sizes[:-1], along[:-1], norm), sizes[-1], along[-1], norm)
 
 
 def fft2(
@@ -279,16 +278,16 @@ def _cooked(
         AxisError: x has no such dimension.
         ArgumentError: ``s`` and ``axes`` have different lengths.
     """
-    ndim = len(shape_of(x))
+    shape = shape_of(x)
     if axes is None:
-        along = tuple(range(ndim))[-len(s) :] if s else tuple(range(ndim)) if s is None else ()
+        along = tuple(range(len(shape)))[len(shape) - len(s) if s is not None else 0 :]
     else:
-        along = tuple([normalize_axis(a, ndim) for a in axes])
-    sizes: list[int | None] = [None] * len(along) if s is None else [None if n == -1 else n for n in s]
-    if len(sizes) != len(along):
-        raise ArgumentError(
-            f"{name}: s has {len(sizes)} sizes and axes {len(along)} dimensions; wanted as many of each"
-        )
+        along = tuple([normalize_axis(a, len(shape)) for a in axes])
+    if s is None:
+        return [None] * len(along), along
+    if len(s) != len(along):
+        raise ArgumentError(f"{name}: s has {len(s)} sizes and axes {len(along)} dimensions; wanted as many of each")
+    sizes: list[int | None] = [shape[a] if n == -1 else n for n, a in zip(s, along, strict=True)]
     return sizes, along
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 import shardtensor.fft
-from tests.layouts import array, assert_same, everywhere, mesh_of, meshes, placed
+from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, placed
 
 fft = shardtensor.fft
 ALL = ["fftn", "ifftn", "rfftn", "irfftn"]
@@ -21,7 +21,8 @@ def transformed(data: Any, name: str, backend: str, sides: Any = (1, 2, 3, 5, 8)
     kinds = ["bool", "int32", "float32", "float64"] + ["complex64", "complex128"] * (name != "rfftn")
     shape = tuple(data.draw(some.lists(some.sampled_from(sides), min_size=1, max_size=4)))
     host = array(shape, data.draw(some.sampled_from(kinds)), 1)
-    if host.dtype.kind in "fc" and data.draw(some.integers(0, 5)) == 0:
+    # Libraries differ in the elements that are NaN, too.
+    if backend in READ_ONLY and host.dtype.kind in "fc" and data.draw(some.integers(0, 5)) == 0:
         host.flat[data.draw(some.integers(0, host.size - 1))] = np.nan
     axes = s = None
     if data.draw(some.booleans()):
