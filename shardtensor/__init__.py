@@ -3,6 +3,7 @@
 # ruff: noqa: I001 - `name as name` marks a public name for type checkers; one statement imports all those of a module
 # ruff: noqa: F403 - `import *` imports the operators that a module declares: see `shardtensor.core.operator`
 
+import importlib as _importlib
 import types as _types
 import typing as _typing
 
@@ -45,6 +46,7 @@ from shardtensor.errors import (
 from shardtensor.functions.creation import *
 from shardtensor.functions.data_types import astype as astype, result_type as result_type
 from shardtensor.functions.differences import gradient as gradient
+from shardtensor.functions.einsum import einsum as einsum
 from shardtensor.functions.elementwise import *
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
@@ -66,6 +68,15 @@ from shardtensor.functions.placement import (
     device_put as device_put,
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
+)
+from shardtensor.functions.products import (
+    cross as cross,
+    diagonal as diagonal,
+    dot as dot,
+    inner as inner,
+    kron as kron,
+    outer as outer,
+    trace as trace,
 )
 from shardtensor.functions.scans import cumulative_prod as cumulative_prod, cumulative_sum as cumulative_sum
 from shardtensor.functions.searching import *
@@ -119,11 +130,12 @@ __version__ = "0.1.0"
 """The version of the library."""
 
 __all__ = sorted(
-    ["__version__", "visualize_sharding"]
+    ["__version__", "fft", "linalg", "visualize_sharding"]
     + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
 )
 
 if _typing.TYPE_CHECKING:
+    from shardtensor import fft as fft, linalg as linalg
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
 else:  # Type checkers would take a `__getattr__` for a definition of every name.
 
@@ -134,6 +146,8 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             return visualize_sharding
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
+        if name in ("fft", "linalg"):
+            return _importlib.import_module(f"shardtensor.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

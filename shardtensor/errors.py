@@ -4,6 +4,8 @@ expect.
 
 from __future__ import annotations
 
+import numpy as np
+
 
 class ShardTensorError(Exception):
     """Base class of every exception that shardtensor raises deliberately."""
@@ -15,6 +17,10 @@ class ShapeError(ShardTensorError, ValueError):
 
 class AxisError(ShardTensorError, ValueError, IndexError):
     """An axis is out of bounds for the array (like NumPy's AxisError, both a ValueError and an IndexError)."""
+
+
+class LinearAlgebraError(ShardTensorError, np.linalg.LinAlgError):
+    """A matrix is singular, or a decomposition does not exist or did not converge (a `numpy.linalg.LinAlgError`)."""
 
 
 class ArgumentError(ShardTensorError, ValueError):

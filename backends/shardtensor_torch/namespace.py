@@ -32,6 +32,7 @@ from shardtensor_torch.elementwise import (
     to_torch,
     torch,
 )
+from shardtensor_torch.extensions import FFT, Linalg
 
 __all__ = ["Namespace"]
 
@@ -43,6 +44,8 @@ class Namespace:
 
     def __init__(self, device: str) -> None:
         self._device = device
+        self.linalg = Linalg()
+        self.fft = FFT()
 
     def __getattr__(self, name: str) -> Any:
         ufunc, function = getattr(np, name, None), KERNELS.get(name, getattr(torch, name, None))

@@ -188,6 +188,86 @@ def _arg_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> An
     return state[1]
 
 
+# -- diagonals: each shard has a part of a diagonal of the whole array
+
+
+def _local_diagonal(xp: Any, context: ShardContext, x: Any, offset: int, axis1: int, axis2: int) -> tuple[Any, int]:
+    """Returns the elements of a diagonal of the whole array that are in this shard, along the last dimension, and the
+    index of the first of them.
+    """
+    box = context.boxes[0]
+    row, column = box[axis1 % len(box)][0], box[axis2 % len(box)][0]
+    below = row - column + offset
+    return xp.diagonal(x, below, axis1, axis2), max(row, column - offset) - max(-offset, 0)
+
+
+def diagonal_partial(xp: Any, context: ShardContext, x: Any, *, offset: int, axis1: int, axis2: int) -> Any:
+    """Returns the whole diagonal, with the neutral element of addition where another shard has its elements."""
+    part, begin = _local_diagonal(xp, context, x, offset, axis1, axis2)
+    length, count = context.shape[-1], part.shape[-1]
+    if count == length:
+        return xp.asarray(part, copy=True)  # It is a view of x.
+    # Zero is not neutral: adding it to -0.0 gives 0.0. Adding -0.0 changes nothing.
+    neutral = {"f": -0.0, "c": complex(-0.0, -0.0), "m": np.timedelta64("NaT"), "M": np.datetime64("NaT")}
+    whole = xp.full((*part.shape[:-1], length), neutral.get(context.dtype.kind, 0), dtype=x.dtype)
+    if count:
+        whole[..., begin : begin + count] = part
+    return whole
+
+
+def _diagonal_merge(xp: Any, a: Any, b: Any) -> Any:
+    return xp.where(xp.isnat(a), b, a) if getattr(a.dtype, "kind", "") in ("m", "M") else xp.add(a, b)
+
+
+def trace_partial(
+    xp: Any, context: ShardContext, x: Any, *, offset: int, axis1: int, axis2: int, dtype: Any = None
+) -> Any:
+    """Returns the sum of the elements of a diagonal of the whole array that are in this shard."""
+    part, _ = _local_diagonal(xp, context, x, offset, axis1, axis2)
+    return xp.sum(part, axis=-1, dtype=dtype)
+
+
+# -- norms of vectors: the state is (how it is merged, array)
+
+_ADDED, _GREATEST, _LEAST = range(3)
+
+
+def norm_partial(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool, ord: Any) -> Any:
+    """Returns the sum of the powers of the absolute values, or the greatest or least of them."""
+    if xp.isdtype(x.dtype, ("bool", "integral")):
+        x = xp.asarray(x, dtype=xp.float64)
+    if ord == math.inf:
+        # The greatest of no elements is zero here, which is less than any absolute value.
+        empty = 0 in [x.shape[a] for a in reduced_axes(axis, x.ndim)]
+        size = (
+            xp.sum(xp.abs(x), axis=axis, keepdims=keepdims)
+            if empty
+            else xp.max(xp.abs(x), axis=axis, keepdims=keepdims)
+        )
+        return _GREATEST, size
+    if ord == -math.inf:
+        return _LEAST, xp.min(xp.abs(x), axis=axis, keepdims=keepdims)
+    if ord == 0:
+        powers = xp.asarray(xp.not_equal(x, 0), dtype=context.dtype)
+    elif ord == 2:
+        powers = xp.multiply(x, x) if not xp.isdtype(x.dtype, "complex floating") else _squared(xp, x)
+    else:
+        powers = xp.abs(x) if ord == 1 else xp.pow(xp.abs(x), ord)
+    return _ADDED, xp.sum(powers, axis=axis, keepdims=keepdims)
+
+
+def _norm_merge(xp: Any, a: Any, b: Any) -> Any:
+    return a[0], getattr(xp, ("add", "maximum", "minimum")[a[0]])(a[1], b[1])
+
+
+def norm_finish(xp: Any, context: ShardContext, state: Any, *, ord: Any, **params: Any) -> Any:
+    """Returns the norm, given the state of all elements."""
+    size = state[1]
+    if ord == 2:
+        return xp.sqrt(size)
+    return size if ord in (0, 1, math.inf, -math.inf) else xp.pow(size, 1 / ord)
+
+
 def _by(name: str) -> Merge:
     return lambda xp, a, b: getattr(xp, name)(a, b)
 
@@ -204,6 +284,9 @@ MONOIDS: dict[str, Monoid] = {
     "std": Monoid(_var_merge, _var_partial, _std_finish, several=True),
     "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
     "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
+    "diagonal": Monoid(_diagonal_merge, diagonal_partial, exact="biufcmM"),
+    "trace": Monoid(_by("add"), trace_partial, exact="biu"),
+    "vector_norm": Monoid(_norm_merge, norm_partial, norm_finish, several=True),
 }
 """The monoids by the names that ``@operator(..., combine=name)`` accepts."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from numpy.linalg import LinAlgError
+
 from shardtensor.core import Interpreter, Op, Operands, Params, set_default_interpreter
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
@@ -51,7 +53,7 @@ class EagerInterpreter(Interpreter):
                 return op.algorithm(*operands, *params)
             plan, operands = planned(op, operands, params)
             return plan.run(operands)
-        except (ShardTensorError, OverflowError, MemoryError) as error:
+        except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
             raise_named(op, error)
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
@@ -62,7 +64,7 @@ class EagerInterpreter(Interpreter):
         """
         try:
             write(out, op, operands, params, self.apply)
-        except (ShardTensorError, OverflowError, MemoryError) as error:
+        except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
             raise_named(op, error)
 
 

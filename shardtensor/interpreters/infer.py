@@ -13,7 +13,7 @@ from shardtensor.communication.abstract_communicator import on_device
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
-from shardtensor.errors import ArgumentTypeError, RangeError, ShardTensorError
+from shardtensor.errors import ArgumentTypeError, LinearAlgebraError, RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
@@ -292,7 +292,7 @@ def array_operands(op: Op, operands: Operands) -> Operands:
     )
 
 
-def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -> NoReturn:
+def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError | np.linalg.LinAlgError) -> NoReturn:
     """Raises an error of the library or of NumPy as an error that names the operator, unless a program raised it."""
     try:
         if op.spmd:
@@ -301,6 +301,8 @@ def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError) -
             raise_in_the_name_of(op, error)
         if isinstance(error, MemoryError):
             raise out_of_memory(op.error_name, error) from None
+        if isinstance(error, np.linalg.LinAlgError):
+            raise LinearAlgebraError(f"{op.error_name}: {error}") from None
         raise RangeError(
             f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast"
         ) from None

@@ -20,6 +20,7 @@ from shardtensor.tensor.numpy_functions import COMPOSED, NUMPY_NAMES
 
 if TYPE_CHECKING:
     from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.numpy_extensions import call_extension, has_extension
 
 
 def _is_operand(x: object) -> bool:
@@ -278,6 +279,8 @@ class Operators:
         return _with_out(op, operands, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if has_extension(func):
+            return call_extension(func, args, kwargs)
         if function := _ONLY_NUMPYS.get(func.__name__):
             return function(*args, **kwargs)
         op = OPS.get(NUMPY_NAMES.get(func.__name__, func.__name__))

@@ -20,6 +20,11 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
 from shardtensor.tensor.value import aval
 
 
+def shape_of(x: Any) -> Shape:
+    """Returns the shape of a tensor, an array of any library, or a scalar."""
+    return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
+
+
 def sharded_dtype(dtype: Any) -> np.dtype[Any]:
     """Returns a dtype as the `numpy.dtype` that a tensor can have: bool, numeric or time.
 

@@ -140,7 +140,8 @@ def _bare(x: Any, caller: str) -> Any:
 def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
     """Converts results of NumPy to checked arrays: in a parent's memory if they are views of it, else in new memory."""
     if isinstance(result, (list, tuple)):
-        return type(result)([_tagged(r, parents) for r in result])
+        items = [_tagged(r, parents) for r in result]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     if not isinstance(result, (np.ndarray, np.generic)):
         return result
     array = np.asarray(result).view(CheckedArray)

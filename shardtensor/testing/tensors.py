@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+import shardtensor.testing.linear_algebra_cases  # It adds its cases.
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError

@@ -43,6 +43,10 @@ def test_axes_and_inference() -> None:
     for axis in (0, -1, (1, 0)):
         found, wanted = st.gradient(x, axis=axis), np.gradient(np.asarray(x), axis=axis)
         np.testing.assert_allclose(np.asarray(found[0]), wanted[0])
+    np.testing.assert_allclose(np.asarray(np.gradient(x, 2.0, axis=1)), np.gradient(np.asarray(x), 2.0, axis=1))
+    assert (
+        np.convolve(x[0], np.ones(2), "valid").tolist() == np.convolve(np.asarray(x[0]), np.ones(2), "valid").tolist()
+    )
     made = st.eval_shape(lambda x: st.gradient(x, axis=0), x)
     assert (made.shape, made.dtype) == (x.shape, x.dtype)
 

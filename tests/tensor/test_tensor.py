@@ -728,6 +728,7 @@ FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapp
     "put",
     "cumulative_sum",
     "cumulative_prod",
+    "cross",  # of vectors of three elements
 }
 
 

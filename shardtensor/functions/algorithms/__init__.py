@@ -15,5 +15,8 @@ and returns the `Shards` of the result::
 The function has no branches for shared or separate memories, for simulated devices or for inference: the shards and the
 communicator know where arrays are, what is recorded, and whether there are elements.
 
+An operator with several results that each device computes from its own part, such as a decomposition of matrices, needs
+no communicator: see `several_results`.
+
 Interpreters must not be imported here.
 """

@@ -1,0 +1,387 @@
+"""Declarations of the Fourier transform extension of the array API standard: `shardtensor.fft`.
+
+Common to all transforms:
+
+- ``axis`` is not split: a split moves to another dimension (an all-to-all), where it stays; a 1-d operand is gathered.
+  All other dimensions keep their sharding. A transform of several dimensions is one of each after the other, those that
+  are not split first, so that a 2-d operand is never gathered.
+- ``n`` is the number of elements that are transformed: the operand is cut, or padded with zeros, along ``axis``.
+- ``norm`` is "backward" (the inverse transform divides by n), "ortho" (both divide by its root) or "forward".
+- The result has the precision of the operand: float32 gives complex64. Integers and bools are transformed as float64.
+
+Raises:
+    AxisError: x has no such axis.
+    ArgumentError: ``n`` is less than one, or there is no such ``norm``.
+    ArgumentTypeError: the transform does not take the dtype: `rfft` and `ihfft` take real numbers only.
+"""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError
+from shardtensor.functions.data_types import astype
+from shardtensor.functions.manipulation import roll
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import normalize_axes, normalize_axis
+from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of, sharded_dtype
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+_NORMS = ("backward", "ortho", "forward")
+
+
+def _declared(length: Callable[[int], int], count: Callable[[int], int]) -> Callable[..., Any]:
+    """Returns the rule of a transform.
+
+    Args:
+        length: returns the size of the result along the axis, given ``n``.
+        count: returns the default of ``n``, given the size of the operand along the axis.
+    """
+
+    def rule(shapes: Sequence[Shape], *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
+        shape = shapes[0]
+        along = normalize_axis(axis, len(shape))
+        if norm not in (*_NORMS, None):
+            raise ArgumentError(f"norm is {norm!r}; wanted 'backward', 'ortho' or 'forward'")
+        size = _checked_count(count(shape[along]) if n is None else n, f" for x of shape {shape} along axis {axis}")
+        names = [f"d{d}" for d in range(len(shape))]
+        left, right = [" ".join([*names[:along], name, *names[along + 1 :]]) for name in ("k!", "transformed")]
+        return f"{left} -> {right}", (*shape[:along], length(size), *shape[along + 1 :])
+
+    return rule
+
+
+def _checked_count(n: Any, where: str = "") -> int:
+    """Returns the number of elements of a transform.
+
+    Raises:
+        ArgumentTypeError: it is not an integer.
+        ArgumentError: it is less than one.
+    """
+    try:
+        size = python.index(n)
+    except TypeError:
+        raise ArgumentTypeError(f"n is a {type(n).__name__}; wanted an integer") from None
+    if size < 1:
+        raise ArgumentError(f"n is {size}{where}; wanted at least 1")
+    return size
+
+
+def _dtype(name: str) -> Callable[..., Any]:
+    """Returns the function that determines the dtype of a transform: that of NumPy's function."""
+    return lambda x, **params: getattr(np.fft, name)(np.ravel(x), 2)
+
+
+def _same(n: int) -> int:
+    return n
+
+
+def _half(n: int) -> int:
+    return n // 2 + 1
+
+
+def _twice(n: int) -> int:
+    return 2 * (n - 1)
+
+
+@operator(_declared(_same, _same), dtype=_dtype("fft"))
+def fft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> ShardedTensor:
+    """Computes the discrete Fourier transform along ``axis``.
+
+    >>> st.fft.fft(st.asarray([1.0, 0.0, 0.0, 0.0])).tolist()
+    [(1+0j), (1+0j), (1+0j), (1+0j)]
+    """
+
+
+@operator(_declared(_same, _same), dtype=_dtype("ifft"))
+def ifft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> ShardedTensor:
+    """Computes the inverse of `fft`.
+
+    >>> st.fft.ifft(st.asarray([4.0, 0.0, 0.0, 0.0])).tolist()
+    [(1+0j), (1+0j), (1+0j), (1+0j)]
+    """
+
+
+@operator(_declared(_half, _same), dtype=_dtype("rfft"))
+def rfft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> ShardedTensor:
+    """Computes the first n // 2 + 1 elements of the `fft` of real numbers, which determine the others.
+
+    >>> st.fft.rfft(st.asarray([1.0, 0.0, 0.0, 0.0])).tolist()
+    [(1+0j), (1+0j), (1+0j)]
+    """
+
+
+@operator(_declared(_same, _twice), dtype=_dtype("irfft"))
+def irfft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> ShardedTensor:
+    """Computes the inverse of `rfft`: ``n`` real numbers, by default 2 (m - 1) for m elements.
+
+    >>> st.fft.irfft(st.asarray([4.0, 0.0, 0.0])).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+
+@operator(_declared(_same, _twice), dtype=_dtype("hfft"))
+def hfft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> ShardedTensor:
+    """Computes the `fft`, which is real, of ``n`` elements that have Hermitian symmetry, given the first half of them.
+
+    >>> st.fft.hfft(st.asarray([1.0, 0.0, 0.0])).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+
+@operator(_declared(_half, _same), dtype=_dtype("ihfft"))
+def ihfft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> ShardedTensor:
+    """Computes the inverse of `hfft`: the first n // 2 + 1 elements.
+
+    >>> st.fft.ihfft(st.asarray([4.0, 0.0, 0.0, 0.0])).tolist()
+    [(1-0j), (1-0j), (1-0j)]
+    """
+
+
+def _of_library(function: Callable[..., Any]) -> None:
+    """Implements a transform by the function of its name in the extension of a backend's namespace."""
+    name = function.__name__
+
+    @implements(function, "kernel")
+    def kernel(xp: Any, context: ShardContext, x: Any, *, n: int | None, axis: int, norm: str | None) -> Any:
+        if 0 in x.shape:  # Not every library transforms no elements; the transform of zeros is zero.
+            return xp.zeros(context.local_shape, dtype=context.dtype)
+        return getattr(xp.fft, name)(x, n=n, axis=axis, norm=norm or "backward")
+
+
+for _function in (fft, ifft, rfft, irfft, hfft, ihfft):
+    _of_library(_function)
+
+
+# -- several dimensions ----------------------------------------------------------------------------
+
+
+def fftn(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes the discrete Fourier transform along several dimensions.
+
+    Args:
+        x: a tensor or an array.
+        s: the number of elements to transform along each of ``axes``; -1 means all.
+        axes: the dimensions; None means all, or the last ``len(s)``.
+        norm: see `fft`.
+
+    Raises:
+        ArgumentError: ``s`` and ``axes`` have different lengths.
+
+    >>> st.fft.fftn(st.ones((2, 2))).tolist()
+    [[(4+0j), 0j], [0j, 0j]]
+    """
+    return _transformed(fft, x, *_cooked("fftn", x, s, axes), norm)
+
+
+def ifftn(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes the inverse of `fftn`, with the same arguments.
+
+    >>> st.fft.ifftn(st.ones((2, 2))).tolist()
+    [[(1+0j), 0j], [0j, 0j]]
+    """
+    return _transformed(ifft, x, *_cooked("ifftn", x, s, axes), norm)
+
+
+def rfftn(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes the `fftn` of real numbers: `rfft` along the last of ``axes``, then `fft` along the others.
+
+    >>> st.fft.rfftn(st.ones((2, 2))).tolist()
+    [[(4+0j), 0j], [0j, 0j]]
+    """
+    sizes, along = _cooked("rfftn", x, s, axes)
+    _check_some("rfftn", along)
+    return _transformed(fft, rfft(x, sizes[-1], along[-1], norm), sizes[:-1], along[:-1], norm)
+
+
+def irfftn(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes the inverse of `rfftn`: `ifft` along all of ``axes`` but the last one, then `irfft`.
+
+    >>> st.fft.irfftn(st.asarray([[4.0, 0.0], [0.0, 0.0]])).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    sizes, along = _cooked("irfftn", x, s, axes)
+    _check_some("irfftn", along)
+    return irfft(_transformed(ifft, x, sizes[:-1], along[:-1], norm), sizes[-1], along[-1], norm)
+
+
+def fft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `fftn` along two dimensions, by default the last two.
+
+    >>> st.fft.fft2(st.ones((2, 2))).tolist()
+    [[(4+0j), 0j], [0j, 0j]]
+    """
+    return fftn(x, s, axes, norm)
+
+
+def ifft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `ifftn` along two dimensions, by default the last two.
+
+    >>> st.fft.ifft2(st.ones((2, 2))).tolist()
+    [[(1+0j), 0j], [0j, 0j]]
+    """
+    return ifftn(x, s, axes, norm)
+
+
+def rfft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `rfftn` along two dimensions, by default the last two.
+
+    >>> st.fft.rfft2(st.ones((2, 2))).tolist()
+    [[(4+0j), 0j], [0j, 0j]]
+    """
+    return rfftn(x, s, axes, norm)
+
+
+def irfft2(
+    x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
+) -> ShardedTensor:
+    """Computes `irfftn` along two dimensions, by default the last two.
+
+    >>> st.fft.irfft2(st.asarray([[4.0, 0.0], [0.0, 0.0]])).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return irfftn(x, s, axes, norm)
+
+
+def _check_some(name: str, axes: Sequence[int]) -> None:
+    if not axes:
+        raise AxisError(f"{name}: axes is empty; wanted at least one")
+
+
+def _cooked(
+    name: str, x: Any, s: Sequence[int] | None, axes: Sequence[int] | None
+) -> tuple[list[int | None], tuple[int, ...]]:
+    """Returns the number of elements, or None, and the dimension of each transform.
+
+    Raises:
+        AxisError: x has no such dimension.
+        ArgumentError: ``s`` and ``axes`` have different lengths.
+    """
+    shape = shape_of(x)
+    if axes is None:
+        along = tuple(range(len(shape)))[len(shape) - len(s) if s is not None else 0 :]
+    else:
+        along = tuple([normalize_axis(a, len(shape)) for a in axes])
+    if s is None:
+        return [None] * len(along), along
+    if len(s) != len(along):
+        raise ArgumentError(f"{name}: s has {len(s)} sizes and axes {len(along)} dimensions; wanted as many of each")
+    sizes: list[int | None] = [shape[a] if n == -1 else n for n, a in zip(s, along, strict=True)]
+    return sizes, along
+
+
+def _transformed(
+    function: Callable[..., Any], x: Any, sizes: Sequence[int | None], axes: Sequence[int], norm: str | None
+) -> ShardedTensor:
+    """Transforms one dimension after the other: from the last to the first as NumPy, but those that are split last."""
+    split = x.sharding.spec.chains_of(x.ndim) if isinstance(x, ShardedTensor) else [()] * len(shape_of(x))
+    order = sorted(range(len(axes)), key=lambda k: (bool(split[axes[k]]), -k))
+    for k in order:
+        x = function(x, sizes[k], axes[k], norm)
+    return x if order else astype(x, function(np.ones(1, x.dtype)).dtype)
+
+
+# -- frequencies and shifts ------------------------------------------------------------------------
+
+
+def _frequencies(count: Callable[[int], int]) -> Callable[..., tuple[Shape, np.dtype[Any]]]:
+    """Returns the rule of a creation function, given the number of frequencies of ``n`` elements."""
+
+    def rule(kinds: Any, *, n: Any, d: float = 1.0, dtype: Any = None) -> tuple[Shape, np.dtype[Any]]:
+        made = np.dtype(float) if dtype is None else sharded_dtype(dtype)
+        if made.kind != "f":
+            raise ArgumentTypeError(f"dtype is {made}; wanted a floating-point dtype")
+        return (count(_checked_count(n)),), made
+
+    return rule
+
+
+@operator(_frequencies(_same), operands=())
+def fftfreq(n: int, /, d: float = 1.0, *, dtype: npt.DTypeLike | None = None, device: Any = None) -> ShardedTensor:
+    """Returns the frequencies of the elements of an `fft` of ``n`` elements: 0, 1, ..., -2, -1, divided by n d.
+
+    Args:
+        n: the number of elements.
+        d: the distance of the samples.
+        dtype: a floating-point dtype; float64 by default.
+        device: the device, mesh or sharding of the result; see `arange`.
+
+    Raises:
+        ArgumentTypeError: ``n`` is not an integer, or ``dtype`` is not a floating-point one.
+
+    >>> st.fft.fftfreq(4).tolist()
+    [0.0, 0.25, -0.5, -0.25]
+    """
+
+
+@operator(_frequencies(_half), operands=())
+def rfftfreq(n: int, /, d: float = 1.0, *, dtype: npt.DTypeLike | None = None, device: Any = None) -> ShardedTensor:
+    """Returns the frequencies of the elements of an `rfft` of ``n`` elements: 0, 1, ..., n // 2, divided by n d.
+
+    Arguments and errors are those of `fftfreq`.
+
+    >>> st.fft.rfftfreq(4).tolist()
+    [0.0, 0.25, 0.5]
+    """
+
+
+@implements(fftfreq, "kernel")
+def _fftfreq(xp: Any, context: ShardContext, *, n: int, d: float, dtype: Any) -> Any:
+    ((begin, end),) = context.box
+    middle = min(max((n + 1) // 2, begin), end)  # From there on, frequencies are negative.
+    numbers = xp.concat([xp.arange(begin, middle), xp.arange(middle - n, end - n)])
+    return xp.asarray(xp.multiply(numbers, 1.0 / (n * d)), dtype=context.dtype)
+
+
+@implements(rfftfreq, "kernel")
+def _rfftfreq(xp: Any, context: ShardContext, *, n: int, d: float, dtype: Any) -> Any:
+    ((begin, end),) = context.box
+    return xp.asarray(xp.multiply(xp.arange(begin, end), 1.0 / (n * d)), dtype=context.dtype)
+
+
+def fftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> ShardedTensor:
+    """Moves the frequency zero to the middle of each of ``axes``, by `roll`. The sharding is that of x.
+
+    Raises:
+        AxisError: x has no such axis.
+
+    >>> st.fft.fftshift(st.asarray([0, 1, 2, -2, -1])).tolist()
+    [-2, -1, 0, 1, 2]
+    """
+    return _shifted(x, axes, 1)
+
+
+def ifftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> ShardedTensor:
+    """Moves the frequency zero from the middle of each of ``axes`` back to the beginning; the inverse of `fftshift`.
+
+    >>> st.fft.ifftshift(st.asarray([-2, -1, 0, 1, 2])).tolist()
+    [0, 1, 2, -2, -1]
+    """
+    return _shifted(x, axes, -1)
+
+
+def _shifted(x: Any, axes: Any, sign: int) -> ShardedTensor:
+    shape = shape_of(x)
+    along = normalize_axes(tuple(range(len(shape))) if axes is None else axes, len(shape))
+    return roll(x, tuple([sign * (shape[a] // 2) for a in along]), axis=along)

@@ -1,0 +1,62 @@
+"""The linear algebra extension of the array API standard, and some more functions of `numpy.linalg`.
+
+Each function's docstring says how the sharding propagates: `shardtensor.functions.linalg` declares the operators, and
+`shardtensor.functions.matrix_functions` has the functions that are composed of them.
+
+>>> st.linalg.inv(st.asarray([[2.0, 0.0], [0.0, 4.0]])).tolist()
+[[0.5, 0.0], [0.0, 0.25]]
+"""
+
+from __future__ import annotations
+
+from numpy.linalg import LinAlgError
+
+from shardtensor.functions.linalg import (
+    EighResult,
+    EigResult,
+    QRResult,
+    SlogdetResult,
+    SVDResult,
+    cholesky,
+    cond,
+    det,
+    eig,
+    eigh,
+    eigvals,
+    eigvalsh,
+    inv,
+    matrix_rank,
+    pinv,
+    qr,
+    slogdet,
+    solve,
+    svd,
+    svdvals,
+    vector_norm,
+)
+from shardtensor.functions.linear_algebra import matmul, tensordot, vecdot
+from shardtensor.functions.manipulation import matrix_transpose
+from shardtensor.functions.matrix_functions import (
+    cross,
+    diagonal,
+    lstsq,
+    matrix_norm,
+    matrix_power,
+    multi_dot,
+    norm,
+    outer,
+    tensorinv,
+    tensorsolve,
+    trace,
+)
+
+__all__ = [
+    "EigResult", "EighResult", "LinAlgError", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross",
+    "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "lstsq", "matmul", "matrix_norm", "matrix_power",
+    "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals",
+    "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__
