@@ -50,7 +50,7 @@ class Op:
         optional: the names of the operands that may be None, which is their default.
         params: the names of the other arguments, in order. `bind` receives their values, defaults included.
         positional: the number of arguments that can be passed by position.
-        variadic: whether the operator takes a sequence of arrays.
+        variadic: whether the operator takes a sequence of arrays, as one argument or as ``*arrays``.
         dispatch: the function that users call.
         split: a function with the signature of `dispatch` that returns the operands and the params of the call.
         rule: how the dimensions of the operands correspond to those of the result (see `shardtensor.sharding.rules`);
@@ -143,7 +143,7 @@ class Op:
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments.values())
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
-        self.creates = "device" in self.params
+        self.creates = "device" in self.params and not isinstance(self.rule, str)
         self.dispatch = _dispatcher(self, function, list(arguments.values()))
 
     def __repr__(self) -> str:
@@ -311,10 +311,11 @@ def _compiled(header: str, operands: str, params: str) -> Any:
 
 def _header(arguments: Sequence[inspect.Parameter]) -> str:
     """Returns the arguments of a signature as source, with the defaults as variables."""
-    parts = [a.name if a.default is a.empty else f"{a.name}=_default_{a.name}" for a in arguments]
+    names = [f"*{a.name}" if a.kind is inspect.Parameter.VAR_POSITIONAL else a.name for a in arguments]
+    parts = [n if a.default is a.empty else f"{n}=_default_{n}" for n, a in zip(names, arguments, strict=True)]
     kinds = [a.kind for a in arguments]
     positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
-    if inspect.Parameter.KEYWORD_ONLY in kinds:
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         parts.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     if positional:
         parts.insert(positional, "/")

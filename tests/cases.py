@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardtensor.testing import manipulation_cases  # noqa: F401 - it registers its cases
 from shardtensor.testing.cases import (
     CASES,
     ELSEWHERE,

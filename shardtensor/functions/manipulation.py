@@ -202,7 +202,7 @@ def _is_new(ndim: int, axis: int | tuple[int, ...]) -> list[bool]:
 
 
 @operator(_expand_rule)
-def expand_dims(x: ArrayLike, /, *, axis: int | tuple[int, ...] = 0) -> ShardedTensor:
+def expand_dims(x: ArrayLike, /, axis: int | tuple[int, ...] = 0) -> ShardedTensor:
     """Inserts dimensions of size 1 at the positions ``axis`` of the result. A view.
 
     The dimensions of x keep their sharding; the new ones are not sharded. No data moves.

@@ -6,6 +6,7 @@ No algorithm is defined here: the methods of a tensor call operators by name, th
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import threading
 from collections import defaultdict
@@ -198,6 +199,16 @@ class ShardedTensor(Operators):
                 f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
             )
         return array.astype(dtype)
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        """Returns the module `shardtensor`, the namespace of the array API standard.
+
+        Raises:
+            ArgumentError: the standard has no such version, or this package does not implement it.
+        """
+        if api_version not in (None, *API_VERSIONS):
+            raise ArgumentError(f"__array_namespace__: api_version={api_version!r}; wanted {', '.join(API_VERSIONS)}")
+        return importlib.import_module(__name__.partition(".")[0])
 
     def __dlpack__(self, **options: Any) -> Any:
         return call("to_dlpack", self, **options)
@@ -435,6 +446,9 @@ ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | flo
 These are tensors; host arrays and NumPy scalars, which are put into the layout that the operator's rule requires;
 Python scalars, which stay scalars and do not promote a dtype; and arrays of a backend.
 """
+
+API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+"""The versions of the array API standard that the package implements; the last one contains the others."""
 
 SCALARS = frozenset((bool, int, float, complex))
 

@@ -14,6 +14,7 @@ import shardtensor as st
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
+from shardtensor.testing import manipulation_cases  # noqa: F401 - it registers its cases
 from shardtensor.testing.base import Kit
 from shardtensor.testing.cases import CASES, array_indices, check, indices, sharded_somehow, wanted
 from shardtensor.testing.layouts import all_specs, assert_same, mesh_of, meshes, shapes, specs
