@@ -17,7 +17,7 @@ from shardtensor.functions.elementwise import multiply, pow
 from shardtensor.functions.joining import stack
 from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.placement import Where
-from shardtensor.functions.repetition import devices_of
+from shardtensor.functions.repetition import devices_of, index_of
 from shardtensor.sharding.layout import Shape, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
@@ -409,7 +409,7 @@ def _diag(v: Any, k: int) -> Any:
         raise ShapeError(f"v has shape {shape}; wanted one or two dimensions")
     top, left = max(-above, 0), max(above, 0)
     count = shape[0] if len(shape) == 1 else max(min(shape[0] - top, shape[1] - left), 0)
-    at = (np.arange(top, top + count), np.arange(left, left + count))
+    at = tuple([index_of(v, np.arange(first, first + count)) for first in (top, left)])
     if len(shape) == 2:
         return call("getitem", v, at)
     made = zeros((count + abs(above),) * 2, dtype=result_type(v), device=devices_of(v))

@@ -82,11 +82,11 @@ def ravel(x: ArrayLike, order: str = "C") -> ShardedTensor:
 
 @implements(ravel, "composite")
 def _ravel(x: Any, order: str) -> Any:
+    if isinstance(x, ShardedTensor):
+        return x.ravel(order)
     if order not in ("C", "F", "A", "K"):
         raise ArgumentError(f"order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
-    if order == "F":
-        x = permute_dims(x, tuple(range(np.ndim(x)))[::-1])
-    return x.ravel() if isinstance(x, ShardedTensor) else reshape(x, (-1,))
+    return reshape(permute_dims(x, tuple(range(np.ndim(x)))[::-1]) if order == "F" else x, (-1,))
 
 
 @operator(variadic=True)

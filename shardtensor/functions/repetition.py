@@ -29,6 +29,7 @@ from shardtensor.functions.statistical import max as _max
 from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
+from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -95,7 +96,9 @@ def tile(x: ArrayLike, repetitions: int | tuple[int, ...], /) -> ShardedTensor:
 
 @implements(tile, "composite")
 def _tile(x: Any, repetitions: Any) -> Any:
-    counts = checked_shape(repetitions, "tile: repetitions")
+    counts = tuple(integers(repetitions, "repetitions"))
+    if any(n < 0 for n in counts):
+        raise ShapeError(f"repetitions {counts} has a negative number")
     shape = np.shape(x)
     ndim = max(len(shape), len(counts))
     counts, sizes = (1,) * (ndim - len(counts)) + counts, (1,) * (ndim - len(shape)) + shape
@@ -170,7 +173,13 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
 
 def taken(x: Any, index: Any, axis: int) -> Any:
     """Returns ``x[index]`` along an axis, for a slice or an index array."""
-    return call("getitem", x, (*(slice(None),) * axis, index))
+    return call("getitem", x, (*(slice(None),) * axis, index_of(x, index)))
+
+
+def index_of(x: Any, index: Any) -> Any:
+    """Returns a host index array as the indexing of x takes it: in a mapped function, as an array of the device."""
+    mapped = current_device() is not None and not isinstance(x, ShardedTensor)
+    return call("asarray", index) if mapped and isinstance(index, np.ndarray) else index
 
 
 @operator()
