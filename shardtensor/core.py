@@ -68,6 +68,9 @@ class Op:
             of that name, the operands are first cast to the dtypes in which that computes, and the result to its dtype.
         composite: for operators that are composed of other operators: a function of the operator's own arguments. It
             returns NotImplemented for arguments with which the operator has to run itself.
+        small: for composed operators that return one independent tensor: the function of the operator's own arguments
+            that computes the result from whole host arrays, as a new array. It is used for small results, for which
+            the calls of other operators would take much longer.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
         infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result, with each tensor
@@ -117,6 +120,7 @@ class Op:
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)
     composite: Function | None = dataclasses.field(default=None, init=False)
+    small: Function | None = dataclasses.field(default=None, init=False)
     algorithm: Function | None = dataclasses.field(default=None, init=False)
     infer: Function | None = dataclasses.field(default=None, init=False)
     view_spec: Function | None = dataclasses.field(default=None, init=False)
@@ -258,7 +262,7 @@ def operator(
 
 
 def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
-    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
+    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``, ``small``,
     ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``, or as several of these.
     """
 

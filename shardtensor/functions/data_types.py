@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -130,32 +129,6 @@ def can_cast(from_: npt.DTypeLike | ArrayLike, to: npt.DTypeLike, /, casting: st
         raise (ArgumentTypeError if isinstance(error, TypeError) else ArgumentError)(f"can_cast: {error}") from None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FloatInfo:
-    """The limits of a real floating-point dtype, as Python numbers: see `finfo`.
-
-    Attributes:
-        bits: the number of bits of an element.
-        eps: the difference between 1 and the next larger number.
-        max, min: the largest and the smallest finite number.
-        smallest_normal: the smallest positive number of full precision; ``tiny`` in NumPy.
-        dtype: the dtype.
-    """
-
-    bits: int
-    eps: float
-    max: float
-    min: float
-    smallest_normal: float
-    dtype: np.dtype[Any]
-
-    @property
-    def tiny(self) -> float:
-        """``smallest_normal``, by NumPy's name."""
-        return self.smallest_normal
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class IntInfo:
     """The limits of an integer dtype, as Python integers: see `iinfo`.
 
@@ -165,10 +138,40 @@ class IntInfo:
         dtype: the dtype.
     """
 
-    bits: int
-    max: int
-    min: int
-    dtype: np.dtype[Any]
+    __slots__ = ("bits", "dtype", "max", "min")
+
+    def __init__(self, found: Any) -> None:
+        self.bits = int(found.bits)
+        self.max = int(found.max)
+        self.min = int(found.min)
+        self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
+
+
+class FloatInfo:
+    """The limits of a real floating-point dtype, as Python numbers: see `finfo`.
+
+    Attributes:
+        bits: the number of bits of an element.
+        eps: the difference between 1 and the next larger number.
+        max, min: the largest and the smallest finite number.
+        smallest_normal, tiny: the smallest positive number of full precision.
+        dtype: the dtype.
+    """
+
+    __slots__ = ("bits", "dtype", "eps", "max", "min", "smallest_normal", "tiny")
+
+    def __init__(self, found: Any) -> None:
+        self.bits = int(found.bits)
+        self.eps = float(found.eps)
+        self.max = float(found.max)
+        self.min = float(found.min)
+        self.smallest_normal = self.tiny = float(found.smallest_normal)
+        self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+
+    __repr__ = IntInfo.__repr__
 
 
 def finfo(type: npt.DTypeLike | ArrayLike, /) -> FloatInfo:
@@ -187,10 +190,7 @@ def finfo(type: npt.DTypeLike | ArrayLike, /) -> FloatInfo:
     >>> st.finfo(st.float32).bits, st.finfo("complex128").eps
     (32, 2.220446049250313e-16)
     """
-    known = _limited("finfo", type, "fc", "a real or complex floating-point dtype")
-    found = np.finfo(known)
-    eps, high, low, normal = [float(x) for x in (found.eps, found.max, found.min, found.smallest_normal)]
-    return FloatInfo(int(found.bits), eps, high, low, normal, np.dtype(found.dtype))
+    return FloatInfo(np.finfo(_limited("finfo", type, "fc", "a real or complex floating-point dtype")))
 
 
 def iinfo(type: npt.DTypeLike | ArrayLike, /) -> IntInfo:
@@ -208,9 +208,7 @@ def iinfo(type: npt.DTypeLike | ArrayLike, /) -> IntInfo:
     >>> st.iinfo(st.int8).min, st.iinfo(st.zeros(2, dtype="uint8")).max
     (-128, 255)
     """
-    known = _limited("iinfo", type, "iu", "an integer dtype")
-    found = np.iinfo(known)
-    return IntInfo(int(found.bits), int(found.max), int(found.min), known)
+    return IntInfo(np.iinfo(_limited("iinfo", type, "iu", "an integer dtype")))
 
 
 def _limited(caller: str, given: Any, kinds: str, wanted: str) -> np.dtype[Any]:

@@ -417,6 +417,9 @@ def _diag(v: Any, k: int) -> Any:
     return made
 
 
+implements(diag, "small")(lambda v, k: np.array(np.diag(v, k)))
+
+
 @operator()
 def diagflat(v: ArrayLike, k: int = 0) -> ShardedTensor:
     """Returns the matrix with the flattened v as its k-th diagonal and zeros elsewhere: see `diag`.
@@ -427,3 +430,4 @@ def diagflat(v: ArrayLike, k: int = 0) -> ShardedTensor:
 
 
 implements(diagflat, "composite")(lambda v, k: diag(reshape(v, (-1,)), k))
+implements(diagflat, "small")(np.diagflat)

@@ -400,6 +400,9 @@ def _delete(arr: Any, obj: Any, axis: int | None) -> Any:
     return taken(arr, _edited(np.delete, np.arange(np.shape(arr)[d]), obj), d)
 
 
+implements(delete, "small")(np.delete)
+
+
 @operator(operands=("arr", "values"))
 def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None) -> ShardedTensor:
     """Returns ``arr`` with ``values`` inserted before some positions along an axis. An independent tensor.
@@ -437,6 +440,9 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
     order = _edited(np.insert, positions, where, np.arange(shape[d], shape[d] + count))
     cast = astype(wide, result_type(arr), copy=False)
     return taken(concat([arr, cast], axis=d), order, d)
+
+
+implements(insert, "small")(lambda arr, values, obj, axis: np.insert(arr, obj, values, axis))
 
 
 def _edited(function: Callable[..., Any], positions: Any, obj: Any, *values: Any) -> Any:

@@ -111,6 +111,9 @@ def _tile(x: Any, repetitions: Any) -> Any:
     return reshape(repeated, tuple([count * n for count, n in zip(counts, sizes, strict=True)]), copy=True)
 
 
+implements(tile, "small")(np.tile)
+
+
 @operator()
 def repeat(x: ArrayLike, repeats: int | ArrayLike, /, *, axis: int | None = None) -> ShardedTensor:
     """Repeats each element of x along an axis.
@@ -148,6 +151,11 @@ def _repeat(x: Any, repeats: Any, axis: int | None) -> Any:
             f"repeats has shape {counts.shape}, and dimension {d} of x has size {shape[d]}; wanted one each"
         )
     return taken(x, np.repeat(np.arange(shape[d]), counts), d)
+
+
+@implements(repeat, "small")
+def _repeat_small(x: Any, repeats: int, axis: int | None) -> Any:
+    return np.repeat(x, repeats, axis=axis)
 
 
 def _counts(repeats: Any) -> np.ndarray[Any, Any]:
@@ -206,6 +214,9 @@ def _resize(x: Any, new_shape: Any) -> Any:
         return zeros(shape, dtype=result_type(x), device=devices_of(x))
     flat = reshape(x, (-1,)) if new <= old else tile(reshape(x, (-1,)), -(-new // old))
     return reshape(flat[:new], shape, copy=True)
+
+
+implements(resize, "small")(np.resize)
 
 
 def devices_of(x: Any) -> Any:
@@ -268,6 +279,11 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any) -> Any:
         else:
             made = _pad_statistic(made, d, (before, after), mode)
     return made
+
+
+@implements(pad, "small")
+def _pad_small(x: Any, pad_width: Any, mode: str, constant_values: Any) -> Any:
+    return np.pad(x, pad_width, mode, **({"constant_values": constant_values} if mode == "constant" else {}))  # type: ignore[call-overload]
 
 
 def _pairs(given: Any, ndim: int, name: str) -> list[tuple[Any, Any]]:

@@ -174,6 +174,7 @@ def others(x: Any) -> Any:
         st.asarray([1, 2]), st.asarray(x, dtype="int8"), st.from_dlpack(np.ones(2)), st.arange(3), st.eye(2), st.full(2, 7),
         st.zeros(2), st.ones(2), st.zeros_like(x), st.ones_like(x), st.full_like(x, 2), st.shard(x), x.copy(), x[1:] + 1,
         st.reshard(x, x.device), st.device_put(x, x.device), x[[0]], st.unshard(st.shard(x)), st.empty(0), st.empty_like(x[:0]),
+        st.linspace(0, 1, 3), st.indices((2, 3)), st.meshgrid(x[0], x[1]),
     ]  # fmt: skip
     x[1:] = 0
     return [made, st.to_batched_list(x, 4), OPS["assemble"].dispatch([x[:1]], x.sharding.mesh, st.P())]
