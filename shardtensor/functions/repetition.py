@@ -99,16 +99,23 @@ def _tile(x: Any, repetitions: Any) -> Any:
     counts = tuple(integers(repetitions, "repetitions"))
     if any(n < 0 for n in counts):
         raise ShapeError(f"repetitions {counts} has a negative number")
-    shape = np.shape(x)
-    ndim = max(len(shape), len(counts))
-    counts, sizes = (1,) * (ndim - len(counts)) + counts, (1,) * (ndim - len(shape)) + shape
-    split: list[int] = []
+    ndim = max(np.ndim(x), len(counts))
+    counts = (1,) * (ndim - len(counts)) + counts
+    if ndim > np.ndim(x):
+        x = reshape(x, (1,) * (ndim - np.ndim(x)) + np.shape(x))
+    # Along a split dimension the repetitions are joined, so that each device receives only its part of the result.
+    chains = x.sharding.spec.chains_of(ndim) if isinstance(x, ShardedTensor) else ((),) * ndim
+    for d, count in enumerate(counts):
+        if chains[d] and count > 1:
+            x = concat([x] * count, axis=d)
+    rest = [1 if chain and count else count for chain, count in zip(chains, counts, strict=True)]
+    narrow: list[int] = []
     wide: list[int] = []
-    for count, n in zip(counts, sizes, strict=True):
-        split += [n] if count == 1 else [1, n]
+    for count, n in zip(rest, np.shape(x), strict=True):
+        narrow += [n] if count == 1 else [1, n]
         wide += [n] if count == 1 else [count, n]
-    repeated = broadcast_to(reshape(x, tuple(split)), tuple(wide)) if split != wide else x
-    return reshape(repeated, tuple([count * n for count, n in zip(counts, sizes, strict=True)]), copy=True)
+    repeated = broadcast_to(reshape(x, tuple(narrow)), tuple(wide)) if narrow != wide else x
+    return reshape(repeated, tuple([count * n for count, n in zip(rest, np.shape(x), strict=True)]), copy=True)
 
 
 implements(tile, "small")(np.tile)
@@ -176,7 +183,8 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
     if backend is None or isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x)
     device = current_device() or backend.device_of(x)
-    return np.asarray(backend.to_host(x, device))
+    with backend.on(device):
+        return np.asarray(backend.to_host(x, device))
 
 
 def taken(x: Any, index: Any, axis: int) -> Any:

@@ -180,6 +180,8 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
     for (name, ours, default), value in zip(arguments, (*args, *kwargs.values()), strict=True):
         if value is default or (type(value) is type(default) in (bool, int, float, str) and value == default):
             continue
+        if name == "order" and ours is None and value in ("C", "A", "K", "F" if op.creates else "K"):
+            continue  # The layout in memory is not visible.
         if ours is None:
             raise ArgumentTypeError(
                 f"numpy.{function.__name__}: has no sharded form here with {name}={value!r:.60}; leave {name} out, or "
@@ -213,8 +215,8 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
 
 def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
     """`numpy.copy`, whose result is an array, never a scalar."""
-    if order not in ("K", "A", "C"):
-        raise ArgumentTypeError(f"numpy.copy: order is {order!r}; tensors have row-major order only: wanted 'K' or 'C'")
+    if order not in ("K", "A", "C", "F"):  # The layout in memory is not visible.
+        raise ArgumentTypeError(f"numpy.copy: order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
     return call("asarray", a, copy=True)
 
 
@@ -237,6 +239,7 @@ def _extent(x: Any) -> tuple[Any, int, int]:
 
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "size": _size,
+    "reshape": lambda a, /, shape, order="C", *, copy=None: a.reshape(shape, order=order, copy=copy),
     "meshgrid": lambda *xi, **options: call("meshgrid", *xi, **options),
     "broadcast_arrays": lambda *args, subok=False: call("broadcast_arrays", *args),
     "atleast_1d": lambda *arys: call("atleast_1d", *arys), "atleast_2d": lambda *arys: call("atleast_2d", *arys),
