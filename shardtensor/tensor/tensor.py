@@ -225,7 +225,7 @@ class ShardedTensor(Operators):
 
     def tobytes(self, order: str = "C") -> bytes:
         """Returns the bytes of the elements, in row-major order or, for ``order="F"``, in column-major order."""
-        return np.asarray(self).tobytes("F" if self._is_column_major(order) else "C")
+        return np.asarray(self).tobytes("F" if self._is_column_major(order, "tobytes") else "C")
 
     def tolist(self) -> Any:
         """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
@@ -339,7 +339,7 @@ class ShardedTensor(Operators):
         """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
         `st.ravel`.
         """
-        x = self.T if self._is_column_major(order) else self
+        x = self.T if self._is_column_major(order, "ravel") else self
         flat = call("reshape", x, shape=(-1,))
         view_spec = getattr(flat._storage, "view_spec", None)
         straight = view_spec is None or flat.size == 1 or (view_spec.strides == (1,) and not view_spec.part)
@@ -347,18 +347,18 @@ class ShardedTensor(Operators):
 
     def flatten(self, order: str = "C") -> ShardedTensor:
         """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""
-        x = self.T if self._is_column_major(order) else self
+        x = self.T if self._is_column_major(order, "flatten") else self
         return call("reshape", x, shape=(-1,), copy=True)  # type: ignore[no-any-return]
 
     @staticmethod
-    def _is_column_major(order: str) -> bool:
+    def _is_column_major(order: str, caller: str) -> bool:
         """Whether an ``order=`` argument means column-major order.
 
         Raises:
             ArgumentError: it is none of NumPy's orders.
         """
         if order not in ("C", "F", "A", "K"):
-            raise ArgumentError(f"order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
+            raise ArgumentError(f"{caller}: order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
         return order == "F"
 
     @property
@@ -376,13 +376,13 @@ class ShardedTensor(Operators):
         ``order="F"``: see `st.reshape`.
         """
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape
-        if self._is_column_major(order):
+        if self._is_column_major(order, "reshape"):
             return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
 
     def astype(self, dtype: npt.DTypeLike, order: str = "K", *, copy: bool = True) -> ShardedTensor:
         """Returns the elements in another dtype: see `st.astype`. ``order``, the layout in memory, has no effect."""
-        self._is_column_major(order)
+        self._is_column_major(order, "astype")
         return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
 
     # -- copies ------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ class ShardedTensor(Operators):
         The copy of a value that NumPy would return as a scalar, such as the sum of all elements, cannot be written
         either.
         """
-        self._is_column_major(order)
+        self._is_column_major(order, "copy")
         return call("copy", self)  # type: ignore[no-any-return]
 
     def __copy__(self) -> ShardedTensor:
