@@ -74,16 +74,14 @@ from shardtensor.functions.data_types import (
 )
 from shardtensor.functions.elementwise import *
 from shardtensor.functions.grids import (
-    diag as diag,
-    diagflat as diagflat,
     fromfunction as fromfunction,
     geomspace as geomspace,
     indices as indices,
     linspace as linspace,
     logspace as logspace,
     meshgrid as meshgrid,
-    tril as tril,
-    triu as triu,
+    mgrid as mgrid,
+    ogrid as ogrid,
 )
 from shardtensor.functions.inspection import (
     __array_api_version__ as __array_api_version__,
@@ -145,6 +143,14 @@ from shardtensor.functions.scans import cumulative_prod as cumulative_prod, cumu
 from shardtensor.functions.searching import *
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
 from shardtensor.functions.statistical import *
+from shardtensor.functions.triangles import (
+    diag as diag,
+    diagflat as diagflat,
+    identity as identity,
+    tri as tri,
+    tril as tril,
+    triu as triu,
+)
 from shardtensor.host.memory_pool import (
     CacheInfo as CacheInfo,
     cache_info as cache_info,

@@ -1,4 +1,4 @@
-"""Declarations of the functions that create ranges and grids of coordinates, and triangles of matrices."""
+"""Declarations of the functions that create ranges and grids of coordinates."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.creation import arange, zeros
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.functions.creation import arange
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import multiply, pow
-from shardtensor.functions.joining import stack
-from shardtensor.functions.manipulation import broadcast_to, reshape
+from shardtensor.functions.joining import reshape_operand, stack
+from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import Where
-from shardtensor.functions.repetition import devices_of, index_of
 from shardtensor.sharding.layout import Shape, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
@@ -251,6 +250,46 @@ def fromfunction(
     return function(*[coordinate(sizes, k, dtype=dtype, device=device) for k in range(len(sizes))], **kwargs)
 
 
+class Grid:
+    """The coordinates of a grid, made by indexing with slices, as `numpy.mgrid` (dense) and `numpy.ogrid` (sparse).
+
+    A slice ``start:stop:step`` gives the numbers of `st.arange`, and with an imaginary step, such as ``5j``, those of
+    `st.linspace` with that many elements. One slice gives an array of one dimension. Several give the coordinates of
+    the grid that they span: of ``mgrid`` one array, whose first dimension counts the slices, and of ``ogrid`` a tuple
+    of arrays, each of which has size 1 along the others' dimensions.
+
+    >>> st.mgrid[0:2, 0:3].tolist()
+    [[[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]]
+    >>> st.mgrid[0:1:3j].tolist(), [x.shape for x in st.ogrid[0:2, 0:3]]
+    ([0.0, 0.5, 1.0], [(2, 1), (1, 3)])
+    """
+
+    def __init__(self, *, sparse: bool) -> None:
+        self._sparse = sparse
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, tuple):
+            return self._line(key)
+        lines = [self._line(part) for part in key]
+        dtype = np.result_type(*[line.dtype for line in lines])
+        made = meshgrid(*[astype(line, dtype, copy=False) for line in lines], indexing="ij", sparse=self._sparse)
+        return made if self._sparse else stack(made)
+
+    def _line(self, part: Any) -> ShardedTensor:
+        if not isinstance(part, slice) or part.stop is None:
+            name = "ogrid" if self._sparse else "mgrid"
+            raise IndexingError(
+                f"{name}: {part!r:.60} is no coordinate; wanted slices with an end, such as 0:5 or 0:1:9j"
+            )
+        start, step = part.start or 0, 1 if part.step is None else part.step
+        if isinstance(step, complex):
+            return linspace(start, part.stop, int(abs(step)))
+        return arange(start, part.stop, step)
+
+
+mgrid, ogrid = Grid(sparse=False), Grid(sparse=True)
+
+
 @operator(variadic=True)
 def meshgrid(
     *arrays: ArrayLike, indexing: str = "xy", sparse: bool = False, copy: bool = True
@@ -280,7 +319,7 @@ def meshgrid(
 def _meshgrid(arrays: Sequence[Any], indexing: str, sparse: bool, copy: bool) -> tuple[Any, ...]:
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"indexing is {indexing!r}; wanted 'xy' or 'ij'")
-    lines = [x if np.ndim(x) == 1 else reshape(x, (-1,)) for x in arrays]
+    lines = [x if np.ndim(x) == 1 else reshape_operand(x, (-1,)) for x in arrays]
     axes = list(range(len(lines)))
     if indexing == "xy":
         axes[:2] = axes[:2][::-1]
@@ -316,118 +355,3 @@ def spanned(arrays: Sequence[ArrayLike], /, which: int, axes: tuple[int, ...], *
 def _spanned(xp: Any, context: ShardContext, *arrays: Any, which: int, axes: tuple[int, ...], dtype: Any) -> Any:
     sizes = tuple([-1 if d == axes[which] else 1 for d in range(len(axes))])
     return xp.broadcast_to(xp.reshape(arrays[which], sizes), context.local_shape)
-
-
-# -- triangles -------------------------------------------------------------------------------------
-
-
-@operator("... i j -> ... i j")
-def tril(x: ArrayLike, /, *, k: int = 0) -> ShardedTensor:
-    """Returns the lower triangles of the matrices in the last two dimensions of x, with zeros above.
-
-    The result has x's shape, dtype and sharding. No data moves.
-
-    Args:
-        x: a tensor or a host array; a 1-d one is repeated as the rows of a square matrix, as in NumPy.
-        k: the highest diagonal that is kept: 0 is the main one, positive ones are above it, negative ones below it.
-
-    Raises:
-        ShapeError: x has no dimensions.
-        ArgumentTypeError: ``k`` is not an integer.
-
-    >>> st.tril(st.ones((3, 3), dtype=int), k=-1).tolist()
-    [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
-    """
-
-
-@operator("... i j -> ... i j")
-def triu(x: ArrayLike, /, *, k: int = 0) -> ShardedTensor:
-    """Returns the upper triangles of the matrices in the last two dimensions of x, with zeros below.
-
-    Arguments, sharding and errors are those of `tril`; ``k`` is the lowest diagonal that is kept.
-
-    >>> st.triu(st.ones((3, 3), dtype=int), k=1).tolist()
-    [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
-    """
-
-
-def _triangle(function: Callable[..., Any], lower: bool) -> None:
-    """Implements `tril` or `triu`."""
-
-    @implements(function, "composite")
-    def of_line(x: Any, k: int) -> Any:
-        return function(broadcast_to(x, np.shape(x) * 2), k=k) if np.ndim(x) == 1 else NotImplemented
-
-    @implements(function, "kernel")
-    def kernel(xp: Any, context: ShardContext, x: Any, *, k: int) -> Any:
-        (top, bottom), (left, right) = context.boxes[0][-2:]
-        below = _diagonal(k) + top - left  # of the shard
-        rows = xp.reshape(xp.arange(bottom - top), (-1, 1))
-        columns = xp.reshape(xp.arange(right - left), (1, -1))
-        kept = xp.less_equal(columns - rows, below) if lower else xp.greater_equal(columns - rows, below)
-        return xp.where(kept, x, xp.zeros((), dtype=x.dtype))
-
-
-def _diagonal(k: Any) -> int:
-    try:
-        return python.index(k)
-    except TypeError:
-        raise ArgumentTypeError(f"k is {k!r}; wanted an integer, the number of a diagonal") from None
-
-
-_triangle(tril, lower=True)
-_triangle(triu, lower=False)
-
-
-# -- diagonals -------------------------------------------------------------------------------------
-
-
-@operator()
-def diag(v: ArrayLike, k: int = 0) -> ShardedTensor:
-    """Returns the k-th diagonal of a matrix, or the matrix with v as its k-th diagonal and zeros elsewhere.
-
-    The matrix is sharded along its rows, over v's devices; only the elements of v are transferred. The diagonal is an
-    independent tensor, sharded like the rows.
-
-    Args:
-        v: a matrix or a 1-d array.
-        k: the number of the diagonal: 0 is the main one, positive ones are above it, negative ones below it.
-
-    Raises:
-        ShapeError: v has neither one nor two dimensions.
-        ArgumentTypeError: ``k`` is not an integer.
-
-    >>> st.diag(st.asarray([1, 2]), 1).tolist(), st.diag(st.asarray([[1, 2], [3, 4]])).tolist()
-    ([[0, 1, 0], [0, 0, 2], [0, 0, 0]], [1, 4])
-    """
-
-
-@implements(diag, "composite")
-def _diag(v: Any, k: int) -> Any:
-    shape, above = np.shape(v), _diagonal(k)
-    if len(shape) not in (1, 2):
-        raise ShapeError(f"v has shape {shape}; wanted one or two dimensions")
-    top, left = max(-above, 0), max(above, 0)
-    count = shape[0] if len(shape) == 1 else max(min(shape[0] - top, shape[1] - left), 0)
-    at = tuple([index_of(v, np.arange(first, first + count)) for first in (top, left)])
-    if len(shape) == 2:
-        return call("getitem", v, at)
-    made = zeros((count + abs(above),) * 2, dtype=result_type(v), device=devices_of(v))
-    made[at] = v
-    return made
-
-
-implements(diag, "small")(lambda v, k: np.array(np.diag(v, k)))
-
-
-@operator()
-def diagflat(v: ArrayLike, k: int = 0) -> ShardedTensor:
-    """Returns the matrix with the flattened v as its k-th diagonal and zeros elsewhere: see `diag`.
-
-    >>> st.diagflat(st.asarray([[1], [2]])).tolist()
-    [[1, 0], [0, 2]]
-    """
-
-
-implements(diagflat, "composite")(lambda v, k: diag(reshape(v, (-1,)), k))
-implements(diagflat, "small")(np.diagflat)

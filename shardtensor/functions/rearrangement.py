@@ -18,7 +18,7 @@ import numpy as np
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, IndexingError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
-from shardtensor.functions.joining import concat
+from shardtensor.functions.joining import concat, is_on_host, reshape_operand
 from shardtensor.functions.manipulation import broadcast_to, flip, moveaxis, permute_dims, reshape
 from shardtensor.functions.repetition import on_host, taken
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
@@ -126,8 +126,9 @@ def atleast_3d(*arrays: ArrayLike) -> Any:
 
 def _at_least(ndim: int) -> Callable[[Sequence[Any]], Any]:
     def composed(arrays: Sequence[Any]) -> Any:
-        found = tuple([_with_dimensions(x, ndim) for x in arrays])
-        return found[0] if len(found) == 1 else found
+        found = [_with_dimensions(x, ndim) for x in arrays]
+        made = tuple([reshape(x, np.shape(x)) if is_on_host(x) else x for x in found])
+        return made[0] if len(made) == 1 else made
 
     return composed
 
@@ -140,9 +141,9 @@ implements(atleast_3d, "composite")(_at_least(3))
 def _with_dimensions(x: Any, ndim: int) -> Any:
     shape = np.shape(x)
     if len(shape) >= ndim:
-        return x if isinstance(x, ShardedTensor) else reshape(x, shape)
+        return x
     new = {0: (1,) * ndim, 1: ((1, *shape, 1) if ndim == 3 else (1, *shape)), 2: (*shape, 1)}[len(shape)]
-    return reshape(x, new)
+    return reshape_operand(x, new)
 
 
 @operator()
@@ -233,7 +234,7 @@ def column_stack(tup: Sequence[ArrayLike]) -> ShardedTensor:
 
 
 def _columns(x: Any) -> Any:
-    return reshape(x, (-1, 1)) if np.ndim(x) < 2 else x
+    return reshape_operand(x, (-1, 1)) if np.ndim(x) < 2 else x
 
 
 def _joined(ndim: int, axis: int, prepared: Callable[[Any], Any] | None = None) -> Callable[[Sequence[Any]], Any]:
@@ -428,17 +429,22 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
         arr, axis = reshape(arr, (-1,)), 0
     shape = np.shape(arr)
     d = normalize_axis(axis, len(shape))
+    host = is_on_host(values)  # A host array remains one: see `reshape_operand`.
     if missing := max(len(shape) - np.ndim(values), 0):
-        values = reshape(values, (1,) * missing + np.shape(values))
+        values = reshape_operand(values, (1,) * missing + np.shape(values))
     where = obj if isinstance(obj, slice) else on_host(obj)
     one = not isinstance(where, slice) and not where.ndim
     if one:  # NumPy's rule: for a single position, the first dimension of the values is that along the axis.
-        values = moveaxis(values, 0, d)
+        values = np.moveaxis(values, 0, d) if host else moveaxis(values, 0, d)
     positions = np.arange(shape[d])
     count = np.shape(values)[d] if one else len(_edited(np.insert, positions, where, 0)) - shape[d]
-    wide = broadcast_to(values, (*shape[:d], count, *shape[d + 1 :]))
+    size, dtype = (*shape[:d], count, *shape[d + 1 :]), result_type(arr)
+    try:
+        wide = np.broadcast_to(values, size) if host else broadcast_to(values, size)
+    except ValueError:
+        raise ShapeError(f"values has shape {np.shape(values)}, which does not broadcast to {size}") from None
     order = _edited(np.insert, positions, where, np.arange(shape[d], shape[d] + count))
-    cast = astype(wide, result_type(arr), copy=False)
+    cast = np.asarray(wide, dtype) if host else astype(wide, dtype, copy=False)
     return taken(concat([arr, cast], axis=d), order, d)
 
 

@@ -21,8 +21,9 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.creation import full, zeros
+from shardtensor.functions.creation import arange, full, zeros
 from shardtensor.functions.data_types import astype, result_type
+from shardtensor.functions.elementwise import add, divide, floor, multiply, subtract
 from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.statistical import max as _max
@@ -239,9 +240,13 @@ _INDEXED = ("edge", "reflect", "symmetric", "wrap")
 
 _STATISTICS: dict[str, Callable[..., Any]] = {"maximum": _max, "mean": _mean, "minimum": _min}
 
+_MODES = ("constant", "empty", "linear_ramp", *_INDEXED, *_STATISTICS)
+
 
 @operator()
-def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> ShardedTensor:
+def pad(
+    x: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0, end_values: Any = 0
+) -> ShardedTensor:
     """Pads x with further elements at the ends of its dimensions.
 
     Args:
@@ -250,8 +255,10 @@ def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values
             dimension; ``((before, after), ...)`` with a pair for each; or a dict of axes to one of the former.
         mode: the new elements: ``"constant"``; ``"empty"`` for arbitrary values; ``"edge"`` for the element at the end;
             ``"reflect"`` and ``"symmetric"`` for the reflection at the last element or behind it; ``"wrap"`` for the
-            elements from the other end; ``"maximum"``, ``"minimum"`` and ``"mean"`` for those of each line.
-        constant_values: the elements of the mode ``"constant"``, in the forms of ``pad_width``.
+            elements from the other end; ``"maximum"``, ``"minimum"`` and ``"mean"`` for those of each line;
+            ``"linear_ramp"`` for a ramp from the element at the end to ``end_values``.
+        constant_values, end_values: the elements of the modes ``"constant"`` and ``"linear_ramp"``, in the forms of
+            ``pad_width``.
 
     Raises:
         ShapeError: a width is negative, there are not as many as dimensions, or a mode other than ``"constant"`` and
@@ -264,11 +271,10 @@ def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values
 
 
 @implements(pad, "composite")
-def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any) -> Any:
+def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: Any) -> Any:
     shape = np.shape(x)
-    if not isinstance(mode, str) or mode not in ("constant", "empty", *_INDEXED, *_STATISTICS):
-        known = ", ".join(map(repr, ("constant", "empty", *_INDEXED, *_STATISTICS)))
-        raise ArgumentError(f"mode is {mode!r}; wanted one of {known}")
+    if not isinstance(mode, str) or mode not in _MODES:
+        raise ArgumentError(f"mode is {mode!r}; wanted one of {', '.join(map(repr, _MODES))}")
     widths = _pairs(pad_width, len(shape), "pad_width")
     if any(not isinstance(n, (int, np.integer)) for pair in widths for n in pair):
         raise ArgumentTypeError(f"pad_width is {pad_width!r:.60}; wanted integers")
@@ -277,21 +283,36 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any) -> Any:
     if mode in ("constant", "empty"):
         values = _pairs(constant_values if mode == "constant" else 0, len(shape), "constant_values")
         return _pad_constant(x, widths, values)
-    made = reshape(x, shape, copy=True)
+    made, ramps = reshape(x, shape, copy=True), _pairs(end_values, len(shape), "end_values")
     for d, (n, (before, after)) in enumerate(zip(shape, widths, strict=True)):
         if not n and before + after:
             raise ShapeError(f"dimension {d} of x has size 0 and no elements to pad with in mode {mode!r}")
         if mode in _INDEXED:
             index = np.pad(np.arange(n), (before, after), mode)  # type: ignore[call-overload]
             made = taken(made, index, d) if before + after else made
+        elif mode == "linear_ramp":
+            made = _pad_ramp(made, d, (before, after), ramps[d])
         else:
             made = _pad_statistic(made, d, (before, after), mode)
     return made
 
 
+def _pad_ramp(x: Any, d: int, widths: tuple[int, int], values: tuple[Any, Any]) -> Any:
+    """Pads a dimension with ramps from the elements at its ends to other values."""
+    ndim, dtype = np.ndim(x), np.dtype(result_type(x))
+    ends = []
+    for position, count, value in zip((0, -1), widths, values, strict=True):
+        edge = taken(x, slice(position, position + 1 or None), d)
+        steps = reshape(arange(count) if position == 0 else arange(count - 1, -1, -1), (-1,) + (1,) * (ndim - d - 1))
+        ramp = add(multiply(divide(subtract(edge, value), max(count, 1)), steps), value)
+        ends.append(astype(floor(ramp) if dtype.kind in "iu" else ramp, dtype, copy=False))
+    return concat([ends[0], x, ends[1]], axis=d)
+
+
 @implements(pad, "small")
-def _pad_small(x: Any, pad_width: Any, mode: str, constant_values: Any) -> Any:
-    return np.pad(x, pad_width, mode, **({"constant_values": constant_values} if mode == "constant" else {}))  # type: ignore[call-overload]
+def _pad_small(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: Any) -> Any:
+    values = {"constant": {"constant_values": constant_values}, "linear_ramp": {"end_values": end_values}}
+    return np.pad(x, pad_width, mode, **values.get(mode, {}))  # type: ignore[call-overload]
 
 
 def _pairs(given: Any, ndim: int, name: str) -> list[tuple[Any, Any]]:

@@ -42,6 +42,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pad": lambda xp, x: xp.pad(x, ((2, 1),) * x.ndim),
     "pad constants": lambda xp, x: xp.pad(x, (1, 2), constant_values=((3, 4),)),
     "pad reflect": lambda xp, x: xp.pad(x, 3, "reflect"),
+    "pad ramp": lambda xp, x: xp.pad(x, (2, 4), "linear_ramp", end_values=((-8, 4),)),
     "pad wrap": lambda xp, x: xp.pad(x, (0, 2), mode="wrap"),
     "ravel": lambda xp, x: xp.ravel(x),
     "ravel F": lambda xp, x: xp.ravel(x, order="F"),
@@ -166,6 +167,11 @@ def test_a_grid_has_one_layout() -> None:
         assert (x * y).shape == (7, 40)
     sparse = st.meshgrid(st.arange(4), st.arange(5), sparse=True, indexing="ij")
     assert [a.shape for a in sparse] == [(4, 1), (1, 5)]
+    for key in (np.s_[0:4, 1:9:2], np.s_[0:1:5j, 0:3], np.s_[2:9], np.s_[0:1:3j]):
+        assert_same(st.mgrid[key], np.mgrid[key])
+        compare(st.ogrid[key], np.ogrid[key])
+    with pytest.raises(st.IndexingError, match="mgrid: 3 is no coordinate; wanted slices"):
+        st.mgrid[0:4, 3]
     with st.transfer_guard("disallow"):
         made = st.fromfunction(lambda i, j: i * 10 + j, (9, 4))
     np.testing.assert_array_equal(made, np.fromfunction(lambda i, j: i * 10 + j, (9, 4)))
@@ -228,6 +234,8 @@ def test_linspace_has_numpys_bits(backend: str) -> None:
     assert_same(st.linspace(0, 1j, 5, device=sharding), np.linspace(0, 1j, 5))
     assert_same(st.logspace(0, 3, 9, device=sharding), np.logspace(0, 3, 9))
     assert_same(st.geomspace(-1, -1000, 9, device=sharding), np.geomspace(-1, -1000, 9))
+    assert_same(st.tri(4, 3, -1, device=sharding), np.tri(4, 3, -1))
+    assert_same(st.identity(3, device=sharding), np.identity(3))
     assert_same(st.indices((4, 3), device=sharding), np.indices((4, 3)))
     made = st.pmap(lambda _: st.linspace(0, 1, 5), st.shard(np.ones(2), devices=st.devices(backend)[:2]))
     assert made[1].tolist() == np.linspace(0, 1, 5).tolist()
