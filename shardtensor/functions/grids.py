@@ -97,10 +97,15 @@ def _linspace(xp: Any, context: ShardContext, *, start: Any, stop: Any, num: int
     with np.errstate(all="ignore"):
         span = last - first
         step = span / parts if parts > 0 else span
-    out = xp.asarray(xp.arange(begin, end), dtype=computed)
+    if computed == np.float64:
+        out = xp.arange(begin, end, dtype=computed)
+    else:  # A range of other floats is inexact, and not every library has one of complex numbers.
+        out = xp.asarray(xp.arange(begin, end), dtype=computed)
     if parts > 0 and step == 0:  # The step of denormal numbers rounds to 0.
-        out, step = xp.divide(out, parts), span
-    out = xp.add(xp.multiply(out, step.item()), first.item())
+        out /= parts
+        step = span
+    out *= step.item()
+    out += first.item()
     if endpoint and count > 1 and begin < end == count:
         out[-1:] = last.item()
     if context.dtype.kind in "iu":

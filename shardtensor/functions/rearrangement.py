@@ -398,7 +398,35 @@ def _delete(arr: Any, obj: Any, axis: int | None) -> Any:
     if axis is None:
         arr, axis = reshape(arr, (-1,)), 0
     d = normalize_axis(axis, np.ndim(arr))
-    return taken(arr, _edited(np.delete, np.arange(np.shape(arr)[d]), obj), d)
+    size = np.shape(arr)[d]
+    gone = _adjacent(obj, size, d)
+    if gone is None:
+        return taken(arr, _edited(np.delete, np.arange(size), obj), d)
+    # The two parts are moved as they are, without an index for each position.
+    return concat([taken(arr, slice(0, gone.start), d), taken(arr, slice(gone.stop, size), d)], axis=d)
+
+
+def _adjacent(obj: Any, size: int, axis: int) -> range | None:
+    """Returns the positions that `delete` removes, if they are one or a slice of adjacent ones.
+
+    Raises:
+        IndexingError: the position is out of bounds.
+    """
+    if isinstance(obj, slice):
+        found = range(*obj.indices(size))
+        found = found[::-1] if found.step < 0 else found
+        return range(found.start, max(found.start, found.stop)) if found.step == 1 else None
+    position = on_host(obj)
+    if position.ndim or position.dtype.kind not in "iu":
+        return None
+    first = _checked_position(int(position), size, size - 1, axis)
+    return range(first, first + 1)
+
+
+def _checked_position(position: int, size: int, last: int, axis: int) -> int:
+    if not -size <= position <= last:
+        raise IndexingError(f"index {position} is out of bounds for axis {axis} with size {size}")
+    return position + size if position < 0 else position
 
 
 implements(delete, "small")(np.delete)
@@ -433,18 +461,23 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
     if missing := max(len(shape) - np.ndim(values), 0):
         values = reshape_operand(values, (1,) * missing + np.shape(values))
     where = obj if isinstance(obj, slice) else on_host(obj)
-    one = not isinstance(where, slice) and not where.ndim
-    if one:  # NumPy's rule: for a single position, the first dimension of the values is that along the axis.
+    if not isinstance(where, slice) and not where.ndim and where.dtype.kind in "iu":
+        # NumPy's rule: for a single position, the first dimension of the values is that along the axis.
         values = np.moveaxis(values, 0, d) if host else moveaxis(values, 0, d)
-    positions = np.arange(shape[d])
-    count = np.shape(values)[d] if one else len(_edited(np.insert, positions, where, 0)) - shape[d]
+        first = _checked_position(int(where), shape[d], shape[d], d)
+        order, count = None, np.shape(values)[d]
+    else:
+        order = _edited(np.insert, np.arange(shape[d]), where, -1)
+        count = len(order) - shape[d]
+        order[order < 0] = np.arange(shape[d], len(order))
     size, dtype = (*shape[:d], count, *shape[d + 1 :]), result_type(arr)
     try:
         wide = np.broadcast_to(values, size) if host else broadcast_to(values, size)
     except ValueError:
         raise ShapeError(f"values has shape {np.shape(values)}, which does not broadcast to {size}") from None
-    order = _edited(np.insert, positions, where, np.arange(shape[d], shape[d] + count))
     cast = np.asarray(wide, dtype) if host else astype(wide, dtype, copy=False)
+    if order is None:
+        return concat([taken(arr, slice(0, first), d), cast, taken(arr, slice(first, shape[d]), d)], axis=d)
     return taken(concat([arr, cast], axis=d), order, d)
 
 

@@ -289,7 +289,7 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
             raise ShapeError(f"dimension {d} of x has size 0 and no elements to pad with in mode {mode!r}")
         if mode in _INDEXED:
             index = np.pad(np.arange(n), (before, after), mode)  # type: ignore[call-overload]
-            made = taken(made, index, d) if before + after else made
+            made = concat([taken(made, index[:before], d), made, taken(made, index[before + n :], d)], axis=d)
         elif mode == "linear_ramp":
             made = _pad_ramp(made, d, (before, after), ramps[d])
         else:

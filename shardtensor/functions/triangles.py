@@ -65,7 +65,7 @@ def _triangle(function: Callable[..., Any], lower: bool) -> None:
         below = _diagonal(k) + top - left  # of the shard
         rows = xp.reshape(xp.arange(bottom - top), (-1, 1))
         columns = xp.reshape(xp.arange(right - left), (1, -1))
-        kept = xp.less_equal(columns - rows, below) if lower else xp.greater_equal(columns - rows, below)
+        kept = xp.less_equal(columns, rows + below) if lower else xp.greater_equal(columns, rows + below)
         return xp.where(kept, x, xp.zeros((), dtype=x.dtype))
 
 
