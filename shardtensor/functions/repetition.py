@@ -300,10 +300,12 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
 def _pad_ramp(x: Any, d: int, widths: tuple[int, int], values: tuple[Any, Any]) -> Any:
     """Pads a dimension with ramps from the elements at its ends to other values."""
     ndim, dtype = np.ndim(x), np.dtype(result_type(x))
+    computed = result_type(dtype, 1.0)
     ends = []
     for position, count, value in zip((0, -1), widths, values, strict=True):
-        edge = taken(x, slice(position, position + 1 or None), d)
-        steps = reshape(arange(count) if position == 0 else arange(count - 1, -1, -1), (-1,) + (1,) * (ndim - d - 1))
+        edge = astype(taken(x, slice(position, position + 1 or None), d), computed, copy=False)
+        numbers = arange(count) if position == 0 else arange(count - 1, -1, -1)
+        steps = reshape(astype(numbers, computed), (-1,) + (1,) * (ndim - d - 1))
         ramp = add(multiply(divide(subtract(edge, value), max(count, 1)), steps), value)
         ends.append(astype(floor(ramp) if dtype.kind in "iu" else ramp, dtype, copy=False))
     return concat([ends[0], x, ends[1]], axis=d)
