@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.errors import IndexingError
+
 
 class Flat:
     """The elements of a tensor in row-major order, as `numpy.flatiter`: to iterate over, to read by an index, and to
@@ -28,10 +30,15 @@ class Flat:
         return iter(self._x.ravel())
 
     def __getitem__(self, index: Any) -> Any:
-        return self._x.flatten()[index]
+        found = self._x.ravel()[index]
+        return found.copy() if found.ndim else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        positions = np.arange(self._x.size)[index]
+        one = isinstance(index, (int, np.integer, slice))
+        try:
+            positions = np.asarray(range(len(self))[index]) if one else np.arange(len(self))[index]
+        except IndexError as error:
+            raise IndexingError(f"flat: {error}") from None
         self._x[np.unravel_index(positions, self._x.shape)] = value
 
     def copy(self) -> Any:

@@ -280,6 +280,11 @@ def test_flat(backend: str) -> None:
         np.testing.assert_array_equal(a.flat[2:], b.flat[2:])
         np.testing.assert_array_equal(np.asarray(a.flat), np.asarray(b.flat))
     np.testing.assert_array_equal(x, host)
+    with pytest.raises(st.IndexingError, match="flat: "):
+        x.flat[12] = 1
+    piece = x.flat[:3]
+    piece[0] = -1  # As in NumPy, it is a copy.
+    np.testing.assert_array_equal(x, host)
     x.flat = [5, 6]
     host.flat = [5, 6]
     np.testing.assert_array_equal(x, host)
