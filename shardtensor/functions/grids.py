@@ -324,7 +324,7 @@ def meshgrid(
 def _meshgrid(arrays: Sequence[Any], indexing: str, sparse: bool, copy: bool) -> tuple[Any, ...]:
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"indexing is {indexing!r}; wanted 'xy' or 'ij'")
-    lines = [x if np.ndim(x) == 1 else reshape_operand(x, (-1,)) for x in arrays]
+    lines = [x if getattr(x, "ndim", 0) == 1 else reshape_operand(x, (-1,)) for x in arrays]
     axes = list(range(len(lines)))
     if indexing == "xy":
         axes[:2] = axes[:2][::-1]

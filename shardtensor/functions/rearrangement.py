@@ -127,7 +127,8 @@ def atleast_3d(*arrays: ArrayLike) -> Any:
 def _at_least(ndim: int) -> Callable[[Sequence[Any]], Any]:
     def composed(arrays: Sequence[Any]) -> Any:
         found = [_with_dimensions(x, ndim) for x in arrays]
-        made = tuple([reshape(x, np.shape(x)) if is_on_host(x) else x for x in found])
+        # `reshape` converts host arrays, and raises an error for what is no array.
+        made = tuple([x if hasattr(x, "ndim") and not is_on_host(x) else reshape(x, np.shape(x)) for x in found])
         return made[0] if len(made) == 1 else made
 
     return composed
