@@ -7,6 +7,28 @@ import importlib as _importlib
 import types as _types
 import typing as _typing
 
+from numpy import (
+    bool as bool,
+    complex64 as complex64,
+    complex128 as complex128,
+    e as e,
+    float16 as float16,
+    float32 as float32,
+    float64 as float64,
+    inf as inf,
+    int8 as int8,
+    int16 as int16,
+    int32 as int32,
+    int64 as int64,
+    nan as nan,
+    newaxis as newaxis,
+    pi as pi,
+    uint8 as uint8,
+    uint16 as uint16,
+    uint32 as uint32,
+    uint64 as uint64,
+)
+
 import shardtensor.interpreters.eager  # noqa: F401 - the default interpreter enters
 from shardtensor.backend.device import HOST as HOST, Device as Device
 from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
@@ -44,10 +66,31 @@ from shardtensor.errors import (
     TransferError as TransferError,
 )
 from shardtensor.functions.creation import *
-from shardtensor.functions.data_types import astype as astype, result_type as result_type
+from shardtensor.functions.data_types import (
+    astype as astype,
+    can_cast as can_cast,
+    finfo as finfo,
+    iinfo as iinfo,
+    isdtype as isdtype,
+    result_type as result_type,
+)
 from shardtensor.functions.differences import gradient as gradient
 from shardtensor.functions.einsum import einsum as einsum
 from shardtensor.functions.elementwise import *
+from shardtensor.functions.grids import (
+    fromfunction as fromfunction,
+    geomspace as geomspace,
+    indices as indices,
+    linspace as linspace,
+    logspace as logspace,
+    meshgrid as meshgrid,
+    mgrid as mgrid,
+    ogrid as ogrid,
+)
+from shardtensor.functions.inspection import (
+    __array_api_version__ as __array_api_version__,
+    __array_namespace_info__ as __array_namespace_info__,
+)
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
 from shardtensor.functions.linear_algebra import *
@@ -78,10 +121,49 @@ from shardtensor.functions.products import (
     outer as outer,
     trace as trace,
 )
+from shardtensor.functions.rearrangement import (
+    append as append,
+    array_split as array_split,
+    atleast_1d as atleast_1d,
+    atleast_2d as atleast_2d,
+    atleast_3d as atleast_3d,
+    column_stack as column_stack,
+    delete as delete,
+    dsplit as dsplit,
+    dstack as dstack,
+    fliplr as fliplr,
+    flipud as flipud,
+    hsplit as hsplit,
+    hstack as hstack,
+    insert as insert,
+    ravel as ravel,
+    rollaxis as rollaxis,
+    rot90 as rot90,
+    split as split,
+    swapaxes as swapaxes,
+    vsplit as vsplit,
+    vstack as vstack,
+)
+from shardtensor.functions.repetition import (
+    broadcast_arrays as broadcast_arrays,
+    broadcast_shapes as broadcast_shapes,
+    pad as pad,
+    repeat as repeat,
+    resize as resize,
+    tile as tile,
+)
 from shardtensor.functions.scans import cumulative_prod as cumulative_prod, cumulative_sum as cumulative_sum
 from shardtensor.functions.searching import *
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
 from shardtensor.functions.statistical import *
+from shardtensor.functions.triangles import (
+    diag as diag,
+    diagflat as diagflat,
+    identity as identity,
+    tri as tri,
+    tril as tril,
+    triu as triu,
+)
 from shardtensor.host.memory_pool import (
     CacheInfo as CacheInfo,
     cache_info as cache_info,
@@ -130,7 +212,7 @@ __version__ = "0.1.0"
 """The version of the library."""
 
 __all__ = sorted(
-    ["__version__", "fft", "linalg", "visualize_sharding"]
+    ["__array_api_version__", "__array_namespace_info__", "__version__", "fft", "linalg", "visualize_sharding"]
     + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
 )
 

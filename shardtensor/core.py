@@ -50,7 +50,7 @@ class Op:
         optional: the names of the operands that may be None, which is their default.
         params: the names of the other arguments, in order. `bind` receives their values, defaults included.
         positional: the number of arguments that can be passed by position.
-        variadic: whether the operator takes a sequence of arrays.
+        variadic: whether the operator takes a sequence of arrays, as one argument or as ``*arrays``.
         dispatch: the function that users call.
         split: a function with the signature of `dispatch` that returns the operands and the params of the call.
         rule: how the dimensions of the operands correspond to those of the result (see `shardtensor.sharding.rules`);
@@ -68,6 +68,9 @@ class Op:
             of that name, the operands are first cast to the dtypes in which that computes, and the result to its dtype.
         composite: for operators that are composed of other operators: a function of the operator's own arguments. It
             returns NotImplemented for arguments with which the operator has to run itself.
+        small: for composed operators that return one independent tensor: the function of the operator's own arguments
+            that computes the result from whole host arrays, as a new array. It is used for small results, for which
+            the calls of other operators would take much longer.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
         infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result, with each tensor
@@ -123,6 +126,7 @@ class Op:
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)
     composite: Function | None = dataclasses.field(default=None, init=False)
+    small: Function | None = dataclasses.field(default=None, init=False)
     algorithm: Function | None = dataclasses.field(default=None, init=False)
     infer: Function | None = dataclasses.field(default=None, init=False)
     view_spec: Function | None = dataclasses.field(default=None, init=False)
@@ -149,7 +153,7 @@ class Op:
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments.values())
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
-        self.creates = "device" in self.params
+        self.creates = "device" in self.params and not isinstance(self.rule, str)
         self.dispatch = _dispatcher(self, function, list(arguments.values()))
 
     def __repr__(self) -> str:
@@ -264,7 +268,7 @@ def operator(
 
 
 def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
-    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
+    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``, ``small``,
     ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``, or as several of these.
     """
 
@@ -315,10 +319,11 @@ def _compiled(header: str, operands: str, params: str) -> Any:
 
 def _header(arguments: Sequence[inspect.Parameter]) -> str:
     """Returns the arguments of a signature as source, with the defaults as variables."""
-    parts = [a.name if a.default is a.empty else f"{a.name}=_default_{a.name}" for a in arguments]
+    names = [f"*{a.name}" if a.kind is inspect.Parameter.VAR_POSITIONAL else a.name for a in arguments]
+    parts = [n if a.default is a.empty else f"{n}=_default_{n}" for n, a in zip(names, arguments, strict=True)]
     kinds = [a.kind for a in arguments]
     positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
-    if inspect.Parameter.KEYWORD_ONLY in kinds:
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         parts.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     if positional:
         parts.insert(positional, "/")

@@ -8,16 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
-from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.core import call, implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host import blockwise
+from shardtensor.sharding.layout import Where
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
 @operator("... -> ...", keeps_arrays=True)
-def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> ShardedTensor:
+def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True, device: Where | None = None) -> ShardedTensor:
     """Casts x to ``dtype`` element by element, by NumPy's unsafe casting: floats are truncated towards zero when cast
     to integers, and complex numbers lose their imaginary part when cast to real ones.
 
@@ -28,6 +29,7 @@ def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> Shard
         x: a tensor or a host array of any shape and dtype.
         dtype: the dtype of the result, in any form that `numpy.dtype` accepts.
         copy: whether the result must be a new tensor even if x has the dtype already.
+        device: a Device, Mesh or NamedSharding to which the result is transferred; x's sharding by default.
 
     Raises:
         ArgumentTypeError: ``dtype`` is not a NumPy dtype, or one that tensors cannot have (objects, text, records).
@@ -38,12 +40,14 @@ def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True) -> Shard
 
 
 @implements(astype, "composite")
-def _astype_itself(x: Any, dtype: Any, copy: bool) -> Any:
+def _astype_itself(x: Any, dtype: Any, copy: bool, device: Where | None) -> Any:
+    if device is not None:
+        return call("reshard", astype(x, dtype, copy=copy), sharding=device)
     return x if not copy and isinstance(x, ShardedTensor) and x.dtype == sharded_dtype(dtype) else NotImplemented
 
 
 @implements(astype, "kernel")
-def _astype(xp: Any, context: ShardContext, x: Any, *, dtype: Any, copy: bool) -> Any:
+def _astype(xp: Any, context: ShardContext, x: Any, *, dtype: Any, copy: bool, device: None = None) -> Any:
     return xp.asarray(x, dtype=context.dtype)
 
 
@@ -76,3 +80,144 @@ def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
         return np.result_type(*known)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(f"result_type: {error}") from None
+
+
+_Kind = str | npt.DTypeLike
+
+
+def isdtype(dtype: npt.DTypeLike, kind: _Kind | tuple[_Kind, ...]) -> bool:
+    """Tests whether a dtype is of a kind.
+
+    Args:
+        dtype: the dtype, in any form that `numpy.dtype` accepts.
+        kind: a dtype; or ``"bool"``, ``"signed integer"``, ``"unsigned integer"``, ``"integral"``, ``"real floating"``,
+            ``"complex floating"`` or ``"numeric"``; or a tuple of these, of which one has to match.
+
+    Raises:
+        ArgumentTypeError: ``dtype`` is not a dtype that tensors can have, or ``kind`` is neither a dtype nor text.
+        ArgumentError: ``kind`` is another text.
+
+    >>> st.isdtype(st.float32, "real floating"), st.isdtype("int8", (st.bool, "integral"))
+    (True, True)
+    """
+    known = sharded_dtype(dtype)
+    try:
+        return bool(np.isdtype(known, kind))
+    except (TypeError, ValueError) as error:
+        raise (ArgumentTypeError if isinstance(error, TypeError) else ArgumentError)(f"isdtype: {error}") from None
+
+
+def can_cast(from_: npt.DTypeLike | ArrayLike, to: npt.DTypeLike, /, casting: str = "safe") -> bool:
+    """Tests whether a dtype, or the dtype of an array, can be cast to another one. No elements are read.
+
+    Args:
+        from_: a dtype, a tensor or an array.
+        to: the other dtype.
+        casting: the casts that are permitted: ``"no"``, ``"equiv"``, ``"safe"`` (those that preserve every value),
+            ``"same_kind"`` or ``"unsafe"``.
+
+    Raises:
+        ArgumentTypeError: ``from_`` is a Python scalar, which has no dtype, or an argument is not a dtype.
+        ArgumentError: ``casting`` is another text.
+
+    >>> st.can_cast(st.float32, st.float64), st.can_cast(st.zeros(2), st.float32)
+    (True, False)
+    """
+    try:
+        return bool(np.can_cast(_dtype_of(from_), to, casting))  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise (ArgumentTypeError if isinstance(error, TypeError) else ArgumentError)(f"can_cast: {error}") from None
+
+
+class IntInfo:
+    """The limits of an integer dtype, as Python integers: see `iinfo`.
+
+    Attributes:
+        bits: the number of bits of an element.
+        max, min: the largest and the smallest number.
+        dtype: the dtype.
+    """
+
+    __slots__ = ("bits", "dtype", "max", "min")
+
+    def __init__(self, found: Any) -> None:
+        self.bits = int(found.bits)
+        self.max = int(found.max)
+        self.min = int(found.min)
+        self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
+
+
+class FloatInfo:
+    """The limits of a real floating-point dtype, as Python numbers: see `finfo`.
+
+    Attributes:
+        bits: the number of bits of an element.
+        eps: the difference between 1 and the next larger number.
+        max, min: the largest and the smallest finite number.
+        smallest_normal, tiny: the smallest positive number of full precision.
+        dtype: the dtype.
+    """
+
+    __slots__ = ("bits", "dtype", "eps", "max", "min", "smallest_normal", "tiny")
+
+    def __init__(self, found: Any) -> None:
+        self.bits = int(found.bits)
+        self.eps = float(found.eps)
+        self.max = float(found.max)
+        self.min = float(found.min)
+        self.smallest_normal = self.tiny = float(found.smallest_normal)
+        self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+
+    __repr__ = IntInfo.__repr__
+
+
+def finfo(type: npt.DTypeLike | ArrayLike, /) -> FloatInfo:
+    """Returns the limits of a floating-point dtype.
+
+    Args:
+        type: a dtype or an array; if it is complex, the limits are those of the real and imaginary parts.
+
+    Returns:
+        An object with the attributes ``bits``, ``eps``, ``max``, ``min``, ``smallest_normal`` (Python numbers) and
+        ``dtype``.
+
+    Raises:
+        ArgumentTypeError: it is not a floating-point dtype, nor an array of one.
+
+    >>> st.finfo(st.float32).bits, st.finfo("complex128").eps
+    (32, 2.220446049250313e-16)
+    """
+    return FloatInfo(np.finfo(_limited("finfo", type, "fc", "a real or complex floating-point dtype")))
+
+
+def iinfo(type: npt.DTypeLike | ArrayLike, /) -> IntInfo:
+    """Returns the limits of an integer dtype.
+
+    Args:
+        type: a dtype or an array.
+
+    Returns:
+        An object with the attributes ``bits``, ``max``, ``min`` (Python integers) and ``dtype``.
+
+    Raises:
+        ArgumentTypeError: it is not an integer dtype, nor an array of one.
+
+    >>> st.iinfo(st.int8).min, st.iinfo(st.zeros(2, dtype="uint8")).max
+    (-128, 255)
+    """
+    return IntInfo(np.iinfo(_limited("iinfo", type, "iu", "an integer dtype")))
+
+
+def _limited(caller: str, given: Any, kinds: str, wanted: str) -> np.dtype[Any]:
+    """Returns the dtype of an argument of `finfo` or `iinfo`, whose kind must be one of ``kinds``."""
+    found = _dtype_of(given)
+    try:
+        known = sharded_dtype(found.dtype if isinstance(found, (np.ndarray, np.generic)) else found)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{caller}: {error}") from None
+    if known.kind not in kinds:
+        raise ArgumentTypeError(f"{caller}: {known} has no such limits; wanted {wanted}")
+    return known

@@ -21,7 +21,7 @@ from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arra
 
 
 def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
-    """Exports the memory of a tensor on one device to a consumer that may write to it.
+    """Exports the memory of a tensor, on one device or on several that share it, to a consumer that may write to it.
 
     Returns ``make(array)`` for the tensor's array, or, if x is a view, for the part of its base's array that x views.
     Returns None if the memory is not exclusive, the part is not a view of that array, or ``make`` returns None; the
@@ -62,10 +62,16 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
 
 
 def array_of(x: ShardedTensor) -> Any:
-    """Returns the array of a tensor on one device; for a view, the part of its base's array if that needs no copy."""
+    """Returns the array of a tensor on one device, or on several that share one memory; for a view, the part of its
+    base's array if that needs no copy.
+    """
     base, view_spec = _base_of(x)
-    part = _part_of(shard_arrays(base)[0], base, view_spec)
-    return shard_arrays(x)[0] if part is None else part
+    part = _part_of(_array(base), base, view_spec)
+    return _array(x) if part is None else part
+
+
+def _array(x: ShardedTensor) -> Any:
+    return shard_arrays(x)[0] if x.sharding.mesh.size == 1 else whole_array(x, "to_dlpack")
 
 
 def _base_of(x: ShardedTensor) -> tuple[ShardedTensor, ViewSpec | None]:

@@ -88,7 +88,10 @@ def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTens
     device = with_mesh(device, "from_dlpack")
     if isinstance(x, (list, tuple)):
         return _from_pieces(x, device, copy)
-    committed = device is not None or memory_of(x, "x") != HOST_MEMORY
+    if isinstance(x, ShardedTensor) and x.sharding.mesh.size > 1:
+        committed = device is not None or x.committed
+    else:
+        committed = device is not None or memory_of(x, "x") != HOST_MEMORY
     return _from_one(x, "x", device, copy, committed)
 
 
@@ -107,11 +110,12 @@ def _from_dlpack_on_device(xp: Any, context: None, x: Any, *, copy: bool | None)
 
 
 def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committed: bool = True) -> ShardedTensor:
-    memory = memory_of(x, what)
-    if isinstance(x, ShardedTensor) and copy is not False and x.dtype.kind not in "mM":
+    if isinstance(x, ShardedTensor) and x.dtype.kind not in "mM":
         # Tensors share memory without DLPack. Through DLPack, the writes of other consumers would be visible here.
         target = as_sharding(where or x.sharding, x.ndim, "from_dlpack")
-        return reshard_to(x.copy(), target, "from_dlpack", committed=committed)
+        if copy is not False or (target == x.sharding and target.mesh.size > 1):
+            return reshard_to(x.copy(), target, "from_dlpack", committed=committed)
+    memory = memory_of(x, what)
     mesh = None if where is None else _mesh_of(where)
     devices = devices_for([memory], mesh)
     if mesh and not devices:  # No device of the mesh uses x's memory, so that x must be transferred.
@@ -281,11 +285,12 @@ def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
     """Returns the DLPack device type and device number of x's memory; it implements ``x.__dlpack_device__()``.
 
     Args:
-        x: a tensor on one device. A tensor in pinned host memory is reported as being in host memory.
+        x: a tensor on one device, or on several devices that all use host memory. A tensor in pinned host memory is
+            reported as being in host memory.
 
     Raises:
         ArgumentTypeError: x is not a tensor.
-        InterchangeError: x is on several devices.
+        InterchangeError: x is on several devices with other memories.
         DonatedError: x was donated.
 
     >>> st.zeros(3, device=st.devices()[0]).__dlpack_device__()
@@ -295,11 +300,25 @@ def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
 
 @implements(dlpack_device, "algorithm")
 def _dlpack_device(x: Any) -> Memory:
-    return _memory_of(x, _only_device(x, "__dlpack_device__"))
+    return _memory_of(x, _devices_of(x, "__dlpack_device__"), "__dlpack_device__")
 
 
-def _memory_of(x: ShardedTensor, device: Device) -> Memory:
-    return HOST_MEMORY if isinstance(x._storage, OffloadedStorage) else backend_of(device).dlpack_device(device)
+def _memory_of(x: ShardedTensor, devices: Sequence[Device], caller: str) -> Memory:
+    """Returns the memory of a tensor.
+
+    Raises:
+        InterchangeError: it is on several devices that do not all use host memory.
+    """
+    memories = {
+        HOST_MEMORY if isinstance(x._storage, OffloadedStorage) else backend_of(d).dlpack_device(d) for d in devices
+    }
+    if len(devices) > 1 and memories != {HOST_MEMORY}:
+        raise InterchangeError(
+            f"{caller}: the tensor is on {len(devices)} devices, {x.sharding.mesh!r}, and other libraries accept "
+            "arrays on one; np.from_dlpack(x, device='cpu') and np.asarray(x) copy it to the host, "
+            "st.device_put(x, device) to one device, and x.addressable_shards[k].data is the array of the k-th"
+        )
+    return memories.pop()
 
 
 @operator(escapes=True)
@@ -323,7 +342,8 @@ def to_dlpack(
     memory first.
 
     Args:
-        x: a tensor on one device, of any dtype but datetime64 and timedelta64.
+        x: a tensor of any dtype but datetime64 and timedelta64. One on several devices is exported to host memory only,
+            as a whole: as a copy, unless the devices share that memory.
         stream: the stream on which the consumer uses the memory, in the form that the backend's library accepts; None
             or -1 for host memory.
         max_version: the newest version of DLPack that the consumer supports, (major, minor).
@@ -335,8 +355,9 @@ def to_dlpack(
             consumer must not write to it.
 
     Raises:
-        InterchangeError: x is on several devices, DLPack does not support its dtype, ``copy=False`` and a copy is
-            required, or ``dl_device`` is neither x's device nor the host (a BufferError).
+        InterchangeError: x is on several devices that do not use host memory and ``dl_device`` is not the host, DLPack
+            does not support x's dtype, ``copy=False`` and a copy is required, or ``dl_device`` is neither x's device
+            nor the host (a BufferError).
         ArgumentError: a ``stream`` is given for host memory.
         ArgumentTypeError: x is not a tensor, or ``dl_device`` is not a pair of numbers.
         DonatedError: x was donated.
@@ -351,10 +372,13 @@ def to_dlpack(
 
 @implements(to_dlpack, "algorithm")
 def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
-    device = _only_device(x, "__dlpack__")
+    devices = _devices_of(x, "__dlpack__")
+    device = devices[0]
     backend = backend_of(device)
-    here = _memory_of(x, device)
-    there = here if dl_device is None else as_memory(dl_device, "__dlpack__", "dl_device")
+    there = None if dl_device is None else as_memory(dl_device, "__dlpack__", "dl_device")
+    several = len(devices) > 1
+    here = HOST_MEMORY if several and there == HOST_MEMORY else _memory_of(x, devices, "__dlpack__")
+    there = here if there is None else there
     if there not in (here, HOST_MEMORY):
         raise InterchangeError(
             f"__dlpack__: dl_device is {described(there)}, and the tensor lies in {described(here)}; "
@@ -362,9 +386,9 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
         )
     if x.dtype.kind in "mM":
         raise InterchangeError(f"__dlpack__: DLPack has no {x.dtype}; give x.astype('int64')")
-    if there != here:
+    if there != here or (several and not backend.shared_memory):
         if copy is False:
-            raise InterchangeError(f"__dlpack__: copy=False, and x must be copied to the host from {described(here)}")
+            raise InterchangeError(f"__dlpack__: copy=False, and x must be copied to the host from {_place(x, here)}")
         # The consumer may write to this memory, and the result of ``np.asarray`` is read-only.
         return _host_capsule(np.array(x), max_version, marked=False)
     host = here == HOST_MEMORY
@@ -454,26 +478,23 @@ def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, m
             return exported.__dlpack__(**options)
 
 
-def _only_device(x: Any, caller: str) -> Device:
-    """Returns the device of a tensor on one device.
+def _place(x: ShardedTensor, memory: Memory) -> str:
+    """Returns a description of where a tensor is, for errors."""
+    return described(memory) if x.sharding.mesh.size == 1 else f"the memories of {x.sharding.mesh!r}"
+
+
+def _devices_of(x: Any, caller: str) -> Sequence[Device]:
+    """Returns the devices of a tensor.
 
     Raises:
         ArgumentTypeError: x is not a tensor.
-        InterchangeError: x is on several devices.
         DonatedError: x was donated.
     """
     if not isinstance(x, ShardedTensor):
         raise ArgumentTypeError(f"{caller}: x is a {type(x).__name__}; wanted a tensor")
     if x.is_donated:
         shard_arrays(x)  # This raises the DonatedError.
-    mesh = x.sharding.mesh
-    if mesh.size > 1:
-        raise InterchangeError(
-            f"{caller}: the tensor is on {mesh.size} devices, {mesh!r}, and other libraries accept arrays on one; "
-            "st.device_put(x, device) transfers it, st.shard(x) gives a tensor for each device, "
-            "x.addressable_shards[k].data is the array of the k-th, and np.asarray(x) a host array"
-        )
-    return mesh.flat[0]
+    return x.sharding.mesh.flat
 
 
 def _noted_copy(array: Any, device: Device, caller: str) -> Any:

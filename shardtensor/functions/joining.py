@@ -59,13 +59,17 @@ def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> ShardedTenso
 
 @implements(concat, "composite")
 def _concat_flat(arrays: Sequence[Any], axis: int | None) -> Any:
-    return NotImplemented if axis is not None else concat([_flattened(a) for a in arrays])
+    return NotImplemented if axis is not None else concat([reshape_operand(a, (-1,)) for a in arrays])
 
 
-def _flattened(x: Any) -> Any:
-    """Flattens an operand. A host array remains one, so that it is transferred directly into the result's sharding."""
-    on_host = type(x) in SCALARS or isinstance(x, (np.ndarray, np.generic))
-    return np.reshape(x, -1) if on_host else reshape(x, (-1,))
+def reshape_operand(x: Any, shape: Shape) -> Any:
+    """Reshapes an operand. A host array remains one, so that it is transferred directly into the result's sharding."""
+    return np.reshape(x, shape) if is_on_host(x) else reshape(x, shape)
+
+
+def is_on_host(x: Any) -> bool:
+    """Whether an operand is a host array or a scalar."""
+    return type(x) in SCALARS or isinstance(x, (np.ndarray, np.generic))
 
 
 @implements(concat, "movement")

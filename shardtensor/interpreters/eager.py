@@ -12,6 +12,7 @@ from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, array_operands, raise_named
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
+from shardtensor.interpreters.small_results import small_result
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 
 
@@ -40,6 +41,8 @@ class EagerInterpreter(Interpreter):
                 if element is not None:
                     return element
             if op.composite:
+                if op.small and (small := small_result(op, operands, params)) is not None:
+                    return small
                 result = op.composite(*(operands if not op.variadic else (operands,)), *params)
                 if result is not NotImplemented:
                     return result

@@ -31,7 +31,7 @@ def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, A
     """Converts nested lists of numbers to a host array, as `numpy.asarray` does.
 
     Raises:
-        ArgumentTypeError: the lists contain tensors.
+        ArgumentTypeError: the lists contain tensors with dimensions.
         ShapeError: the lists differ in length.
     """
     check_leaves(x, caller)
@@ -42,11 +42,11 @@ def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, A
 
 
 def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
-    """Raises ArgumentTypeError if nested lists contain tensors, which must be joined explicitly."""
+    """Raises ArgumentTypeError if nested lists contain tensors with dimensions, which must be joined explicitly."""
     for item in x:
         if isinstance(item, (list, tuple)):
             check_leaves(item, caller)
-        elif isinstance(item, Operators):
+        elif isinstance(item, Operators) and item.ndim:  # type: ignore[attr-defined]
             raise ArgumentTypeError(
                 f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
             )
@@ -104,6 +104,10 @@ def _method(name: str) -> Callable[..., ShardedTensor]:
     return method
 
 
+def _cumulative(name: str, x: Any, axis: int | None, dtype: Any) -> Any:
+    return call(name, call("reshape", x, shape=(-1,)) if axis is None else x, axis=axis or 0, dtype=dtype)
+
+
 def _unary(name: str) -> Callable[[Any], ShardedTensor]:
     def method(self: Any) -> ShardedTensor:
         return call(name, self)  # type: ignore[no-any-return]
@@ -136,7 +140,7 @@ _WRITTEN_IN_C = {
 }
 """The signatures of functions that `inspect.signature` cannot read in every version of NumPy."""
 
-_OTHER_NAMES = {"ddof": "correction"}
+_OTHER_NAMES = {"ddof": "correction", "reps": "repetitions"}
 """NumPy's names of parameters that have the standard's name here."""
 
 _Argument = tuple[str, str | None, Any]
@@ -161,7 +165,7 @@ def _call_form(function: Any, op: Op, count: int, keywords: tuple[str, ...]) -> 
     if twice := sorted({*theirs[:count]} & {*keywords}):
         raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
     ours = (*op.operands, *op.params, "out")
-    names = {name: name for name in ours} | dict(zip(theirs, op.operands, strict=False))
+    names = dict(zip(theirs, op.operands, strict=False)) | {name: name for name in ours}
     names |= {other: known for other, known in _OTHER_NAMES.items() if known in ours}
     defaults = {p.name: p.default for p in parameters}
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*theirs[:count], *keywords)]
@@ -181,6 +185,8 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
     for (name, ours, default), value in zip(arguments, (*args, *kwargs.values()), strict=True):
         if value is default or (type(value) is type(default) in (bool, int, float, str) and value == default):
             continue
+        if name == "order" and ours is None and value in ("C", "A", "K", "F" if op.creates else "K"):
+            continue  # The layout in memory is not visible.
         if ours is None:
             raise ArgumentTypeError(
                 f"numpy.{function.__name__}: has no sharded form here with {name}={value!r:.60}; leave {name} out, or "
@@ -214,16 +220,9 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
 
 def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
     """`numpy.copy`, whose result is an array, never a scalar."""
-    if order not in ("K", "A", "C"):
-        raise ArgumentTypeError(f"numpy.copy: order is {order!r}; tensors have row-major order only: wanted 'K' or 'C'")
+    if order not in ("K", "A", "C", "F"):  # The layout in memory is not visible.
+        raise ArgumentTypeError(f"numpy.copy: order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
     return call("asarray", a, copy=True)
-
-
-def _ravel(a: Any, order: str = "C") -> Any:
-    """`numpy.ravel`, in row-major order."""
-    if order != "C":
-        raise ArgumentTypeError(f"numpy.ravel: has no sharded form here with order={order!r}; wanted 'C'")
-    return a.ravel()
 
 
 def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
@@ -251,10 +250,15 @@ def _extent(x: Any) -> tuple[Any, int, int]:
 
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     **COMPOSED,
-    "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "ravel": _ravel, "size": _size,
+    "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "size": _size,
+    "reshape": lambda a, /, shape, order="C", *, copy=None: a.reshape(shape, order=order, copy=copy),
+    "meshgrid": lambda *xi, **options: call("meshgrid", *xi, **options),
+    "broadcast_arrays": lambda *args, subok=False: call("broadcast_arrays", *args),
+    "atleast_1d": lambda *arys: call("atleast_1d", *arys), "atleast_2d": lambda *arys: call("atleast_2d", *arys),
+    "atleast_3d": lambda *arys: call("atleast_3d", *arys),
     "ndim": lambda a: a.ndim, "shape": lambda a: a.shape,
+    "transpose": lambda a, axes=None: a.transpose(axes),
     "result_type": _result_type,
-    "swapaxes": lambda a, axis1, axis2: a.swapaxes(axis1, axis2), "transpose": lambda a, axes=None: a.transpose(axes),
 }  # fmt: skip
 """Functions of NumPy that are not operators here: metadata, copies, memory checks, methods of a tensor, and functions
 that are composed of operators.
@@ -326,6 +330,18 @@ class Operators:
     max, min, var, std = map(_method, ("max", "min", "var", "std"))
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
     clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+        """``st.repeat`` of this tensor."""
+        return call("repeat", self, repeats, axis=axis)
+
+    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Any:
+        """The cumulative sum along an axis; of the flattened tensor by default. See `st.cumulative_sum`."""
+        return _cumulative("cumulative_sum", self, axis, dtype)
+
+    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Any:
+        """The cumulative product along an axis; of the flattened tensor by default. See `st.cumulative_prod`."""
+        return _cumulative("cumulative_prod", self, axis, dtype)
 
     def __format__(self, spec: str) -> str:
         """Formats the element of a 0-d tensor as a Python scalar: ``f"{loss:.3f}"``.

@@ -6,6 +6,7 @@ No algorithm is defined here: the methods of a tensor call operators by name, th
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import math
 import threading
@@ -22,7 +23,6 @@ from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
-    AxisError,
     ConcretizationError,
     ShapeError,
     ShardTensorError,
@@ -32,7 +32,8 @@ from shardtensor.sharding.layout import NamedSharding, Shape, Where, on_existing
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.display import described, few_values, printed
-from shardtensor.tensor.numpy_protocols import Operators
+from shardtensor.tensor.flat import Flat
+from shardtensor.tensor.numpy_protocols import Operators, from_lists
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
 
@@ -201,11 +202,32 @@ class ShardedTensor(Operators):
             )
         return array.astype(dtype)
 
-    def __dlpack__(self, **options: Any) -> Any:
-        return call("to_dlpack", self, **options)
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        """Returns the module `shardtensor`, the namespace of the array API standard.
+
+        Raises:
+            ArgumentError: the standard has no such version, or this package does not implement it.
+        """
+        if api_version not in (None, *API_VERSIONS):
+            raise ArgumentError(f"__array_namespace__: api_version={api_version!r}; wanted {', '.join(API_VERSIONS)}")
+        return importlib.import_module(__name__.partition(".")[0])
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return call("dlpack_device", self)  # type: ignore[no-any-return]
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """Returns the bytes of the elements, in row-major order or, for ``order="F"``, in column-major order."""
+        return np.asarray(self).tobytes("F" if self._is_column_major(order, "tobytes") else "C")
 
     def tolist(self) -> Any:
         """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
@@ -334,42 +356,70 @@ class ShardedTensor(Operators):
         return self.T if order is None or not len(order) else call("permute_dims", self, tuple(order))
 
     def swapaxes(self, axis1: int, axis2: int, /) -> ShardedTensor:
-        """Returns a view with two dimensions exchanged."""
-        order = list(range(self.ndim))
-        try:
-            order[axis1], order[axis2] = order[axis2], order[axis1]
-        except IndexError:
-            raise AxisError(f"swapaxes: axes {axis1} and {axis2} of a tensor of {self.ndim} dimensions") from None
-        return call("permute_dims", self, tuple(order))  # type: ignore[no-any-return]
+        """Returns a view with two dimensions exchanged: see `st.swapaxes`."""
+        return call("swapaxes", self, axis1, axis2)  # type: ignore[no-any-return]
 
-    def ravel(self) -> ShardedTensor:
-        """Returns the elements in one dimension: a view if they are contiguous in row-major order, otherwise a copy."""
-        flat = call("reshape", self, shape=(-1,))
+    def ravel(self, order: str = "C") -> ShardedTensor:
+        """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
+        `st.ravel`.
+        """
+        x = self.T if self._is_column_major(order, "ravel") else self
+        flat = call("reshape", x, shape=(-1,))
         view_spec = getattr(flat._storage, "view_spec", None)
         straight = view_spec is None or flat.size == 1 or (view_spec.strides == (1,) and not view_spec.part)
-        return flat if straight else self.flatten()
+        return flat if straight else x.flatten()
 
-    def flatten(self) -> ShardedTensor:
-        """Returns a copy of the elements in one dimension."""
-        return call("reshape", self, shape=(-1,), copy=True)  # type: ignore[no-any-return]
+    def flatten(self, order: str = "C") -> ShardedTensor:
+        """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""
+        x = self.T if self._is_column_major(order, "flatten") else self
+        return call("reshape", x, shape=(-1,), copy=True)  # type: ignore[no-any-return]
 
-    def reshape(self, *shape: Any, copy: bool | None = None) -> ShardedTensor:
-        """Returns the elements in another shape: see `st.reshape`."""
+    @staticmethod
+    def _is_column_major(order: str, caller: str) -> bool:
+        """Whether an ``order=`` argument means column-major order.
+
+        Raises:
+            ArgumentError: it is none of NumPy's orders.
+        """
+        if order not in ("C", "F", "A", "K"):
+            raise ArgumentError(f"{caller}: order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
+        return order == "F"
+
+    @property
+    def flat(self) -> Flat:
+        """The elements in row-major order, to iterate over and to index; ``x.flat[i] = v`` writes to the tensor."""
+        return Flat(self)
+
+    @flat.setter
+    def flat(self, value: Any) -> None:
+        given = from_lists(value, "flat") if isinstance(value, (list, tuple)) else value
+        self[...] = call("resize", given, self.shape)
+
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ShardedTensor:
+        """Returns the elements in another shape, read and placed in row-major order, or in column-major order for
+        ``order="F"``: see `st.reshape`.
+        """
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape
+        if self._is_column_major(order, "reshape"):
+            return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
 
-    def astype(self, dtype: npt.DTypeLike, *, copy: bool = True) -> ShardedTensor:
-        """Returns the elements in another dtype: see `st.astype`."""
+    def astype(self, dtype: npt.DTypeLike, order: str = "K", *, copy: bool = True) -> ShardedTensor:
+        """Returns the elements in another dtype: see `st.astype`. ``order``, the layout in memory, has no effect."""
+        self._is_column_major(order, "astype")
         return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
 
     # -- copies ------------------------------------------------------------------------------------
 
-    def copy(self) -> ShardedTensor:
+    def copy(self, order: str = "C") -> ShardedTensor:
         """Returns an independent tensor with the same value; memory is copied only when one of the two is written.
+
+        ``order``, the layout in memory, has no effect.
 
         The copy of a value that NumPy would return as a scalar, such as the sum of all elements, cannot be written
         either.
         """
+        self._is_column_major(order, "copy")
         return call("copy", self)  # type: ignore[no-any-return]
 
     def __copy__(self) -> ShardedTensor:
@@ -453,6 +503,9 @@ ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | flo
 These are tensors; host arrays and NumPy scalars, which are put into the layout that the operator's rule requires;
 Python scalars, which stay scalars and do not promote a dtype; and arrays of a backend.
 """
+
+API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+"""The versions of the array API standard that the package implements; the last one contains the others."""
 
 SCALARS = frozenset((bool, int, float, complex))
 

@@ -500,9 +500,12 @@ def _reshard(data: Any) -> Case:
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
-    "zeros", "zeros_like", "convolve_valid", "fftfreq", "rfftfreq",
+    "zeros", "zeros_like", "convolve_valid", "coordinate", "fftfreq", "linspace", "rfftfreq",
     # Several results, or eigenvalues in no particular order.
-    "eig", "eigh", "eigvals", "qr", "slogdet", "svd",
+    "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
+    "hsplit", "meshgrid", "qr", "slogdet", "spanned", "split", "svd", "vsplit",
+    # Those that only exchange dimensions.
+    "fliplr", "flipud", "rollaxis", "swapaxes",
     # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",

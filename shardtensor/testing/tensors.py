@@ -14,6 +14,7 @@ import shardtensor.testing.linear_algebra_cases  # It adds its cases.
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
+from shardtensor.testing import manipulation_cases  # noqa: F401 - it registers its cases
 from shardtensor.testing.base import Kit
 from shardtensor.testing.cases import CASES, array_indices, check, indices, sharded_somehow, wanted
 from shardtensor.testing.layouts import all_specs, assert_same, mesh_of, meshes, shapes, specs
@@ -57,10 +58,12 @@ class TensorTests(Kit):
         unknown = sorted(set(self.unclaimed) - set(OPS))
         self.must(not unknown, "`unclaimed` names operators (see shardtensor.OPS)", unknown)
 
-    @pytest.mark.parametrize("name", ["zeros", "ones", "full", "arange", "eye"])
+    @pytest.mark.parametrize("name", ["zeros", "ones", "full", "arange", "eye", "linspace"])
     def test_creation(self, name: str) -> None:
         """Creation functions give NumPy's result under every spec of a mesh."""
-        arguments: dict[str, tuple[Any, ...]] = {"full": ((5, 3), 7), "arange": (11,), "eye": (5, 3)}
+        arguments: dict[str, tuple[Any, ...]] = {
+            "full": ((5, 3), 7), "arange": (11,), "eye": (5, 3), "linspace": (0, 5, 11),
+        }  # fmt: skip
         given = arguments.get(name, ((5, 3),))
         right = getattr(np, name)(*given, dtype=self.dtype)
         mesh = mesh_of((len(self.devices),), self.backend)

@@ -382,8 +382,8 @@ def test_a_tensor_is_an_array_like_any_other() -> None:
     x[0] = 9
     y[1] = 8
     assert (x.tolist(), y.tolist()) == ([9, 1, 2, 3, 4, 5], [0, 8, 2, 3, 4, 5])
-    with pytest.raises(st.InterchangeError, match=r"^__dlpack_device__: the tensor is on 3 devices"):
-        st.from_dlpack(st.arange(6, device=st.make_mesh((3,), ("x",))))
+    z = st.arange(6, device=st.make_mesh((3,), ("x",)))
+    assert address(np.asarray(st.from_dlpack(z, copy=False))) == address(np.asarray(z))
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch"])
@@ -577,15 +577,37 @@ def test_shards_go_out_by_themselves(consumer: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["numpy", "checked", "torch"])
-def test_several_devices(source: str) -> None:
+def test_several_devices_that_use_host_memory(source: str) -> None:
     x = st.device_put(np.arange(6), mesh_of((3,), source) if usable(source) else None)
-    for y in (x, x[1:], x.T, x.reshape(2, 3), x[0], x.sum()):
-        for ask in (y.__dlpack__, y.__dlpack_device__, lambda y=y: np.from_dlpack(y)):
-            with pytest.raises(
-                BufferError, match=r"3 devices, Mesh\(x=3.*st\.device_put\(x, device\).*addressable_shards"
-            ):
-                ask()
+    for y in (x, x[1:], x.T, x.reshape(2, 3), x[::-2], x[0], x.sum()):
+        assert y.__dlpack_device__() == HOST_MEMORY
+        for made in (np.from_dlpack(y), np.from_dlpack(y, device="cpu"), np.from_dlpack(y, copy=True)):
+            np.testing.assert_array_equal(made, np.asarray(y))
+        assert st.from_dlpack(y).sharding == y.sharding
+        assert st.from_dlpack(y, copy=False).tolist() == y.tolist()
     assert np.from_dlpack(st.device_put(x, x.sharding.mesh.flat[1])).tolist() == list(range(6))
+    z = st.zeros(6, device=x.sharding)
+    if x.sharding.mesh.flat[0].backend != "numpy":
+        with pytest.raises(st.InterchangeError, match=r"copy=False, and x must be copied .* Mesh\(x=3"):
+            z.__dlpack__(copy=False)
+        return
+    theirs = np.from_dlpack(z)  # It shares the buffer of the devices.
+    z[1] = 5
+    assert theirs.tolist() == [0] * 6
+    assert z.tolist() == [0, 5, 0, 0, 0, 0]
+
+
+def test_several_devices_with_memories_of_their_own() -> None:
+    x = st.device_put(np.arange(6), mesh_of((3,), "cupy"))
+    for ask in (x.__dlpack__, x.__dlpack_device__, lambda: np.from_dlpack(x)):
+        with pytest.raises(
+            BufferError, match=r"3 devices, Mesh\(x=3.*device='cpu'.*st\.device_put\(x, device\).*addressable_shards"
+        ):
+            ask()
+    assert np.from_dlpack(x, device="cpu").tolist() == list(range(6))
+    assert st.from_dlpack(x).sharding == x.sharding
+    with pytest.raises(BufferError, match="copy=False, and x must be copied to the host"):
+        x.__dlpack__(dl_device=(1, 0), copy=False)
 
 
 @pytest.mark.parametrize("source", ["numpy", "checked"])

@@ -177,6 +177,7 @@ def others(x: Any) -> Any:
         st.map_overlap(lambda block: block, x, depth=1, boundary="nearest"), OPS["convolve_valid"].dispatch(x[:, 0], x[:2, 0]),
         st.linalg.svd(x), st.linalg.qr(x), st.linalg.eigh(x[:2]), st.linalg.eig(x[:2]), st.linalg.eigvals(x[:2]),
         st.linalg.slogdet(x[:2]), st.fft.fftfreq(5), st.fft.rfftfreq(5),
+        st.linspace(0, 1, 3), st.indices((2, 3)), st.meshgrid(x[0], x[1]),
     ]  # fmt: skip
     x[1:] = 0
     return [made, st.to_batched_list(x, 4), OPS["assemble"].dispatch([x[:1]], x.sharding.mesh, st.P())]

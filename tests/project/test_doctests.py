@@ -51,7 +51,7 @@ def test_public_names_are_documented(name: str) -> None:
     if inspect.isclass(thing) and issubclass(thing, Exception):
         assert thing.__doc__
         return
-    if name in ("HOST", "OPS"):
+    if name in ("HOST", "OPS") or thing is getattr(np, name, ()):  # dtypes and constants
         return
     assert inspect.getdoc(thing), name
     if name not in NEED_NO_EXAMPLE:

@@ -721,6 +721,9 @@ MORE_ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "astype": lambda x: ("f4",), "broadcast_to": lambda x: ((4, 4),), "clip": lambda x: (0, 1),
     "expand_dims": lambda x: (0,), "full_like": lambda x: (1,), "moveaxis": lambda x: (0, 1),
     "reshape": lambda x: ((2, 8),), "roll": lambda x: (1,), "tensordot": lambda x: (x,),
+    "append": lambda x: (x,), "delete": lambda x: (1,), "insert": lambda x: (1, 5.0), "pad": lambda x: (1,),
+    "repeat": lambda x: (2,), "resize": lambda x: ((2, 3),), "rollaxis": lambda x: (1,), "swapaxes": lambda x: (0, 1),
+    "tile": lambda x: (2,),
 }  # fmt: skip
 FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapped__")} - {
     "unstack",
@@ -729,6 +732,8 @@ FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapp
     "cumulative_sum",
     "cumulative_prod",
     "cross",  # of vectors of three elements
+    "linspace",
+    *("array_split", "split", "hsplit", "vsplit", "dsplit", "broadcast_arrays", "meshgrid"),  # several results
 }
 
 
@@ -755,11 +760,9 @@ WRONG_AS_NUMPY = [
         lambda x: np.sum(x, 0, None, None, False, 3),
         r"numpy.sum: has no sharded form here with initial=3; leave initial",
     ),
-    (lambda x: np.reshape(x, (4, 3), "F"), "numpy.reshape: has no sharded form here with order='F'"),
-    (lambda x: np.zeros_like(x, None, "F"), "order='F'"),
+    (lambda x: np.zeros_like(x, None, "Z"), "order='Z'"),
     (lambda x: np.var(x, dtype="f4"), "dtype='f4'"),
-    (lambda x: np.ravel(x, "F"), "numpy.ravel: has no sharded form here"),
-    (lambda x: np.copy(x, "F"), "numpy.copy: order is 'F'"),
+    (lambda x: np.copy(x, "Z"), "numpy.copy: order is 'Z'"),
     (lambda x: np.where(x), "numpy.where: has no sharded form here without x1 and x2"),
     (lambda x: np.clip(x, 1, 2, min=3), "min is given twice"),
     (lambda x: x.sum(0, axis=1), "axis is given by position and by name"),

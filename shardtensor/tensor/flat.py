@@ -1,0 +1,49 @@
+"""`Flat`: the elements of a tensor in row-major order, for ``x.flat``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import IndexingError
+
+
+class Flat:
+    """The elements of a tensor in row-major order, as `numpy.flatiter`: to iterate over, to read by an index, and to
+    assign to, which writes to the tensor.
+
+    Args:
+        x: the tensor.
+    """
+
+    __slots__ = ("_x",)
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __len__(self) -> int:
+        return int(self._x.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._x.ravel())
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._x.ravel()[index]
+        return found.copy() if found.ndim else found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        one = isinstance(index, (int, np.integer, slice))
+        try:
+            positions = np.asarray(range(len(self))[index]) if one else np.arange(len(self))[index]
+        except IndexError as error:
+            raise IndexingError(f"flat: {error}") from None
+        self._x[np.unravel_index(positions, self._x.shape)] = value
+
+    def copy(self) -> Any:
+        """Returns the elements as a 1-d tensor."""
+        return self._x.flatten()
+
+    def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
+        return self._x.ravel().__array__(dtype, copy=copy)
