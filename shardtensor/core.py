@@ -79,6 +79,10 @@ class Op:
         blockwise: for elementwise operators that are no ufuncs: the function of the same operands and parameters that
             computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
             of blocks, where it is not that of shards.
+        dtype: the dtype of the result: a dtype, or a function of the operands, with one element each, and of the params
+            that returns an array of it. None: that of NumPy's function of the same name; for an operator with a kernel
+            and no monoid, that of the first array.
+        blocks: whether an operator with a monoid may compute long operands of the host block by block.
         ufunc: the name of the function that NumPy's floating-point errors name.
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
         lists_only: whether an array is rejected as the sequence of arrays, since its rows would be taken as the items.
@@ -91,7 +95,8 @@ class Op:
         fails_late: the kinds of dtype (NumPy's letters) for which the kernel can raise an error after it has written a
             part of its result.
         assigns: whether the operator is the functional form of the assignment ``x[index] = value``.
-        escapes: whether the result leaves the library (a host array, a capsule), so that the call needs elements.
+        escapes: whether the call needs elements: the result leaves the library (a host array, a capsule), or its shape
+            depends on them.
         trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
         spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
     """
@@ -113,6 +118,8 @@ class Op:
     escapes: bool = False
     trees: tuple[str, ...] = ()
     spmd: bool = False
+    dtype: Any = None
+    blocks: bool = True
     ufunc: str = ""
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)

@@ -156,7 +156,9 @@ def _call_form(function: Any, op: Op, count: int, keywords: tuple[str, ...]) -> 
     if twice := sorted({*theirs[:count]} & {*keywords}):
         raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
     ours = (*op.operands, *op.params, "out")
-    names = {name: name for name in ours} | dict(zip(theirs, op.operands, strict=False))
+    # The operands are in the same order, but some have other names, and NumPy has parameters between them.
+    others = [n for n in theirs if n not in ours], [n for n in op.operands if n not in theirs]
+    names = {name: name for name in ours} | dict(zip(*others, strict=False))
     names |= {other: known for other, known in _OTHER_NAMES.items() if known in ours}
     defaults = {p.name: p.default for p in parameters}
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*theirs[:count], *keywords)]
@@ -317,6 +319,11 @@ class Operators:
     max, min, var, std = map(_method, ("max", "min", "var", "std"))
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
     clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
+    argsort, nonzero, searchsorted, take = map(_method, ("argsort", "nonzero", "searchsorted", "take"))
+
+    def sort(self, axis: int | None = -1, *, stable: bool | None = None) -> None:
+        """Sorts the elements along ``axis`` in place: see `st.sort`."""
+        bind_into(self, OPS["sort"], (self,), (axis, False, bool(stable)))
 
     def __format__(self, spec: str) -> str:
         """Formats the element of a 0-d tensor as a Python scalar: ``f"{loss:.3f}"``.

@@ -275,14 +275,17 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
     """Returns the dtype of the result, inferred by NumPy's function of that name, or by the composition that stands for
     it, from arrays with one element.
 
-    The dtype of an operator with its own kernel and no combination is its ``dtype`` parameter, or that of its first
-    array.
+    An operator can declare its dtype. Otherwise, that of an operator with its own kernel and no combination is its
+    ``dtype`` parameter, or that of its first array.
 
     Raises:
         ArgumentTypeError: the operator does not accept the dtypes.
     """
     wanted = None if params.get("dtype") is None else sharded_dtype(params["dtype"])
-    if op.kernel and op.combine is None:
+    if op.dtype is not None and not callable(op.dtype):
+        declared: np.dtype[Any] = np.dtype(op.dtype)
+        return declared
+    if op.kernel and op.combine is None and op.dtype is None:
         if wanted is not None:
             return wanted
         return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))
@@ -291,7 +294,9 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
     harmless = {name: value for name, value in params.items() if name != "correction"}
     try:
         with np.errstate(all="ignore"):
-            return np.dtype(np.asarray(function_of(backend_of(HOST), op.name)(*samples, **harmless)).dtype)
+            return np.dtype(
+                np.asarray((op.dtype or function_of(backend_of(HOST), op.name))(*samples, **harmless)).dtype
+            )
     except (TypeError, ValueError) as error:
         dtypes = " and ".join(k.__name__ if isinstance(k, type) else str(k.dtype) for k in kinds if k is not None)
         raise ArgumentTypeError(f"{op.name}: does not take {dtypes} ({error})") from None

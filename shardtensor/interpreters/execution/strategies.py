@@ -126,7 +126,7 @@ class Strategies:
         """
         op, value, moves, contexts, name = self.op, self.value, self.moves, self.contexts, self.name
         combine = op.combine
-        if combine is None or None in moves:
+        if combine is None or None in moves or not op.blocks:
             return None
         sizes = name_sizes(rule, contexts[0].shapes)
         if not value.size or not is_long(combine, rule, sizes):
