@@ -263,7 +263,10 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
         raise ArgumentError(f"the range ({first}, {last}) is not finite")
     if first > last:
         raise ArgumentError(f"range is ({first}, {last}); wanted the lesser number first")
-    return np.histogram_bin_edges(np.empty(0, dtype), count, (first, last))
+    try:
+        return np.histogram_bin_edges(np.empty(0, dtype), count, (first, last))
+    except ValueError as error:  # The bins are narrower than numbers of that size can be.
+        raise ArgumentError(str(error)) from None
 
 
 # -- bins of elements ------------------------------------------------------------------------------

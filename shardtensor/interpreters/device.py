@@ -15,8 +15,9 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.core import Interpreter, Op, Operands, Params
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import result_dtype
-from shardtensor.sharding.layout import as_sharding
+from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.rules import name_sizes, parse
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -128,9 +129,18 @@ class DeviceInterpreter(Interpreter):
             shape, dtype = op.rule(kinds, **named)
         else:
             rule = op.rule(shapes, **named) if callable(op.rule) else op.rule
-            shape = rule[1] if isinstance(rule, tuple) else shapes[0] if shapes else ()
+            shape = rule[1] if isinstance(rule, tuple) else _shape_by(rule, op, shapes)
             dtype = result_dtype(op, kinds, named) if shapes else None
         return op.kernel(xp, ShardContext.everywhere(shape, shapes, dtype), *arrays, **named)
+
+
+def _shape_by(rule: Any, op: Op, shapes: Sequence[Shape]) -> Shape:
+    """Returns the shape of the result that the rule of an operator gives."""
+    if not isinstance(rule, str):
+        return shapes[0] if shapes else ()
+    parsed = parse(rule, tuple(map(len, shapes)), op.operands)
+    sizes = name_sizes(parsed, shapes)
+    return tuple([1 if name == "1" else sizes.get(name, 0) for name in parsed.result])
 
 
 @functools.cache

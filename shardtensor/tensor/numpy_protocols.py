@@ -185,7 +185,8 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
             )
         if ours in known:
             raise ArgumentTypeError(f"numpy.{function.__name__}: {ours} is given twice; wanted it once")
-        known[ours] = value
+        listed = type(value) in (list, tuple) and ours in op.operands and not op.variadic and ours not in op.trees
+        known[ours] = from_lists(value, op.name) if listed else value
     if missing := [name for name in by_position if name not in known]:
         raise ArgumentTypeError(f"numpy.{function.__name__}: has no sharded form here without {' and '.join(missing)}")
     return _with_out(op, [known.pop(name) for name in by_position], known)
