@@ -223,7 +223,7 @@ def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = 
 @implements(take, "composite")
 def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
     if axis is None:
-        x, axis = reshape(x, (-1,)), 0
+        x, axis = x if np.ndim(x) == 1 else reshape(x, (-1,)), 0
     along = normalize_axis(axis, np.ndim(x))
     if not hasattr(indices, "dtype"):
         indices = np.asarray(indices)  # Also of a number, because an integer as an index would give a view.

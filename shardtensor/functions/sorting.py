@@ -2,8 +2,8 @@
 
 NaN is greater than all numbers, and complex numbers are ordered by their real parts, then by their imaginary parts, as
 in NumPy. The sorted dimension must not be split. Where it is, the split moves to the largest other dimension that is
-not split (an all-to-all); if there is none, the elements are gathered along the mesh axes that split it, and the result
-is replicated along these.
+not split (an all-to-all). If there is none, each device gathers the elements along the mesh axes that split it, and
+keeps its part of the result, which then has x's sharding.
 
 Raises:
     AxisError: x has no such axis.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.core import call, implements, operator
+from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.indexing import take_along_axis
 from shardtensor.functions.manipulation import reshape
@@ -138,13 +138,17 @@ def _sorted(xp: Any, x: Any, axis: int, stable: bool) -> Any:
         return np.sort(x, axis=axis, stable=stable)
     # NumPy's other algorithms are up to ten times as fast. The only real numbers that are equal and differ are zeros.
     result = np.sort(x, axis=axis)
-    if stable and x.dtype.kind == "f":
-        lines = np.moveaxis(x, axis, -1)
-        zeros = lines[lines == 0]
-        if np.signbit(zeros).any():
-            ordered = np.moveaxis(result, axis, -1)
-            ordered[ordered == 0] = zeros
+    if stable and x.dtype.kind == "f" and _has_zeros(result):
+        lines, ordered = np.moveaxis(x, axis, -1), np.moveaxis(result, axis, -1)
+        ordered[ordered == 0] = lines[lines == 0]
     return result
+
+
+def _has_zeros(x: Any) -> bool:
+    """Whether an array, which is sorted if it has one dimension, has several zeros."""
+    if x.ndim > 1:
+        return bool(np.count_nonzero(x) < x.size - 1)
+    return bool(np.searchsorted(x, 0, side="right") - np.searchsorted(x, 0) > 1)
 
 
 @implements(argsort, "kernel")
@@ -213,15 +217,52 @@ def topk(x: ArrayLike, /, k: int, *, axis: int = -1) -> TopK:
 
 @implements(topk, "composite")
 def _topk(x: Any, k: int, axis: int) -> TopK:
-    shape = np.shape(x)
+    indices = topk_indices(x, k, axis=axis)
+    return TopK(take_along_axis(x, indices, axis=axis), indices)
+
+
+def _topk_rule(shapes: Sequence[Shape], *, k: int, axis: int) -> tuple[str, Shape]:
+    (shape,) = shapes
     along = normalize_axis(axis, len(shape))
     if not 0 <= k <= shape[along]:
         raise ArgumentError(f"k is {k}; wanted 0 to {shape[along]}, the size of dimension {along}")
-    first = (slice(None),) * along + (slice(k),)
-    indices = call("getitem", argsort(x, axis=along, descending=True), first)
-    if isinstance(indices, ShardedTensor):
-        indices = indices.copy()  # A view would keep the indices of all elements.
-    return TopK(take_along_axis(x, indices, axis=along), indices)
+    operand = _along_rule(shapes, axis=axis).partition(" -> ")[0]
+    result = ["top" if d == along else f"d{d}" for d in range(len(shape))]
+    return f"{operand} -> {' '.join(result)}", (*shape[:along], k, *shape[along + 1 :])
+
+
+@operator(_topk_rule, dtype="int64", error_name="topk")
+def topk_indices(x: ArrayLike, /, k: int, *, axis: int = -1) -> ShardedTensor:
+    """Returns the indices of the ``k`` greatest elements of x along ``axis``: see `topk`.
+
+    >>> from shardtensor.functions.sorting import topk_indices
+    >>> topk_indices(st.asarray([3, 9, 7, 9]), 3).tolist()
+    [1, 3, 2]
+    """
+
+
+_SELECTED_FROM = 1 << 12
+"""Elements of a line from which its greatest ones are selected before they are sorted."""
+
+
+@implements(topk_indices, "kernel")
+def _topk_indices(xp: Any, context: ShardContext, x: Any, *, k: int, axis: int) -> Any:
+    if xp is np and x.shape[axis] >= max(_SELECTED_FROM, 8 * k) and k:
+        return np.apply_along_axis(_greatest, axis, x, k)
+    first = (slice(None),) * (axis % x.ndim) + (slice(k),)
+    return xp.asarray(_argsort(xp, context, x, axis=axis, descending=True, stable=True)[first], copy=True)
+
+
+def _greatest(x: Any, k: int) -> Any:
+    """Returns the indices of the greatest elements of one line."""
+    least = np.partition(x, len(x) - k)[len(x) - k]
+    nan = least.dtype.kind in "fc" and np.isnan(least)
+    with np.errstate(invalid="ignore"):  # NaN is not less than any number.
+        greater = np.zeros(0, np.int64) if nan else np.flatnonzero(~(x <= least))
+    equal = np.flatnonzero(np.isnan(x) if nan else x == least)[: k - len(greater)]
+    chosen = np.sort(np.concatenate([greater, equal]))
+    order = len(chosen) - 1 - np.argsort(x[chosen][::-1], stable=True)[::-1]
+    return chosen[order]
 
 
 @operator(variadic=True)

@@ -93,7 +93,7 @@ def test_the_package_shows_its_public_names_only() -> None:
 def test_every_operator_is_exported_or_listed_here() -> None:
     """Operators that users reach through methods and protocols only."""
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
-    internal |= {"counts_between", "counts_of_integers"}
+    internal |= {"counts_between", "counts_of_integers", "topk_indices"}
     internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards"}
     assert set(OPS) - set(st.__all__) == internal
 
