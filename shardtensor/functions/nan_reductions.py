@@ -1,7 +1,7 @@
 """NumPy's reductions and cumulative functions that skip NaN.
 
-They are compositions of the functions of the same name without "nan", of which arguments, dtypes, sharding and errors
-are those. In an array of integers or bools, no element is NaN.
+Arguments, dtypes, sharding and errors are those of the functions of the same name without "nan", of which most are
+composed. In an array of integers or bools, no element is NaN.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ import numpy.typing as npt
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError
+from shardtensor.sharding.rules import extremum
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 _Axis = int | tuple[int, ...] | None
+
+
+def _dtype_by(name: str) -> Callable[..., Any]:
+    """Returns NumPy's function, of which the result has the dtype of the operator's."""
+    return lambda x, **params: getattr(np, name)(x, **params)
 
 
 @operator()
@@ -43,7 +50,7 @@ def nanprod(
     """
 
 
-@operator()
+@operator(extremum, combine="nanmax", dtype=_dtype_by("max"))
 def nanmax(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the greatest element along ``axis`` that is not NaN (`max`); NaN where all are.
 
@@ -52,7 +59,7 @@ def nanmax(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
     """
 
 
-@operator()
+@operator(extremum, combine="nanmin", dtype=_dtype_by("min"))
 def nanmin(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the least element along ``axis`` that is not NaN (`min`); NaN where all are.
 
@@ -145,12 +152,19 @@ def _declare_sum(function: Callable[..., Any], name: str, value: float) -> None:
 
 
 def _declare_extremum(function: Callable[..., Any], name: str, value: float) -> None:
-    @implements(function, "composite")
-    def composite(x: Any, axis: Any, keepdims: bool) -> Any:
-        found = call(name, _filled(x, value), axis=axis, keepdims=keepdims)
-        if _dtype_of(x).kind not in "fc":
-            return found
-        return call("where", call("all", call("isnan", x), axis=axis, keepdims=keepdims), _math.nan, found)
+    @implements(function, "kernel")
+    def kernel(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
+        if xp is np:
+            return np.asarray(getattr(np, f"f{name}").reduce(x, axis=axis, keepdims=keepdims))
+        if not _may_be_nan(xp, x):
+            return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
+        nan = xp.isnan(x)
+        found = getattr(xp, name)(xp.where(nan, value, x), axis=axis, keepdims=keepdims)
+        return xp.where(xp.all(nan, axis=axis, keepdims=keepdims), _math.nan, found)
+
+
+def _may_be_nan(xp: Any, x: Any) -> bool:
+    return bool(xp.isdtype(x.dtype, ("real floating", "complex floating")))
 
 
 def _declare_index(function: Callable[..., Any], name: str, value: float) -> None:

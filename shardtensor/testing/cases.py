@@ -171,7 +171,7 @@ def _axes(data: Any, ndim: int, *, one: bool = False) -> Any:
     return picked[0] if one or (len(picked) == 1 and data.draw(some.booleans())) else tuple(picked)
 
 
-@case("prod")
+@case("prod", "nanprod")
 def _prod(data: Any) -> Case:
     """Draws factors near 1, because infinities in complex products depend on the order of multiplication."""
     made = _reduction(data)
@@ -180,13 +180,13 @@ def _prod(data: Any) -> Case:
     return made
 
 
-@case("sum", "mean", "var", "std", "any", "all")
+@case("sum", "nansum", "mean", "var", "std", "any", "all")
 def _reduction(data: Any) -> Case:
     x = array(data.draw(shapes()), data.draw(some.sampled_from(DTYPES)), seed(data))
     return Case([x], params={"axis": _axes(data, x.ndim), "keepdims": data.draw(some.booleans())})
 
 
-@case("max", "min")
+@case("max", "min", "nanmax", "nanmin")
 def _extremum(data: Any) -> Case:
     made = _reduction(data)
     x = made.operands[0]
@@ -618,9 +618,8 @@ ELSEWHERE = {
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
     "zeros", "zeros_like",
     "argpartition", "argwhere", "bincount", "digitize", "flatnonzero", "histogram", "lexsort", "nanargmax", "nanargmin",
-    "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanpercentile", "nanprod", "nanstd", "nansum", "nanvar",
-    "nonzero", "partition", "percentile", "topk", "unique", "unique_all", "unique_counts", "unique_inverse",
-    "unique_values",
+    "nancumprod", "nancumsum", "nanmean", "nanpercentile", "nanstd", "nanvar", "nonzero", "partition", "percentile",
+    "topk", "unique", "unique_all", "unique_counts", "unique_inverse", "unique_values",
     # Maps, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view",
