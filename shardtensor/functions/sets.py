@@ -196,9 +196,14 @@ def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedT
 
 
 def _on_host(x: Any, wanted: Wanted, equal_nan: bool) -> Sequence[Any]:
+    if x.dtype == np.float16:  # NumPy 2.4.6 does not sort long arrays of them correctly.
+        made = _distinct(np, x.reshape(-1), wanted, equal_nan)
+        if wanted[1]:
+            made[1 + wanted[0]] = made[1 + wanted[0]].reshape(x.shape)
+        return made
     flags: Any = dict(zip(("return_index", "return_inverse", "return_counts"), wanted, strict=True))
-    made = np.unique(x, **flags, equal_nan=equal_nan)
-    return made if isinstance(made, tuple) else (made,)
+    found = np.unique(x, **flags, equal_nan=equal_nan)
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _of_shards(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal_nan: bool) -> list[ShardedTensor]:

@@ -132,10 +132,10 @@ def _sort(xp: Any, context: ShardContext, x: Any, *, axis: int, descending: bool
 
 
 def _sorted(xp: Any, x: Any, axis: int, stable: bool) -> Any:
-    if xp is not np:
+    if xp is not np or x.dtype.kind == "c":
         return xp.sort(x, axis=axis, stable=stable)
-    if x.dtype.kind == "c":
-        return np.sort(x, axis=axis, stable=stable)
+    if x.dtype == np.float16:  # NumPy's other algorithm leaves long arrays unsorted on some processors (2.4.6).
+        return np.sort(x, axis=axis, stable=True)
     # NumPy's other algorithms are up to ten times as fast. The only real numbers that are equal and differ are zeros.
     result = np.sort(x, axis=axis)
     if stable and x.dtype.kind == "f" and _has_zeros(result):

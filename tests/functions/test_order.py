@@ -65,7 +65,7 @@ def sort(data: Any, put: Any) -> None:
     ordered = np.sort(x, axis=axis, stable=True)
     same(st.sort(put(x), axis=axis, stable=stable), ordered)
     same(st.sort(put(x), axis=axis, descending=True), np.flip(ordered, axis=axis))
-    same(st.sort(put(x), axis=None), np.sort(x, axis=None))
+    same(st.sort(put(x), axis=None), np.sort(x, axis=None, stable=True))
     signs = np.signbit(np.sort(x, axis=axis, stable=True)) if x.dtype.kind == "f" else None
     if signs is not None:
         numbers = ~np.isnan(ordered)
@@ -144,7 +144,7 @@ def isin(data: Any, put: Any) -> None:
 
 @checks
 def unique(data: Any, put: Any) -> None:
-    x = data.draw(arrays(min_dims=0))
+    x = data.draw(arrays([d for d in DTYPES if d != "float16"], 0))  # NumPy sorts long arrays of them wrongly.
     for found, wanted in zip(st.unique_all(put(x)), np.unique_all(x), strict=True):
         same(found, wanted)
     for name in ("unique_counts", "unique_inverse"):
@@ -461,6 +461,18 @@ ERRORS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 def test_errors_name_the_function(call: Any, kind: Any, words: str, backend: str) -> None:
     with pytest.raises(kind, match=words):
         call(split(X, P("x"), backend))
+
+
+@everywhere
+def test_long_arrays_of_half_precision(backend: str) -> None:
+    """NumPy's default algorithm does not sort them on some processors."""
+    host = values("float16", 7128, 3)
+    wide = host.astype("float32")
+    x = split(host, P("x"), backend)
+    same(st.sort(x), np.sort(wide).astype("float16"))
+    same(st.unique_values(x), np.unique(wide, equal_nan=False).astype("float16"))
+    for found, wanted in zip(st.unique(x, True, True, True), np.unique(wide, True, True, True), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_stable_sort_keeps_the_order_of_zeros() -> None:
