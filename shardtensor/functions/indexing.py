@@ -234,7 +234,7 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
         indices = call("clip", indices, 0, max(np.shape(x)[along] - 1, 0))
     elif mode != "raise":
         raise ArgumentError(f"mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
-    return getitem(x, (slice(None),) * along + (indices,))
+    return gather(x, (slice(None),) * along + (indices,))
 
 
 def _check_integers(indices: Any) -> None:
