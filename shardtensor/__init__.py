@@ -91,6 +91,8 @@ from shardtensor.functions.inspection import (
     __array_api_version__ as __array_api_version__,
     __array_namespace_info__ as __array_namespace_info__,
 )
+from shardtensor.functions.histograms import bincount as bincount, digitize as digitize, histogram as histogram
+from shardtensor.functions.indexing import take as take, take_along_axis as take_along_axis
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
 from shardtensor.functions.linear_algebra import *
@@ -106,6 +108,8 @@ from shardtensor.functions.manipulation import (
     squeeze as squeeze,
     unstack as unstack,
 )
+from shardtensor.functions.nan_reductions import *
+from shardtensor.functions.order_statistics import *
 from shardtensor.functions.placement import (
     asarray as asarray,
     device_put as device_put,
@@ -152,9 +156,29 @@ from shardtensor.functions.repetition import (
     resize as resize,
     tile as tile,
 )
-from shardtensor.functions.scans import cumulative_prod as cumulative_prod, cumulative_sum as cumulative_sum
+from shardtensor.functions.scans import (
+    cumulative_prod as cumulative_prod,
+    cumulative_sum as cumulative_sum,
+    diff as diff,
+)
 from shardtensor.functions.searching import *
+from shardtensor.functions.sets import (
+    isin as isin,
+    unique as unique,
+    unique_all as unique_all,
+    unique_counts as unique_counts,
+    unique_inverse as unique_inverse,
+    unique_values as unique_values,
+)
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
+from shardtensor.functions.sorting import (
+    argpartition as argpartition,
+    argsort as argsort,
+    lexsort as lexsort,
+    partition as partition,
+    sort as sort,
+    topk as topk,
+)
 from shardtensor.functions.statistical import *
 from shardtensor.functions.triangles import (
     diag as diag,

@@ -98,7 +98,8 @@ class Op:
         fails_late: the kinds of dtype (NumPy's letters) for which the kernel can raise an error after it has written a
             part of its result.
         assigns: whether the operator is the functional form of the assignment ``x[index] = value``.
-        escapes: whether the result leaves the library (a host array, a capsule), so that the call needs elements.
+        escapes: whether the call needs elements: the result leaves the library (a host array, a capsule), or its shape
+            depends on them.
         trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
         spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
     """

@@ -33,13 +33,14 @@ from shardtensor_torch.elementwise import (
     torch,
 )
 from shardtensor_torch.extensions import FFT, Linalg
+from shardtensor_torch.ordering import Ordering
 
 __all__ = ["Namespace"]
 
 compat: Any = importlib.import_module("array_api_compat.torch")
 
 
-class Namespace:
+class Namespace(Ordering):
     """The array-API namespace; its functions run on the current device of type ``device`` (``cpu`` or ``cuda``)."""
 
     def __init__(self, device: str) -> None:

@@ -1,4 +1,4 @@
-"""Declarations of the indexing operators: ``x[index]`` and ``x[index] = value``."""
+"""Declarations of the indexing operators ``x[index]`` and ``x[index] = value``, and of the indexing functions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import Backend, current_device
-from shardtensor.backend.registry import backend_of
-from shardtensor.core import implements, operator
+from shardtensor.backend.registry import array_backend, backend_of
+from shardtensor.core import call, implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
-from shardtensor.functions.manipulation import layout_of
+from shardtensor.functions.manipulation import layout_of, reshape
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, region_of, to_numpy
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
@@ -186,3 +189,112 @@ def _put_on_device(xp: Any, context: None, x: Any, value: Any, *, view_spec: Vie
     new = backend.contiguous(xp.asarray(x, copy=True))
     view_spec.of(backend, new)[...] = value
     return new
+
+
+# -- indexing functions ----------------------------------------------------------------------------
+
+
+@operator(operands=("x", "indices"))
+def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = "raise") -> ShardedTensor:
+    """Returns the elements of x at ``indices`` along ``axis``, as an independent tensor of x's dtype.
+
+    The result has the dimensions of ``indices`` in place of ``axis``. As in ``x[..., indices]``, the first of them is
+    split by the mesh axes that split ``axis``, the other dimensions of x keep their sharding, ``indices`` are read on
+    the host, and only the selected elements are sent, from the devices that hold them.
+
+    Args:
+        x: a tensor or a host array.
+        indices: integers: a tensor, an array, nested lists or a number; negative ones count from the end.
+        axis: the dimension; None takes elements of the flattened array, as in NumPy.
+        mode: for indices out of bounds: "raise" raises an error, "wrap" takes them modulo the size, and "clip" replaces
+            them by the first or last index, negative ones by 0.
+
+    Raises:
+        AxisError: x has no such axis.
+        IndexingError: an index is out of bounds.
+        ArgumentTypeError: ``indices`` are not integers.
+        ArgumentError: ``mode`` is unknown.
+
+    >>> st.take(st.asarray([[1, 2, 3], [4, 5, 6]]), st.asarray([2, 0]), axis=1).tolist()
+    [[3, 1], [6, 4]]
+    """
+
+
+@implements(take, "composite")
+def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
+    if axis is None:
+        x, axis = x if np.ndim(x) == 1 else reshape(x, (-1,)), 0
+    along = normalize_axis(axis, np.ndim(x))
+    if not hasattr(indices, "dtype"):
+        indices = np.asarray(indices)  # Also of a number, because an integer as an index would give a view.
+    _check_integers(indices)
+    if mode == "wrap":
+        indices = call("remainder", indices, np.shape(x)[along])
+    elif mode == "clip":
+        indices = call("clip", indices, 0, max(np.shape(x)[along] - 1, 0))
+    elif mode != "raise":
+        raise ArgumentError(f"mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
+    return gather(x, (slice(None),) * along + (indices,))
+
+
+def _check_integers(indices: Any) -> None:
+    """Raises ArgumentTypeError if an array has another dtype than integers."""
+    backend = array_backend(indices)
+    dtype = backend.dtype_of(indices) if backend else indices.dtype
+    if dtype.kind not in "iu":
+        raise ArgumentTypeError(f"indices have dtype {dtype}; wanted integers")
+
+
+def _take_along_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
+    ndim = len(shapes[0])
+    if len(shapes[1]) != ndim:
+        raise ShapeError(f"x has {ndim} dimensions and indices have {len(shapes[1])}; wanted as many")
+    along = normalize_axis(axis, ndim)
+    # The names that begin with dots broadcast.
+    names = [f"...{ndim - d}" for d in range(ndim)]
+    x, indices = [[own if d == along else name for d, name in enumerate(names)] for own in ("k!", "i")]
+    return f"{' '.join(x)}, {' '.join(indices)} -> {' '.join(indices)}"
+
+
+@operator(_take_along_rule, operands=("x", "indices"))
+def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = -1) -> ShardedTensor:
+    """Returns for each line of x along ``axis`` the elements at the indices in the same line of ``indices``.
+
+    x and ``indices`` have the same number of dimensions, and broadcast except along ``axis``. The result has the shape
+    of ``indices``, broadcast, and x's dtype. Its sharding is that of the operands, but ``axis`` of x must not be split:
+    where it is, the split moves to another dimension, or x is gathered. Along ``axis``, ``indices`` keep their split.
+
+    Args:
+        x: a tensor or a host array.
+        indices: integers; negative ones count from the end.
+        axis: the dimension; None takes elements of the flattened x, as in NumPy, with ``indices`` of one dimension.
+
+    Raises:
+        AxisError: x has no such axis.
+        IndexingError: an index is out of bounds.
+        ArgumentTypeError: ``indices`` are not integers.
+        ShapeError: the numbers of dimensions differ, or other dimensions than ``axis`` do not broadcast.
+
+    >>> x = st.asarray([[3, 1, 2], [6, 5, 4]])
+    >>> st.take_along_axis(x, st.argsort(x, axis=1), axis=1).tolist()
+    [[1, 2, 3], [4, 5, 6]]
+    """
+
+
+@implements(take_along_axis, "composite")
+def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
+    _check_integers(indices)
+    return NotImplemented if axis is not None else take_along_axis(reshape(x, (-1,)), indices, axis=0)
+
+
+@implements(take_along_axis, "kernel")
+def _take_along(xp: Any, context: ShardContext, x: Any, indices: Any, *, axis: int) -> Any:
+    size = x.shape[axis]
+    if xp is np:
+        try:
+            return np.take_along_axis(x, indices, axis=axis)
+        except IndexError as error:
+            raise IndexingError(str(error)) from None
+    if bool(xp.any(xp.logical_or(xp.less(indices, -size), xp.greater_equal(indices, size)))):
+        raise IndexingError(f"an index is out of bounds for dimension {axis} of size {size}")
+    return xp.take_along_axis(x, indices, axis=axis)

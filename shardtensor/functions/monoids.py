@@ -272,6 +272,18 @@ def _by(name: str) -> Merge:
     return lambda xp, a, b: getattr(xp, name)(a, b)
 
 
+def _not_nan(name: str) -> Merge:
+    """Returns the merge by an extremum that takes the other state where one is NaN."""
+
+    def merge(xp: Any, a: Any, b: Any) -> Any:
+        best = getattr(xp, name)(a, b)
+        if not xp.isdtype(best.dtype, ("real floating", "complex floating")):
+            return best
+        return xp.where(xp.isnan(a), b, xp.where(xp.isnan(b), a, best))
+
+    return merge
+
+
 MONOIDS: dict[str, Monoid] = {
     "sum": Monoid(_by("add"), exact="biu", reduces="add"),
     "prod": Monoid(_by("multiply"), exact="biu", reduces="multiply"),
@@ -283,6 +295,8 @@ MONOIDS: dict[str, Monoid] = {
     "var": Monoid(_var_merge, _var_partial, _var_finish, several=True),
     "std": Monoid(_var_merge, _var_partial, _std_finish, several=True),
     "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
+    "nanmax": Monoid(_not_nan("maximum"), exact="biufc"),
+    "nanmin": Monoid(_not_nan("minimum"), exact="biufc"),
     "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
     "diagonal": Monoid(_diagonal_merge, diagonal_partial, exact="biufcmM"),
     "trace": Monoid(_by("add"), trace_partial, exact="biu"),

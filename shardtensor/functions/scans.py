@@ -1,4 +1,4 @@
-"""Cumulative sums and products."""
+"""Cumulative sums and products, and differences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
+from shardtensor.core import call as _call
 from shardtensor.core import implements, operator
-from shardtensor.errors import AxisError
+from shardtensor.errors import ArgumentError, AxisError, ShapeError
 from shardtensor.functions.algorithms.shards import (
     MeshCommunicator as _MeshCommunicator,
 )
@@ -22,7 +23,10 @@ from shardtensor.functions.algorithms.shards import (
 )
 from shardtensor.functions.creation import ones as _ones
 from shardtensor.functions.creation import zeros as _zeros
+from shardtensor.functions.elementwise import not_equal as _not_equal
+from shardtensor.functions.elementwise import subtract as _subtract
 from shardtensor.functions.joining import concat as _concat
+from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -175,3 +179,54 @@ _BLOCK = 1 << 16
 
 _declare(cumulative_sum, "sum", np.add, _zeros)
 _declare(cumulative_prod, "prod", np.multiply, _ones)
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+@operator(operands=("x", "prepend", "append"))
+def diff(
+    x: ArrayLike, /, *, axis: int = -1, n: int = 1, prepend: ArrayLike | None = None, append: ArrayLike | None = None
+) -> ShardedTensor:
+    """Computes the ``n``-th differences along an axis: the first ones are ``x[i + 1] - x[i]``, for bools whether they
+    differ.
+
+    The result has x's dtype, and the size of ``axis`` is ``n`` less. It is sharded as x; along a sharded ``axis``, each
+    device receives the elements at the boundary of its shard.
+
+    Args:
+        x: a tensor or an array of at least one dimension.
+        axis: the dimension.
+        n: how often differences are taken; with 0, x is returned.
+        prepend: values that precede x along ``axis``: a scalar, or an array of x's shape in the other dimensions.
+        append: values that follow x, likewise.
+
+    Raises:
+        AxisError: x has no such axis.
+        ArgumentError: ``n`` is negative.
+        ShapeError: x is 0-d, or ``prepend`` or ``append`` does not fit.
+
+    >>> st.diff(st.asarray([1, 4, 9, 16])).tolist(), st.diff(st.asarray([1, 4, 9, 16]), n=2, prepend=0).tolist()
+    ([3, 5, 7], [2, 2, 2])
+    """
+
+
+@implements(diff, "composite")
+def _diff(x: Any, prepend: Any, append: Any, axis: int, n: int) -> Any:
+    if n < 0:
+        raise ArgumentError(f"n is {n}; wanted a number from 0 on")
+    shape = np.shape(x)
+    if not shape:
+        raise ShapeError("x is 0-d; wanted at least one dimension")
+    along = normalize_axis(axis, len(shape))
+    if not n:
+        return x
+    line = (*shape[:along], 1, *shape[along + 1 :])
+    ends = [y if y is None or np.ndim(y) else _broadcast_to(np.asarray(y), line) for y in (prepend, append)]
+    if prepend is not None or append is not None:
+        x = _concat([y for y in (ends[0], x, ends[1]) if y is not None], axis=along)
+    before = (slice(None),) * along
+    for _ in range(n):
+        later, earlier = [_call("getitem", x, (*before, part)) for part in (slice(1, None), slice(None, -1))]
+        x = (_not_equal if str(x.dtype).endswith("bool") else _subtract)(later, earlier)
+    return x

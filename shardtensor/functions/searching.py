@@ -1,10 +1,23 @@
-"""Declarations of the searching functions (a chapter of the array API standard)."""
+"""Declarations of the searching functions (a chapter of the array API standard), and of NumPy's forms of them."""
 
 from __future__ import annotations
 
-from shardtensor.core import implements, operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import call, implements, operator
+from shardtensor.errors import ArgumentError, ShapeError
+from shardtensor.functions.algorithms.ragged import Rows as _Rows
+from shardtensor.functions.indexing import take as _take
+from shardtensor.functions.joining import stack as _stack
+from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.host import blockwise
-from shardtensor.sharding.rules import arg_extremum
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import arg_extremum, reduction
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -62,3 +75,160 @@ def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTenso
 
 
 implements(where, "blockwise")(blockwise.where)
+
+
+# -- counts and positions --------------------------------------------------------------------------
+
+
+@operator(reduction, combine="sum", dtype="int64")
+def count_nonzero(
+    x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+) -> ShardedTensor:
+    """Counts the elements along ``axis`` that are not zero; NaN is not.
+
+    The result has dtype int64. It is sharded as a sum, and each device counts the elements of its shard.
+
+    Args:
+        x: a tensor or a host array.
+        axis: None (all dimensions), an integer or a tuple of integers.
+        keepdims: whether the counted dimensions remain, with size 1.
+
+    Raises:
+        AxisError: x has no such axis, or an axis occurs twice.
+
+    >>> st.count_nonzero(st.asarray([[0, 7], [2, 3]]), axis=0).tolist()
+    [1, 2]
+    """
+
+
+@implements(count_nonzero, "kernel")
+def _count_nonzero(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
+    if xp is np:
+        return np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
+    return xp.sum(xp.not_equal(x, 0), axis=axis, dtype=np.dtype("int64"), keepdims=keepdims)
+
+
+def _search_rule(shapes: Sequence[Shape], **params: Any) -> str:
+    if len(shapes[0]) != 1:
+        raise ShapeError(f"x1 has {len(shapes[0])} dimensions; wanted one, in ascending order")
+    return "k, ... -> ..."
+
+
+@operator(_search_rule, operands=("x1", "x2"), combine="sum", dtype="int64", blocks=False)
+def searchsorted(
+    x1: ArrayLike, x2: ArrayLike, /, *, side: str = "left", sorter: ArrayLike | None = None
+) -> ShardedTensor:
+    """Returns for each element of x2 the index in x1, which is sorted, before which it is inserted to keep the order.
+
+    The result has x2's shape and dtype int64. x2 keeps its sharding. Where x1 is sharded, each device searches its
+    shard, and the numbers of elements that precede are added. If the same mesh axis splits both, the smaller one is
+    gathered along it.
+
+    Args:
+        x1: a tensor or an array of one dimension, in ascending order (see `sort` for NaN and complex numbers).
+        x2: a tensor, an array or a scalar.
+        side: "left" inserts before elements that are equal, "right" behind them.
+        sorter: the indices that sort x1, if it is not in order: ``argsort(x1)``.
+
+    Raises:
+        ShapeError: x1 does not have one dimension.
+        ArgumentError: ``side`` is neither "left" nor "right".
+
+    >>> x = st.asarray([1, 3, 3, 5])
+    >>> st.searchsorted(x, st.asarray([0, 3, 9])).tolist(), st.searchsorted(x, 3, side="right").item()
+    ([0, 1, 4], 3)
+    """
+
+
+@implements(searchsorted, "composite")
+def _searchsorted_by(x1: Any, x2: Any, side: str, sorter: Any) -> Any:
+    if side not in ("left", "right"):
+        raise ArgumentError(f"side is {side!r}; wanted 'left' or 'right'")
+    return NotImplemented if sorter is None else searchsorted(_take(x1, sorter), x2, side=side)
+
+
+@implements(searchsorted, "kernel")
+def _searchsorted(xp: Any, context: ShardContext, x1: Any, x2: Any, *, side: str, sorter: None) -> Any:
+    return xp.searchsorted(x1, xp.asarray(x2), side=side)
+
+
+@operator(escapes=True)
+def nonzero(x: ArrayLike, /) -> tuple[ShardedTensor, ...]:
+    """Returns the indices of the elements that are not zero, in row-major order: a tuple of an array of one dimension
+    for each dimension of x, of dtype int64. NaN is not zero.
+
+    The results are split by the mesh axes that split x, as ``x[x != 0]`` is. Each device searches its shard. Where
+    other dimensions than the first are split, the split first moves to that one. The indices that the devices find are
+    rebalanced by the split rule. Their number depends on the elements, so that `eval_shape` cannot infer the results.
+
+    Raises:
+        ShapeError: x is 0-d.
+        ConcretizationError: the elements of x are not known.
+
+    >>> [i.tolist() for i in st.nonzero(st.asarray([[0, 7], [2, 0]]))]
+    [[0, 1], [1, 0]]
+    """
+
+
+@implements(nonzero, "kernel")
+def _nonzero_on_device(xp: Any, context: None, x: Any) -> Any:
+    if not x.ndim:
+        raise ShapeError("x is 0-d; wanted at least one dimension")
+    return tuple(xp.nonzero(x))
+
+
+@implements(nonzero, "algorithm")
+def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
+    if not np.ndim(x):
+        raise ShapeError("x is 0-d; wanted at least one dimension (st.reshape(x, (1,)) has one)")
+    rows, dtype = _Rows(x, "nonzero"), np.dtype("int64")
+    if rows.backend.shared_memory:
+        found = np.nonzero(rows.whole())
+        if is_recording():
+            bounds = np.searchsorted(found[0], rows.grid.offsets[0])
+            sizes = np.diff(bounds)[rows.grid.parts[:, 0]].tolist()
+            for _ in found:
+                rows.redistribute(sizes, rows.sharding, dtype)
+        return tuple(map(rows.tensor, found))
+
+    def search(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
+        first, *others = [xp.asarray(indices, dtype=dtype) for indices in xp.nonzero(array)]
+        return xp.add(first, begin), *others
+
+    begins = [rows.grid.box(k)[0][0] for k in range(len(rows.grid.devices))]
+    found_here = rows.map(search, rows.shards(), begins)
+    sizes = [int(indices[0].shape[0]) for indices in found_here]
+    return tuple([rows.tensor_of_parts(sizes, column, dtype) for column in zip(*found_here, strict=True)])
+
+
+@operator()
+def flatnonzero(x: ArrayLike, /) -> ShardedTensor:
+    """Returns the indices of the elements of the flattened x that are not zero: see `nonzero`.
+
+    >>> st.flatnonzero(st.asarray([[0, 7], [2, 0]])).tolist()
+    [1, 2]
+    """
+
+
+@implements(flatnonzero, "composite")
+def _flatnonzero(x: Any) -> Any:
+    return nonzero(_reshape(x, (-1,)))[0]
+
+
+@operator()
+def argwhere(x: ArrayLike, /) -> ShardedTensor:
+    """Returns the indices of the elements that are not zero, in row-major order, as the rows of a matrix.
+
+    The dtype is int64. The rows are sharded as the arrays of `nonzero`, and errors are those of `nonzero`.
+
+    >>> st.argwhere(st.asarray([[0, 7], [2, 0]])).tolist()
+    [[0, 1], [1, 0]]
+    """
+
+
+@implements(argwhere, "composite")
+def _argwhere(x: Any) -> Any:
+    if np.ndim(x):
+        return _stack(nonzero(x), axis=1)
+    found = nonzero(_reshape(x, (1,)))[0]  # As in NumPy, of an array without dimensions: one row without columns.
+    return call("getitem", _reshape(found, (-1, 1)), (slice(None), slice(0)))

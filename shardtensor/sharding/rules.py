@@ -6,7 +6,8 @@ A rule gives a name to every dimension of every operand and of the result, as in
     d0 d1 -> d1                        sum(axis=0)           a split name without a result dimension: partial results
     d0 d1 -> 1 d1                      sum(axis=0, keepdims=True)
     ... i k, ... k j -> ... i j        matmul
-    d0 d1! -> d0 d1!                   sort(axis=1)          ``!``: must not be split
+    d0 d1! -> d0 d1!                   fft(axis=1)           ``!``: must not be split
+    d0 d1! -> d0 d1                    sort(axis=1)          likewise, but the devices may keep parts of the result
     ... -> new0 ...                    broadcast_to          a name only in the result is not split
 
 ``...`` represents all unnamed dimensions, aligned from the right, and broadcasts; ``1`` is a new dimension of size 1.
@@ -37,6 +38,7 @@ class Rule:
         operands: the names of each operand's dimensions.
         result: the names of the result's dimensions.
         whole: the names of dimensions that must not be split.
+        kept: those of them that the result may split: each device computes them whole and keeps its part.
         names: the names of the operands, for error messages.
     """
 
@@ -44,6 +46,7 @@ class Rule:
     result: tuple[str, ...]
     whole: frozenset[str]
     names: tuple[str, ...]
+    kept: frozenset[str] = frozenset()
 
 
 @functools.lru_cache(4096)
@@ -62,6 +65,7 @@ def parse(text: str, ndims: tuple[int, ...], names: tuple[str, ...] = ()) -> Rul
     left, _, right = text.partition("->")
     terms = [term.split() for term in left.split(",")] if left.strip() or ndims else []
     whole = frozenset(name[:-1] for term in (*terms, right.split()) for name in term if name.endswith("!"))
+    kept = whole.intersection(right.split())
     rest = 0
     operands = []
     for position, (term, ndim) in enumerate(zip(terms, ndims, strict=True)):
@@ -70,7 +74,7 @@ def parse(text: str, ndims: tuple[int, ...], names: tuple[str, ...] = ()) -> Rul
             raise ShapeError(f"{names[position]} has {ndim} dimensions; wanted {' '.join(term) or 'none'}")
         rest = max(rest, spare)
         operands.append(_expanded(term, spare))
-    return Rule(tuple(operands), _expanded(right.split(), rest), whole, names)
+    return Rule(tuple(operands), _expanded(right.split(), rest), whole, names, kept)
 
 
 def _expanded(term: Sequence[str], rest: int) -> tuple[str, ...]:
@@ -88,12 +92,14 @@ class Propagated:
         shape: the shape of the result; names that occur only in the result have size 0, since only the operator knows
             their size.
         partial_axes: the mesh axes along which the devices hold partial results, which are yet to be combined.
+        kept: the mesh axes that split each dimension of the result once each device keeps only its part.
     """
 
     operands: tuple[Chains, ...]
     result: Chains
     shape: Shape
     partial_axes: Chain
+    kept: Chains
 
 
 def propagate(
@@ -110,6 +116,7 @@ def propagate(
     Operands are considered in order of decreasing weight, and from left to right if weights are equal; a mesh axis that
     one operand has used is not available to later ones. If an axis splits a name that must not be split, it splits the
     largest unsplit dimension of the result instead (an all-to-all rather than an all-gather), if there is one.
+    Otherwise it splits the same name of the result after the computation, if the rule permits that.
 
     Args:
         rule: from `parse`.
@@ -129,7 +136,7 @@ def propagate(
         whole |= {name for names in rule.operands for name in names if name not in rule.result}
     chosen: dict[str, list[str]] = {name: [] for name in sizes}
     seen: set[str] = set()
-    displaced: list[str] = []
+    displaced: list[tuple[str, str]] = []
     for i in sorted(range(len(shapes)), key=lambda i: -weights[i]):
         layout = layouts[i]
         if layout is None:
@@ -139,11 +146,17 @@ def propagate(
                 if axis in seen:
                     continue
                 seen.add(axis)
-                (displaced if name in whole or size != sizes[name] else chosen[name]).append(axis)
-    for axis in displaced:
+                if name in whole or size != sizes[name]:
+                    displaced.append((axis, name))
+                else:
+                    chosen[name].append(axis)
+    again: dict[str, list[str]] = {}
+    for axis, origin in displaced:
         free = [n for n in rule.result if n in chosen and n not in whole and not chosen[n] and sizes[n] > 1]
         if free and axis_sizes[axis] > 1:
             chosen[max(free, key=lambda n: sizes[n])].append(axis)
+        elif origin in rule.kept:
+            again.setdefault(origin, []).append(axis)
     chains = {name: tuple(axes) for name, axes in chosen.items()}
     operands = tuple(
         tuple(chains[n] if size == sizes[n] else () for n, size in zip(names, shape, strict=True))
@@ -153,7 +166,9 @@ def propagate(
         axis for name, axes in chains.items() if name not in rule.result for axis in axes if axis_sizes[axis] > 1
     )
     result = tuple(chains.get(n, ()) for n in rule.result)
-    return Propagated(operands, result, tuple(1 if n == "1" else sizes.get(n, 0) for n in rule.result), partial_axes)
+    shape = tuple(1 if n == "1" else sizes.get(n, 0) for n in rule.result)
+    kept = tuple([tuple(again.get(n, chain)) for n, chain in zip(rule.result, result, strict=True)])
+    return Propagated(operands, result, shape, partial_axes, kept)
 
 
 def name_sizes(rule: Rule, shapes: Sequence[Shape]) -> dict[str, int]:

@@ -165,7 +165,9 @@ def _call_form(function: Any, op: Op, count: int, keywords: tuple[str, ...]) -> 
     if twice := sorted({*theirs[:count]} & {*keywords}):
         raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
     ours = (*op.operands, *op.params, "out")
-    names = dict(zip(theirs, op.operands, strict=False)) | {name: name for name in ours}
+    # The operands are in the same order, but some have other names, and NumPy has parameters between them.
+    others = [n for n in theirs if n not in ours], [n for n in op.operands if n not in theirs]
+    names = {name: name for name in ours} | dict(zip(*others, strict=False))
     names |= {other: known for other, known in _OTHER_NAMES.items() if known in ours}
     defaults = {p.name: p.default for p in parameters}
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*theirs[:count], *keywords)]
@@ -194,7 +196,8 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
             )
         if ours in known:
             raise ArgumentTypeError(f"numpy.{function.__name__}: {ours} is given twice; wanted it once")
-        known[ours] = value
+        listed = type(value) in (list, tuple) and ours in op.operands and not op.variadic and ours not in op.trees
+        known[ours] = from_lists(value, op.name) if listed else value
     if missing := [name for name in by_position if name not in known]:
         raise ArgumentTypeError(f"numpy.{function.__name__}: has no sharded form here without {' and '.join(missing)}")
     return _with_out(op, [known.pop(name) for name in by_position], known)
@@ -330,6 +333,11 @@ class Operators:
     max, min, var, std = map(_method, ("max", "min", "var", "std"))
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
     clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
+    argsort, nonzero, searchsorted, take = map(_method, ("argsort", "nonzero", "searchsorted", "take"))
+
+    def sort(self, axis: int | None = -1, *, stable: bool | None = None) -> None:
+        """Sorts the elements along ``axis`` in place: see `st.sort`."""
+        bind_into(self, OPS["sort"], (self,), (axis, False, bool(stable)))
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Any:
         """``st.repeat`` of this tensor."""

@@ -188,7 +188,7 @@ def _reduction(data: Any) -> Case:
     return Case([x], params={"axis": _axes(data, x.ndim), "keepdims": data.draw(some.booleans())})
 
 
-@case("max", "min")
+@case("max", "min", "nanmax", "nanmin")
 def _extremum(data: Any) -> Case:
     made = _reduction(data)
     x = made.operands[0]
@@ -228,6 +228,118 @@ def _arg(data: Any) -> Case:
     made = _extremum(data)
     made.params["axis"] = _axes(data, made.operands[0].ndim, one=True)
     return made
+
+
+def _lines(data: Any, dtypes: list[str] = DTYPES) -> tuple[HostArray, int]:
+    """Draws an array of at least one dimension, with NaN if its dtype has it, and an axis."""
+    x = array(data.draw(shapes(1)), data.draw(some.sampled_from(dtypes)), seed(data))
+    if x.dtype.kind in "fc" and x.size and data.draw(some.booleans()):
+        x.flat[data.draw(some.integers(0, x.size - 1))] = np.nan
+    return x, data.draw(some.integers(-x.ndim, x.ndim - 1))
+
+
+@case("sort")
+def _sort(data: Any) -> Case:
+    x, axis = _lines(data)
+    descending = data.draw(some.booleans())
+    answer = np.sort(x, axis=axis)
+    answer = np.flip(answer, axis=axis) if descending else answer
+    return Case([x], params={"axis": axis, "descending": descending}, answer=answer)
+
+
+@case("argsort")
+def _argsort(data: Any) -> Case:
+    x, axis = _lines(data)
+    if data.draw(some.booleans()):
+        return Case([x], params={"axis": axis, "stable": True})
+    answer = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, stable=True), axis=axis)
+    return Case([x], params={"axis": axis, "descending": True}, answer=answer)
+
+
+@case("topk_indices")
+def _topk_indices(data: Any) -> Case:
+    x, axis = _lines(data)
+    k = data.draw(some.integers(0, x.shape[axis]))
+    answer = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, stable=True), axis=axis)
+    return Case([x], (k,), {"axis": axis}, answer=np.take(answer, range(k), axis=axis))
+
+
+@case("take")
+def _take(data: Any) -> Case:
+    x, axis = _lines(data, ["int32", "float64"])
+    n = x.shape[axis]
+    indices = some.lists(some.integers(-n, n - 1), max_size=5) if n else some.just([])
+    return Case([x], (np.array(data.draw(indices), np.int64),), {"axis": axis})
+
+
+@case("take_along_axis")
+def _take_along_axis(data: Any) -> Case:
+    x, axis = _lines(data, ["int32", "float64"])
+    shape, n = list(x.shape), x.shape[axis]
+    shape[axis] = data.draw(some.integers(0, 5)) if n else 0
+    indices = np.random.default_rng(seed(data)).integers(-max(n, 1), max(n, 1), shape)
+    if indices.ndim > 1 and data.draw(some.booleans()):
+        other = (axis + 1) % x.ndim
+        indices = indices[(slice(None),) * other + (slice(1),)]
+    return Case([x, indices], params={"axis": axis})
+
+
+@case("searchsorted")
+def _searchsorted(data: Any) -> Case:
+    dtype = data.draw(some.sampled_from(["int32", "float32", "float64", "complex128"]))
+    x1 = np.sort(array((data.draw(some.integers(0, 20)),), dtype, seed(data)))
+    x2 = array(data.draw(shapes()), dtype, seed(data))
+    return Case([x1, x2], params={"side": data.draw(some.sampled_from(["left", "right"]))})
+
+
+@case("isin")
+def _isin(data: Any) -> Case:
+    x1, x2 = [array(data.draw(shapes()), data.draw(some.sampled_from(DTYPES)), seed(data)) for _ in range(2)]
+    return Case([x1, x2], params={"invert": data.draw(some.booleans())})
+
+
+@case("count_nonzero")
+def _count_nonzero(data: Any) -> Case:
+    made = _reduction(data)
+    made.answer = np.count_nonzero(made.operands[0], **made.params)
+    return made
+
+
+def _numbers(data: Any, dtypes: list[str]) -> tuple[HostArray, Any]:
+    """Draws an array with elements, perhaps NaN, and an axis argument."""
+    x = array(tuple([n or 1 for n in data.draw(shapes())]), data.draw(some.sampled_from(dtypes)), seed(data))
+    if x.dtype.kind in "fc" and data.draw(some.booleans()):
+        x.flat[data.draw(some.integers(0, x.size - 1))] = np.nan
+    return x, _axes(data, x.ndim)
+
+
+@case("median")
+def _median(data: Any) -> Case:
+    x, axis = _numbers(data, ["int8", "int64", "uint8", "float16", "float32", "float64"])
+    return Case([x], params={"axis": axis, "keepdims": data.draw(some.booleans())})
+
+
+@case("quantile")
+def _quantile(data: Any) -> Case:
+    x, axis = _numbers(data, ["int8", "int64", "float32", "float64"])
+    q = data.draw(some.sampled_from([0.25, 1.0, [0.1, 0.5], [0.0, 0.7, 1.0]]))
+    return Case([x], (q,), {"axis": axis, "keepdims": data.draw(some.booleans())})
+
+
+@case("counts_of_integers")
+def _counts_of_integers(data: Any) -> Case:
+    x = np.abs(array((data.draw(some.integers(0, 20)),), "int64", seed(data)))
+    if data.draw(some.booleans()):
+        return Case([x], params={"length": 6}, answer=np.bincount(x, minlength=6))
+    weights = array(x.shape, "float64", seed(data))
+    return Case([x, weights], params={"length": 6}, answer=np.bincount(x, weights, 6).astype("float64"))
+
+
+@case("counts_between")
+def _counts_between(data: Any) -> Case:
+    x = array(data.draw(shapes(1)), data.draw(some.sampled_from(["int32", "float64"])), seed(data))
+    edges = np.array([-2.0, -1.0, 0.5, 2.0])
+    return Case([x, edges], answer=np.histogram(x, edges)[0])
 
 
 @case("matmul")
@@ -496,16 +608,19 @@ def _reshard(data: Any) -> Case:
     return Case([x], (st.devices("numpy")[-1],), answer=x)
 
 
-# Creation functions and operators whose operand or result is not a single tensor are tested separately.
+# Creation functions, operators whose operand or result is not a single tensor, and compositions are tested separately.
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
     "zeros", "zeros_like", "convolve_valid", "coordinate", "fftfreq", "linspace", "rfftfreq",
+    # Those that only exchange dimensions, or are composed of others.
+    "argpartition", "argwhere", "bincount", "diff", "digitize", "flatnonzero", "fliplr", "flipud", "histogram", "lexsort",
+    "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmean", "nanmedian", "nanpercentile", "nanprod",
+    "nanquantile", "nanstd", "nansum", "nanvar", "partition", "percentile", "rollaxis", "swapaxes",
     # Several results, or eigenvalues in no particular order.
     "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
-    "hsplit", "meshgrid", "qr", "slogdet", "spanned", "split", "svd", "vsplit",
-    # Those that only exchange dimensions.
-    "fliplr", "flipud", "rollaxis", "swapaxes",
+    "hsplit", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique", "unique_all",
+    "unique_counts", "unique_inverse", "unique_values", "vsplit",
     # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",

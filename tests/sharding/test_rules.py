@@ -254,6 +254,15 @@ def test_propagate(name: str) -> None:
     assert laid.partial_axes == tuple(partial_axes)
 
 
+def test_a_result_keeps_the_split_of_a_name_that_is_whole_in_the_operand_only() -> None:
+    alone = lay_out("d0! -> d0", [(6,)], [split("x")])
+    assert (alone.operands, alone.result, alone.kept) == ((split(""),), split(""), split("x"))
+    moved = lay_out("d0 d1! -> d0 d1", [(4, 6)], [split("", "x")])
+    assert (moved.result, moved.kept) == (split("x", ""), split("x", ""))
+    both = lay_out("d0! -> d0!", [(6,)], [split("x")])
+    assert both.kept == split("")
+
+
 @pytest.mark.parametrize(
     ("weights", "wanted"),
     [

@@ -37,7 +37,7 @@ from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
-from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
 from shardtensor.tensor.storage import Storage
@@ -46,6 +46,7 @@ from shardtensor.tensor.tensor import (
     ShardedTensor,
     check_not_donated,
     mark_array,
+    shard_arrays,
     tensor,
     without_elements,
 )
@@ -241,6 +242,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
     sharding = NamedSharding(mesh, P(*propagated.result), memory_kind=memory)
     shape = propagated.shape if given_shape is None else given_shape
     value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
+    kept = aval(shape, value.dtype, sharding.with_spec(P(*propagated.kept)), committed)
     moves = [
         operand_transfer(k, t) if isinstance(k, (Aval, HostAval)) and t else None
         for k, t in zip(kinds, targets, strict=True)
@@ -257,7 +259,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         if shared and (in_blocks := strategies.in_blocks(rule, partial_axes)):
             return "blocks", in_blocks
         if not partial_axes or not op.combine:
-            return ("whole", strategies.whole()) if shared else ("per shard", strategies.per_shard())
+            name, run = ("whole", strategies.whole()) if shared else ("per shard", strategies.per_shard())
+            return name, run if kept is value else lambda operands: _parts_of(run(operands), kept)
         monoid = MONOIDS[op.combine]
         reduce = strategies.reduce(monoid, partial_axes)
         if not shared:
@@ -268,7 +271,25 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         return "reduce", lambda operands: (reduce if is_recording() else fast)(operands)
 
     computed = value if not partial_axes else aval(shape, value.dtype, sharding, committed, partial_axes)
-    return Plan(op, computed, value, tuple(moves), schedules, execution)
+    return Plan(op, computed, kept, tuple(moves), schedules, execution)
+
+
+def _parts_of(x: ShardedTensor, value: Aval) -> ShardedTensor:
+    """Returns a tensor that is replicated along mesh axes in the sharding of ``value``, which these axes split."""
+    backend, grid = value.backend, value.grid
+    if backend.shared_memory:
+        return tensor(value, Storage(x._storage.array))
+    arrays = []
+    for k, array in enumerate(shard_arrays(x)):
+        with backend.on(grid.devices[k]):
+            index = tuple([slice(*ends) for ends in _within(grid.box(k), x._aval.grid.box(k))])
+            arrays.append(backend.xp.asarray(backend.view(array, index), copy=True))
+    return tensor(value, offloaded(value, arrays))
+
+
+def _within(box: Box, outer: Box) -> Box:
+    """Returns a box relative to the origin of a box that contains it."""
+    return tuple([(begin - origin, end - origin) for (begin, end), (origin, _) in zip(box, outer, strict=True)])
 
 
 def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:

@@ -26,7 +26,7 @@ from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.indexing import gather
 from shardtensor.interpreters.mutation.views import gather_unrecorded, local_views, operand_shards
 from shardtensor.sharding.index import Index, canonical, is_array
-from shardtensor.sharding.layout import Grid, Shape
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import ShardedBox, aligned, box_of, whole_view_spec
 from shardtensor.tensor.operands import as_operand
@@ -296,13 +296,19 @@ def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:
     The first dimension of the block is split by the mesh axes that split the indexed dimensions; the other dimensions
     keep their mesh axes.
     """
-    chains = whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)).at(chosen.basic).chains
-    block: list[Chain] = [()] * len(chosen.block)
+    sharding = _sharding(x, chosen.basic, chosen.dims, len(chosen.block), chosen.at)
+    return aval(chosen.shape, x.dtype, sharding, x.committed)
+
+
+@functools.lru_cache(1024)
+def _sharding(x: Aval, basic: Index, dims: tuple[int, ...], count: int, at: int) -> NamedSharding:
+    """Returns the sharding of the result: see `_layout` and `AdvancedIndex`; the block has ``count`` dimensions."""
+    chains = whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)).at(basic).chains
+    block: list[Chain] = [()] * count
     if block:
-        block[0] = tuple(itertools.chain.from_iterable(chains[d] for d in chosen.dims))
-    rest = [c for d, c in enumerate(chains) if d not in chosen.dims]
-    spec = P(*rest[: chosen.at], *block, *rest[chosen.at :])
-    return aval(chosen.shape, x.dtype, x.sharding.with_spec(spec), x.committed)
+        block[0] = tuple(itertools.chain.from_iterable(chains[d] for d in dims))
+    rest = [c for d, c in enumerate(chains) if d not in dims]
+    return x.sharding.with_spec(P(*rest[:at], *block, *rest[at:]))
 
 
 def _want(grid: Grid, k: int, chosen: AdvancedIndex) -> GatherRequest:

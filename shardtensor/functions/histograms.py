@@ -1,0 +1,316 @@
+"""Counts of values: NumPy's `histogram`, `bincount` and `digitize`.
+
+Where x is sharded, each device counts the elements of its shard, and the counts are added along a fixed tree. The
+result is replicated.
+"""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardtensor.backend.registry import array_backend
+from shardtensor.core import call, implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.elementwise import divide, subtract
+from shardtensor.functions.manipulation import flip, reshape
+from shardtensor.functions.searching import searchsorted
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+
+class Histogram(NamedTuple):
+    """The result of `histogram`.
+
+    Attributes:
+        hist: the number of elements in each bin, the sum of their weights, or the density.
+        bin_edges: the edges of the bins, one more than there are bins.
+    """
+
+    hist: Any
+    bin_edges: Any
+
+
+# -- counts of integers ----------------------------------------------------------------------------
+
+
+@operator(operands=("x", "weights"))
+def bincount(x: ArrayLike, /, weights: ArrayLike | None = None, minlength: int = 0) -> ShardedTensor:
+    """Returns for each integer from 0 on how many elements of x it equals, or the sum of the weights of these elements.
+
+    The result has the size ``max(x) + 1``, at least ``minlength``, and dtype int64, with weights float64. It is
+    replicated. The size depends on the elements, so that `eval_shape` cannot infer the result.
+
+    Args:
+        x: a tensor or a host array of one dimension, of integers that are not negative.
+        weights: numbers, of x's shape.
+        minlength: the least size of the result.
+
+    Raises:
+        ArgumentTypeError: x has another dtype than integers.
+        ArgumentError: an element of x, or ``minlength``, is negative.
+        ShapeError: x does not have one dimension, or ``weights`` has another shape.
+        ConcretizationError: the elements of x are not known.
+
+    >>> st.bincount(st.asarray([1, 3, 1]), minlength=5).tolist()
+    [0, 2, 0, 1, 0]
+    """
+
+
+def _bins_rule(shapes: Sequence[Shape], *, length: int) -> tuple[str, Shape]:
+    weights = shapes[1]
+    return f"k, {'k' if weights else ''} -> bins", (length,)
+
+
+def _weighted_dtype(x: Any, weights: Any = None, *others: Any, **params: Any) -> Any:
+    return np.zeros(1, np.int64 if weights is None else np.float64)
+
+
+@operator(
+    _bins_rule, operands=("x", "weights"), combine="sum", dtype=_weighted_dtype, blocks=False, error_name="bincount"
+)
+def counts_of_integers(x: ArrayLike, /, weights: ArrayLike | None = None, *, length: int) -> ShardedTensor:
+    """Returns `bincount` of integers below ``length``, as an array of that size.
+
+    >>> from shardtensor.functions.histograms import counts_of_integers
+    >>> counts_of_integers(st.asarray([1, 3, 1]), length=4).tolist()
+    [0, 2, 0, 1]
+    """
+
+
+@implements(counts_of_integers, "kernel")
+def _counts_of_integers(xp: Any, context: ShardContext | None, x: Any, weights: Any, *, length: int) -> Any:
+    x = xp.asarray(x, dtype=np.dtype("int64"))
+    if not x.shape[0]:
+        return xp.zeros((length,), dtype=np.dtype("int64" if weights is None else "float64"))
+    if weights is not None:
+        weights = xp.asarray(weights, dtype=np.dtype("float64"))
+    if xp is not np:
+        return xp.bincount(x, weights, length)
+    try:
+        return np.bincount(x, weights, length)
+    except ValueError:
+        raise ArgumentError(_NEGATIVE) from None
+
+
+_NEGATIVE = "x has negative elements; wanted integers from 0 on"
+
+
+@implements(bincount, "composite")
+def _bincount(x: Any, weights: Any, minlength: int) -> Any:
+    if np.ndim(x) != 1:
+        raise ShapeError(f"x has {np.ndim(x)} dimensions; wanted one")
+    if weights is not None and np.shape(weights) != np.shape(x):
+        raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
+    if python.index(minlength) < 0:
+        raise ArgumentError(f"minlength is {minlength}; wanted a number from 0 on")
+    kind = _dtype_of(x).kind
+    if kind not in "biu":
+        raise ArgumentTypeError(f"x has dtype {_dtype_of(x)}; wanted integers")
+    length = minlength
+    if np.shape(x)[0]:
+        # NumPy itself looks for negative elements.
+        checked = x._aval.backend.shared_memory if isinstance(x, ShardedTensor) else not array_backend(x)
+        if kind == "i" and not checked and int(call("min", x)) < 0:
+            raise ArgumentError(_NEGATIVE)
+        length = max(length, int(call("max", x)) + 1)
+    else:
+        weights = None  # As in NumPy, the sums of no weights are integers.
+    return counts_of_integers(x, weights, length=length)
+
+
+def _dtype_of(x: Any) -> np.dtype[Any]:
+    backend = array_backend(x)
+    return backend.dtype_of(x) if backend else x.dtype
+
+
+# -- histograms ------------------------------------------------------------------------------------
+
+
+def _edges_rule(shapes: Sequence[Shape], **params: Any) -> tuple[str, Shape]:
+    names = " ".join([f"k{d}" for d in range(len(shapes[0]))])
+    return f"{names}, edges!, {names if shapes[2] else ''} -> bins", (shapes[1][0] - 1,)
+
+
+def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
+    return np.histogram(np.ones(1), 1, weights=None if weights is None else np.ones(1, weights.dtype))[0]
+
+
+@operator(
+    _edges_rule,
+    operands=("x", "edges", "weights"),
+    combine="sum",
+    dtype=_histogram_dtype,
+    blocks=False,
+    error_name="histogram",
+)
+def counts_between(
+    x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, uniform: bool = False
+) -> ShardedTensor:
+    """Counts the elements of x between the edges of bins, which are in ascending order; the last bin includes both.
+
+    Args:
+        x: a tensor or a host array.
+        edges: the edges, of one dimension.
+        weights: numbers of x's shape that are added instead of counting, or None.
+        uniform: whether the bins have the same width.
+
+    >>> from shardtensor.functions.histograms import counts_between
+    >>> counts_between(st.asarray([1, 2, 4]), st.asarray([0, 2, 4])).tolist()
+    [1, 2]
+    """
+
+
+@implements(counts_between, "kernel")
+def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights: Any, *, uniform: bool) -> Any:
+    x = xp.reshape(x, (-1,))
+    weights = None if weights is None else xp.reshape(weights, (-1,))
+    if xp is np:
+        if uniform and edges[0] < edges[-1]:
+            return np.histogram(x, len(edges) - 1, (edges[0], edges[-1]), weights=weights)[0]
+        return np.histogram(x, edges, weights=weights)[0]
+    count = edges.shape[0] - 1
+    if not count:
+        return xp.zeros((0,), dtype=context.dtype)
+    at = xp.subtract(xp.searchsorted(edges, x, side="right"), 1)
+    at = xp.where(xp.equal(x, edges[-1]), count - 1, at)
+    inside = xp.logical_and(xp.greater_equal(at, 0), xp.less(at, count))
+    at = xp.where(inside, at, count)  # All others are counted in one more bin.
+    if weights is None:
+        return xp.bincount(at, None, count + 1)[:count]
+    if context.dtype.kind == "c":
+        real, imag = [xp.bincount(at, part(weights), count + 1)[:count] for part in (xp.real, xp.imag)]
+        return xp.add(real, xp.multiply(imag, 1j))
+    return xp.bincount(at, xp.asarray(weights, dtype=np.dtype("float64")), count + 1)[:count]
+
+
+@operator(operands=("x", "bins", "weights"))
+def histogram(
+    x: ArrayLike,
+    /,
+    bins: Any = 10,
+    range: tuple[float, float] | None = None,
+    density: bool | None = None,
+    weights: ArrayLike | None = None,
+) -> Histogram:
+    """Counts the elements of x in bins.
+
+    Args:
+        x: a tensor or a host array of any shape.
+        bins: the number of bins of the same width, or the edges of the bins in ascending order. A bin includes its
+            first edge, and the last bin both.
+        range: the first and the last edge of bins of the same width; by default the least and the greatest element.
+        density: whether the counts are divided by their sum and by the widths of the bins.
+        weights: numbers of x's shape that are added instead of counting.
+
+    Returns:
+        The counts and the edges, which are replicated. Counts have dtype int64, or the dtype of the weights; densities
+        have dtype float64.
+
+    Raises:
+        ArgumentError: the edges are not in ascending order, or ``bins`` or ``range`` is not valid.
+        ShapeError: ``weights`` has another shape than x, or the edges do not have one dimension.
+        ConcretizationError: the range depends on elements that are not known.
+
+    >>> counts, edges = st.histogram(st.asarray([1.0, 2.0, 2.5, 4.0]), bins=3)
+    >>> counts.tolist(), edges.tolist()
+    ([1, 2, 1], [1.0, 2.0, 3.0, 4.0])
+    """
+
+
+@implements(histogram, "composite")
+def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> Histogram:
+    if isinstance(bins, str):
+        raise ArgumentError(
+            f"bins={bins!r} is estimated of the whole array on the host: give the edges, "
+            f"np.histogram_bin_edges(np.asarray(x), {bins!r})"
+        )
+    if weights is not None and np.shape(weights) != np.shape(x):
+        raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
+    if _dtype_of(x).kind == "b":
+        x = call("astype", x, np.uint8)
+    x = x if np.ndim(x) else reshape(x, (1,))
+    weights = weights if weights is None or np.ndim(weights) else reshape(weights, (1,))
+    uniform = not np.ndim(bins)
+    edges: Any = _uniform_edges(x, bins, range) if uniform else bins
+    if not uniform:
+        known = np.asarray(edges)
+        if known.ndim != 1:
+            raise ShapeError(f"bins has {known.ndim} dimensions; wanted a number, or edges in one dimension")
+        if np.any(known[:-1] > known[1:]):
+            raise ArgumentError("bins are edges that do not increase; wanted them in ascending order")
+        edges = known if not isinstance(edges, ShardedTensor) and not array_backend(edges) else edges
+    counts = counts_between(x, edges, weights, uniform=uniform)
+    if density:
+        widths = np.diff(edges) if isinstance(edges, np.ndarray) else call("diff", edges)
+        widths = call("astype", widths, np.float64)
+        counts = divide(divide(counts, widths), call("sum", counts))
+    return Histogram(counts, call("asarray", edges) if isinstance(edges, np.ndarray) else edges)
+
+
+def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
+    """Returns the edges of bins of the same width, as a host array.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: as `histogram`.
+    """
+    try:
+        count = python.index(bins)
+    except TypeError:
+        raise ArgumentTypeError(f"bins is {bins!r:.60}; wanted an integer, or edges") from None
+    if count < 1:
+        raise ArgumentError(f"bins is {count}; wanted a number from 1 on")
+    dtype = _dtype_of(x)
+    if range is not None:
+        first, last = range
+    else:
+        first, last = (0, 1) if 0 in np.shape(x) else [dtype.type(call(name, x).item()) for name in ("min", "max")]
+    if not np.isfinite(first) or not np.isfinite(last):
+        raise ArgumentError(f"the range ({first}, {last}) is not finite")
+    if first > last:
+        raise ArgumentError(f"range is ({first}, {last}); wanted the lesser number first")
+    try:
+        return np.histogram_bin_edges(np.empty(0, dtype), count, (first, last))
+    except ValueError as error:  # The bins are narrower than numbers of that size can be.
+        raise ArgumentError(str(error)) from None
+
+
+# -- bins of elements ------------------------------------------------------------------------------
+
+
+@operator(operands=("x", "bins"))
+def digitize(x: ArrayLike, bins: ArrayLike, /, right: bool = False) -> ShardedTensor:
+    """Returns for each element of x the number of the bin that it is in: the number of edges that precede it.
+
+    The result has x's shape and sharding, and dtype int64. The edges are checked on the host.
+
+    Args:
+        x: a tensor, an array or a scalar of real numbers.
+        bins: the edges of the bins, of one dimension, in ascending or descending order.
+        right: whether a bin includes its greater edge, and not its lesser one.
+
+    Raises:
+        ArgumentError: the edges are neither in ascending nor in descending order.
+        ShapeError: the edges do not have one dimension.
+
+    >>> st.digitize(st.asarray([0.2, 6.4, 3.0]), np.array([0.0, 1.0, 2.5, 4.0])).tolist()
+    [1, 4, 3]
+    """
+
+
+@implements(digitize, "composite")
+def _digitize(x: Any, bins: Any, right: bool) -> Any:
+    known = np.asarray(bins)
+    if known.ndim != 1:
+        raise ShapeError(f"bins has {known.ndim} dimensions; wanted one")
+    edges = bins if hasattr(bins, "shape") else known
+    side = "left" if right else "right"
+    if np.all(known[1:] >= known[:-1]):
+        return searchsorted(edges, x, side=side)
+    if not np.all(known[1:] <= known[:-1]):
+        raise ArgumentError("bins neither increase nor decrease; wanted edges in order")
+    return subtract(len(known), searchsorted(flip(edges), x, side=side))

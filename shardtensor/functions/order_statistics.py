@@ -1,0 +1,324 @@
+"""Medians, percentiles and quantiles, also of the elements that are not NaN.
+
+The reduced dimensions must not be split: where they are, the split moves to another dimension, or the elements are
+gathered. The other dimensions keep their sharding. Common to all functions:
+
+- ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
+- With ``keepdims``, the reduced dimensions remain, with size 1.
+- The dtype is NumPy's: float64 for integers, otherwise x's dtype, or that of an array of quantiles if it is wider.
+
+Raises:
+    AxisError: x has no such axis, or an axis occurs twice.
+    ArgumentError: a quantile is out of range, or a method is unknown.
+    ArgumentTypeError: the function is not defined for x's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.registry import array_backend
+from shardtensor.core import implements, operator
+from shardtensor.errors import ArgumentError, IndexingError
+from shardtensor.functions.elementwise import divide
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import reduced_axes, reduction
+from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+_Axis = int | tuple[int, ...] | None
+
+
+def _quantile_rule(shapes: Sequence[Shape], *, axis: Any = None, keepdims: bool = False, **params: Any) -> str:
+    left, _, right = reduction(shapes[:1], axis=axis, keepdims=keepdims).partition(" -> ")
+    quantiles = " ".join([f"q{d}!" for d in range(len(shapes[1]))])
+    return f"{left}, {quantiles} -> {quantiles} {right}"
+
+
+def _dtype_of(name: str) -> Callable[..., Any]:
+    """Returns the function that computes a result of NumPy's function of one element."""
+    return lambda *operands, **params: getattr(np, name)(*operands, **params)
+
+
+@operator(reduction, dtype=_dtype_of("median"))
+def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+    """Returns the median along ``axis``: the mean of the two middle elements, or NaN if any element is NaN.
+
+    For arguments, sharding and errors see `shardtensor.functions.order_statistics`.
+
+    >>> st.median(st.asarray([[1, 7, 3], [5, 2, 9]]), axis=0).tolist()
+    [3.0, 4.5, 6.0]
+    """
+
+
+@operator(reduction, dtype=_dtype_of("median"))
+def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+    """Returns the `median` of the elements that are not NaN; NaN where there are none.
+
+    >>> st.nanmedian(st.asarray([1.0, float("nan"), 5.0])).item()
+    3.0
+    """
+
+
+@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
+def quantile(
+    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+) -> ShardedTensor:
+    """Returns the quantiles ``q`` along ``axis``, or NaN if any element is NaN.
+
+    The dimensions of ``q`` come first in the result. For the other arguments, sharding and errors see
+    `shardtensor.functions.order_statistics`.
+
+    Args:
+        x: a tensor or a host array of real numbers.
+        q: numbers from 0 to 1: a scalar, an array or a list.
+        axis: the dimensions to reduce.
+        method: how to interpolate between elements, as for `numpy.quantile`.
+        keepdims: whether the reduced dimensions remain, with size 1.
+
+    >>> st.quantile(st.asarray([1.0, 2.0, 4.0]), [0.5, 0.75]).tolist()
+    [2.0, 3.0]
+    """
+
+
+@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
+def nanquantile(
+    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+) -> ShardedTensor:
+    """Returns the quantiles of the elements that are not NaN: see `quantile`.
+
+    >>> st.nanquantile(st.asarray([1.0, float("nan"), 2.0]), 0.5).item()
+    1.5
+    """
+
+
+@operator(operands=("x", "q"))
+def percentile(
+    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+) -> ShardedTensor:
+    """Returns the percentiles ``q``, from 0 to 100, along ``axis``: see `quantile`.
+
+    >>> st.percentile(st.asarray([1.0, 2.0, 4.0]), 75).item()
+    3.0
+    """
+
+
+@operator(operands=("x", "q"))
+def nanpercentile(
+    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+) -> ShardedTensor:
+    """Returns the percentiles of the elements that are not NaN: see `percentile`.
+
+    >>> st.nanpercentile(st.asarray([1.0, float("nan"), 2.0]), 50).item()
+    1.5
+    """
+
+
+# -- methods: Hyndman & Fan, "Sample quantiles in statistical packages" (1996), and NumPy's -----------
+
+
+def _between(alpha: float, beta: float) -> Callable[..., Any]:
+    """Returns the position of a quantile q among n elements, which is interpolated, for two of Hyndman & Fan's
+    constants.
+    """
+
+    def position(xp: Any, n: Any, q: Any) -> Any:
+        return n * q + (alpha + q * (1 - alpha - beta)) - 1
+
+    return position
+
+
+def _rounded(name: str) -> Callable[..., Any]:
+    return lambda xp, n, q: getattr(xp, name)((n - 1) * q)
+
+
+def _midpoint(xp: Any, n: Any, q: Any) -> Any:
+    position = (n - 1) * q
+    return 0.5 * (xp.floor(position) + xp.ceil(position))
+
+
+def _inverted_cdf(xp: Any, n: Any, q: Any) -> Any:
+    return xp.ceil(n * q - 1)
+
+
+def _closest_observation(xp: Any, n: Any, q: Any) -> Any:
+    position = n * q - 1 - 0.5
+    before = xp.floor(position)
+    stays = xp.logical_and(xp.equal(position, before), xp.equal(xp.remainder(before, 2), 1))
+    return xp.where(stays, before, before + 1)
+
+
+_METHODS: dict[str, Callable[..., Any]] = {
+    "linear": lambda xp, n, q: (n - 1) * q,
+    "lower": _rounded("floor"),
+    "higher": _rounded("ceil"),
+    "midpoint": _midpoint,
+    "nearest": _rounded("round"),
+    "inverted_cdf": _inverted_cdf,
+    "averaged_inverted_cdf": lambda xp, n, q: n * q - 1,
+    "closest_observation": _closest_observation,
+    "interpolated_inverted_cdf": _between(0, 1),
+    "hazen": _between(0.5, 0.5),
+    "weibull": _between(0, 0),
+    "median_unbiased": _between(1 / 3, 1 / 3),
+    "normal_unbiased": _between(3 / 8, 3 / 8),
+}
+"""For each method the function ``position(xp, n, q)`` of the number of elements and of the quantiles."""
+
+_DISCRETE = ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
+
+
+# -- on one device ---------------------------------------------------------------------------------
+
+
+def _declare(name: str, function: Callable[..., Any], percents: Callable[..., Any]) -> None:
+    """Implements a quantile function, and the percentile function that is composed of it."""
+
+    @implements(function, "composite")
+    def check(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
+        if method not in _METHODS:
+            raise ArgumentError(f"method is {method!r}; wanted one of {', '.join(map(repr, _METHODS))}")
+        if isinstance(q, ShardedTensor) or array_backend(q):
+            return NotImplemented
+        array = _in_range(q, 1)
+        listed = not isinstance(q, (np.ndarray, np.generic, int, float))
+        return function(x, array, axis=axis, method=method, keepdims=keepdims) if listed else NotImplemented
+
+    @implements(function, "kernel")
+    def on_device(xp: Any, context: ShardContext, x: Any, q: Any, *, axis: Any, method: str, keepdims: bool) -> Any:
+        if xp is np:
+            if np.ndim(q) > 1:  # NumPy's `nanquantile` permutes the dimensions of such quantiles.
+                q = q.reshape(-1)
+            found = getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
+            return np.reshape(found, context.local_shape)
+        return _quantiles(xp, context, x, q, axis, keepdims, method, name == "nanquantile")
+
+    @implements(percents, "composite")
+    def in_percent(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
+        if isinstance(q, ShardedTensor) or array_backend(q):
+            fractions: Any = divide(q, 100)
+        else:  # As in NumPy, the division determines the dtype of the fractions.
+            backend = array_backend(x)
+            dtype = backend.dtype_of(x) if backend else np.asarray(x).dtype if np.isscalar(x) else x.dtype
+            hundred = dtype.type(100) if dtype.kind == "f" else 100
+            fractions = np.true_divide(_in_range(q, 100), hundred)
+            if fractions.ndim == 0 and fractions.dtype == np.result_type(dtype, 1.0):
+                fractions = float(fractions)
+        return function(x, fractions, axis=axis, method=method, keepdims=keepdims)
+
+
+def _in_range(q: Any, most: int) -> Any:
+    """Returns quantiles as a host array.
+
+    Raises:
+        ArgumentError: they are not numbers from 0 to ``most``.
+    """
+    array = np.asarray(q)
+    if array.dtype.kind not in "biuf" or not np.all((array >= 0) & (array <= most)):
+        raise ArgumentError(f"q is {q!r:.60}; wanted numbers from 0 to {most}")
+    return array
+
+
+@implements(median, "kernel")
+def _median(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
+    if xp is np:
+        return np.median(x, axis=axis, keepdims=keepdims)
+    return _middle(xp, context, x, axis, keepdims, skip_nan=False)
+
+
+@implements(nanmedian, "kernel")
+def _nanmedian(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
+    if xp is np:
+        return np.nanmedian(x, axis=axis, keepdims=keepdims)
+    return _middle(xp, context, x, axis, keepdims, skip_nan=True)
+
+
+# -- for libraries that lack these functions, or some of their methods -----------------------------
+
+
+def _lines(xp: Any, x: Any, axis: Any) -> Any:
+    """Returns x with the reduced dimensions merged into the last one, along which the elements are in order."""
+    axes = reduced_axes(axis, x.ndim)
+    kept = [d for d in range(x.ndim) if d not in axes]
+    sizes = [x.shape[d] for d in kept]
+    lines = xp.reshape(xp.permute_dims(x, (*kept, *axes)), (*sizes, math.prod(x.shape[d] for d in axes)))
+    return xp.sort(lines, axis=-1, stable=False)
+
+
+def _counts(xp: Any, lines: Any, skip_nan: bool) -> tuple[Any, Any]:
+    """Returns the number of elements of each line that count, with a last dimension of size 1, and where the result is
+    NaN: NaN are at the end of a line.
+    """
+    shape = (*lines.shape[:-1], 1)
+    if not xp.isdtype(lines.dtype, ("real floating", "complex floating")):
+        return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), None
+    nan = xp.isnan(lines)
+    if not skip_nan:
+        return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), nan[..., -1:]
+    count = xp.sum(xp.logical_not(nan), axis=-1, dtype=np.dtype("int64"), keepdims=True)
+    return count, xp.equal(count, 0)
+
+
+def _at(xp: Any, lines: Any, index: Any) -> Any:
+    return xp.take_along_axis(lines, xp.asarray(index, dtype=np.dtype("int64")), axis=-1)
+
+
+def _finished(xp: Any, context: ShardContext, values: Any, nan: Any) -> Any:
+    """Returns the result of which the quantiles are in the last dimension: they become the first ones."""
+    values = xp.asarray(values, dtype=context.dtype)
+    if nan is not None and context.dtype.kind in "fc":
+        values = xp.where(nan, xp.asarray(math.nan, dtype=context.dtype), values)
+    return xp.reshape(xp.moveaxis(values, -1, 0), context.local_shape)
+
+
+def _middle(xp: Any, context: ShardContext, x: Any, axis: Any, keepdims: bool, skip_nan: bool) -> Any:
+    lines = _lines(xp, x, axis)
+    if 0 in lines.shape:
+        return xp.full(context.local_shape, math.nan, dtype=context.dtype)
+    count, nan = _counts(xp, lines, skip_nan)
+    wide = xp.asarray(lines, dtype=np.result_type(context.dtype, np.float32))
+    lower = _at(xp, wide, xp.floor_divide(xp.maximum(xp.subtract(count, 1), 0), 2))
+    upper = _at(xp, wide, xp.minimum(xp.floor_divide(count, 2), lines.shape[-1] - 1))
+    middle = xp.where(xp.equal(lower, upper), lower, xp.divide(xp.add(lower, upper), 2))
+    return _finished(xp, context, middle, nan)
+
+
+def _quantiles(
+    xp: Any, context: ShardContext, x: Any, q: Any, axis: Any, keepdims: bool, method: str, skip_nan: bool
+) -> Any:
+    lines = _lines(xp, x, axis)
+    if not lines.shape[-1] and 0 not in context.local_shape and not skip_nan:
+        raise IndexingError(f"x has no elements along axis {axis}, of which a quantile could be taken")
+    if 0 in lines.shape or 0 in context.local_shape:
+        return xp.full(context.local_shape, math.nan, dtype=context.dtype)
+    count, nan = _counts(xp, lines, skip_nan)
+    real = xp.isdtype(x.dtype, "real floating")
+    if not hasattr(q, "dtype"):
+        q = xp.asarray(q, dtype=x.dtype if real else np.dtype("float64"))
+    elif not xp.isdtype(q.dtype, "real floating"):
+        q = xp.asarray(q, dtype=np.dtype("float64"))
+    position = _METHODS[method](xp, xp.asarray(count, dtype=q.dtype), xp.reshape(q, (-1,)))
+    last = xp.maximum(xp.subtract(count, 1), 0)
+    before = xp.floor(position)
+    lower = xp.asarray(xp.clip(before, 0, None), dtype=np.dtype("int64"))
+    upper = xp.asarray(xp.clip(xp.add(before, 1), 0, None), dtype=np.dtype("int64"))
+    a, b = [_at(xp, lines, xp.minimum(index, last)) for index in (lower, upper)]
+    weight = xp.subtract(position, before)
+    if method in _DISCRETE:  # The positions are integers.
+        return _finished(xp, context, a, nan)
+    if method == "midpoint":
+        weight = xp.where(xp.equal(weight, 0), weight, 0.5)
+    elif method == "averaged_inverted_cdf":
+        weight = xp.where(xp.equal(weight, 0), 0.5, xp.ones_like(weight))
+    step = xp.subtract(b, a)
+    above = xp.subtract(b, xp.multiply(step, xp.subtract(1, weight)))
+    found = xp.where(xp.greater_equal(weight, 0.5), above, xp.add(a, xp.multiply(step, weight)))
+    return _finished(xp, context, found, nan)
+
+
+_declare("quantile", quantile, percentile)
+_declare("nanquantile", nanquantile, nanpercentile)
