@@ -3,6 +3,7 @@
 # ruff: noqa: I001 - `name as name` marks a public name for type checkers; one statement imports all those of a module
 # ruff: noqa: F403 - `import *` imports the operators that a module declares: see `shardtensor.core.operator`
 
+import importlib as _importlib
 import types as _types
 import typing as _typing
 
@@ -106,11 +107,12 @@ from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTe
 __version__ = "0.1.0"
 
 __all__ = sorted(
-    ["__version__", "visualize_sharding"]
+    ["__version__", "random", "visualize_sharding"]
     + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
 )
 
 if _typing.TYPE_CHECKING:
+    from shardtensor import random as random
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
 else:  # Type checkers would take a `__getattr__` for a definition of every name.
 
@@ -119,6 +121,8 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             from shardtensor.sharding.visualize import visualize_sharding
 
             return visualize_sharding
+        if name == "random":  # So is an extension.
+            return _importlib.import_module(f"shardtensor.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 import shardtensor as st
+import shardtensor.random
 from shardtensor.core import OPS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-    "errors", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "interpreters", "spmd", "",
+    "errors", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "random", "interpreters", "spmd", "",
     "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
@@ -94,6 +95,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     """Operators that users reach through methods and protocols only."""
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
     internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards"}
+    internal |= set(st.random.__all__) & set(OPS)
     assert set(OPS) - set(st.__all__) == internal
 
 
