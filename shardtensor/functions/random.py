@@ -426,7 +426,10 @@ def categorical(
     sizes = tuple(getattr(array, "shape", ()))
     if not sizes:
         raise AxisError("categorical: logits has 0 dimensions; wanted at least 1")
-    along = normalize_axis(axis, len(sizes))
+    try:
+        along = normalize_axis(axis, len(sizes))
+    except (AxisError, ArgumentTypeError) as error:
+        raise type(error)(f"categorical: {error}") from None
     batch = sizes[:along] + sizes[along + 1 :]
     if not sizes[along]:
         raise ShapeError(f"categorical: logits has shape {sizes}, with no elements along axis {axis}")

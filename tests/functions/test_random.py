@@ -29,7 +29,11 @@ KEY = st.random.key(2026)
 
 VECTORS = [
     ([0] * 4, [0] * 2, [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]),
-    ([2**64 - 1] * 4, [2**64 - 1] * 2, [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0]),
+    (
+        [2**64 - 1] * 4,
+        [2**64 - 1] * 2,
+        [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0],
+    ),
     (
         [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89],
         [0x452821E638D01377, 0xBE5466CF34E90C6C],
@@ -133,6 +137,12 @@ def assert_equal(found: np.ndarray, wanted: np.ndarray, name: str) -> None:
 
 
 @everywhere
+@pytest.mark.parametrize("name", ["uniform", "normal of float32", "integers, one in four rejected", "gamma"])
+def test_numbers_do_not_depend_on_the_library(name: str, backend: str) -> None:
+    found = DRAWS[name](KEY, (7,), device=mesh_of((2,), backend))
+    assert_equal(values_of(found), on_one_device(name, KEY, (7,)), name)
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_numbers_do_not_depend_on_the_layout(name: str, backend: str) -> None:
     """Rows of whole blocks, rows that begin within a block, empty shards, and replicas."""
@@ -146,7 +156,7 @@ def test_numbers_do_not_depend_on_the_layout(name: str, backend: str) -> None:
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("checked", marks=pytest.mark.full)])
 def test_numbers_of_drawn_layouts(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=20)
+    @hypothesis.settings(max_examples=8)
     @hypothesis.given(some.data(), some.integers(0, 2**64 - 1), some.integers(0, 2**64 - 1))
     def run(data: Any, seed: int, stream: int) -> None:
         key, shape, mesh = st.random.Key(seed, stream), data.draw(shapes()), data.draw(meshes(backend))
@@ -156,7 +166,7 @@ def test_numbers_of_drawn_layouts(name: str, backend: str) -> None:
     run()
 
 
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=50)
 @hypothesis.given(some.data(), some.lists(some.integers(1, 9), max_size=4), some.sampled_from([4, 40, 1 << 22]))
 def test_any_box_of_an_array_gets_its_own_numbers(data: Any, shape: list[int], most: int) -> None:
     box = [tuple(sorted(data.draw(some.tuples(some.integers(0, n), some.integers(0, n))))) for n in shape]
@@ -167,7 +177,9 @@ def test_any_box_of_an_array_gets_its_own_numbers(data: Any, shape: list[int], m
         for count in (1, 4, 8):
 
             def sample(elements: Elements, count: int = count) -> Any:
-                flat = elements.packed(count, lambda xp, words: words.reshape(-1, 4)[:, :count].repeat(-(-count // 4), 1).reshape(-1))
+                flat = elements.packed(
+                    count, lambda xp, words: words.reshape(-1, 4)[:, :count].repeat(-(-count // 4), 1).reshape(-1)
+                )
                 return flat + elements.accepted(lambda xp, words: (words[1], words[2] > 0))
 
             whole_array = fill(np, everything, 99, sample)
@@ -189,7 +201,6 @@ def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
         st.set_num_threads(before)
 
 
-@everywhere
 def test_parameters_stay_where_they_are(backend: str) -> None:
     """The result has the layout of the parameters, and nothing is transferred."""
     mesh = mesh_of((2, 2), backend)
@@ -238,7 +249,6 @@ def test_keys_are_derived_from_the_bits_of_their_own_counters() -> None:
 # -- inside of maps, and without elements ----------------------------------------------------------
 
 
-@everywhere
 def test_keys_in_maps(backend: str) -> None:
     devices = st.devices(backend)[:3]
     parts = st.shard(np.zeros((6, 2)), devices=devices)
@@ -265,7 +275,10 @@ def test_keys_in_maps(backend: str) -> None:
 def test_results_are_inferred(backend: str) -> None:
     place = st.NamedSharding(mesh_of((2, 2), backend), P("x", "y"))
     for draw in DRAWS.values():
-        inferred, made = st.eval_shape(lambda draw=draw: draw(KEY, (3, 5), device=place)), draw(KEY, (3, 5), device=place)
+        inferred, made = (
+            st.eval_shape(lambda draw=draw: draw(KEY, (3, 5), device=place)),
+            draw(KEY, (3, 5), device=place),
+        )
         assert inferred == st.ShapeDtypeStruct(made.shape, made.dtype, made.sharding)
     logits = st.zeros((4, 5), device=place)
     inferred = st.eval_shape(lambda x: st.random.categorical(KEY, x, shape=(2, 4)), logits)
@@ -275,17 +288,17 @@ def test_results_are_inferred(backend: str) -> None:
 
 
 def test_nothing_is_sent() -> None:
-    mesh = st.AbstractMesh((4096,), ("x",))
+    mesh = st.AbstractMesh((64,), ("x",))
 
     def program(x: Any) -> Any:
         key = st.random.fold_in(KEY, st.axis_index("x"))
         return x * st.random.gamma(KEY, x) + st.random.normal(key, x.shape)
 
     mapped = st.shard_map(program, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-    assert st.simulate(mapped, st.ones((8192, 3), device=mesh)).bytes == 0
+    assert st.simulate(mapped, st.ones((128, 3), device=mesh)).bytes == 0
     for draw in DRAWS.values():
         assert st.simulate(lambda draw=draw: draw(KEY, (1001,), device=mesh), mesh=mesh).bytes == 0
-    assert "uniform -> float64[3]" in str(st.explain(lambda: st.random.uniform(KEY, 3)))
+    assert "uniform() -> float64[3]" in str(st.explain(lambda: st.random.uniform(KEY, 3)))
 
 
 def test_plans_do_not_depend_on_the_key() -> None:
@@ -347,7 +360,9 @@ def test_equal_words_keep_their_order_in_permutations(monkeypatch: Any) -> None:
 def test_elements_out_of_range() -> None:
     assert np.isnan(np.asarray(st.random.gamma(KEY, np.array([-1.0, np.nan])))).all()
     np.testing.assert_array_equal(np.asarray(st.random.gamma(KEY, np.array([0.0, np.inf]))), [0, np.inf])
-    np.testing.assert_array_equal(np.asarray(st.random.poisson(KEY, np.array([-1.0, np.nan, 1e300, 0]))), [-1, -1, -1, 0])
+    np.testing.assert_array_equal(
+        np.asarray(st.random.poisson(KEY, np.array([-1.0, np.nan, 1e300, 0]))), [-1, -1, -1, 0]
+    )
     trials, p = np.array([-1, 5, 5, 5, 0, 90, 90]), np.array([0.5, -0.1, np.nan, 1.1, 0.5, 0.0, 1.0])
     np.testing.assert_array_equal(np.asarray(st.random.binomial(KEY, trials, p)), [-1, -1, -1, -1, 0, 0, 90])
     low, high = np.array([1.0, 2.0, np.nan, np.inf, 3.0]), np.array([1.0, 1.0, 1.0, np.inf, np.inf])
@@ -387,7 +402,11 @@ ERRORS = [
     (lambda: st.random.gamma(KEY, -1), ValueError, "gamma: a is -1; wanted a number of at least 0"),
     (lambda: st.random.gamma(KEY, np.float32("nan")), ValueError, "gamma: a is nan"),
     (lambda: st.random.gamma(KEY, 1j), TypeError, "gamma: a is a complex"),
-    (lambda: st.random.gamma(KEY, np.ones(3), (2,)), ValueError, r"gamma: parameters of shapes \(3,\) do not broadcast"),
+    (
+        lambda: st.random.gamma(KEY, np.ones(3), (2,)),
+        ValueError,
+        r"gamma: parameters of shapes \(3,\) do not broadcast",
+    ),
     (lambda: st.random.gamma(KEY, np.ones((2, 3)), (3,)), ValueError, r"do not broadcast to \(3,\)"),
     (lambda: st.random.poisson(KEY, -0.5), ValueError, "poisson: lam is -0.5; wanted a number from 0"),
     (lambda: st.random.binomial(KEY, 2.5, 0.5), ValueError, "binomial: n is 2.5; wanted an integer"),
