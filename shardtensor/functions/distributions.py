@@ -296,6 +296,9 @@ def _poisson(xp: Any, context: ShardContext, lam: Any, key: int, *, dtype: Any) 
 _FEW = 10.0
 """The mean of integers from which on they are drawn by rejection, whose methods need it."""
 
+_LEAST_LIKELY = 128
+"""An integer that a distribution of a mean below `_FEW` has with a probability of less than 2**-64."""
+
 _MOST = 2.0**53
 """The greatest mean and the greatest number of trials: float64 has all integers up to it."""
 
@@ -308,16 +311,17 @@ def _counted(elements: Elements, first: Any, ratio: Any) -> Any:
         first: the probability of 0.
         ratio: a function of k that returns the probability of k divided by that of k - 1.
     """
-    xp, at, k = elements.xp, elements.packed(4, _fraction), 0
-    total, probability = first, first
+    xp, at = elements.xp, elements.packed(4, _fraction)
+    total = probability = first
     counts = xp.zeros_like(at)
-    while True:
-        k, probability = k + 1, probability * ratio(k + 1)
+    for k in range(1, _LEAST_LIKELY):
+        probability = probability * ratio(k)
         # The sum of all probabilities is rounded, so that it may stay below the greatest fractions.
         goes_on = (at >= total) & (probability > 2.0**-64)
         if not xp.any(goes_on):
-            return counts
+            break
         counts, total = xp.where(goes_on, float(k), counts), total + probability
+    return counts
 
 
 def _proposed(xp: Any, words: Any, a: Any, b: Any, center: Any, limit: Any, scale: Any) -> tuple[Any, Any, Any]:

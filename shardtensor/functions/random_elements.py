@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.errors import BackendError
 from shardtensor.host import memory_pool, philox
 from shardtensor.host.threads import each
 from shardtensor.sharding.shard_context import ShardContext
@@ -87,12 +88,14 @@ class Elements:
             proposed: the first proposals, if they are made of other words.
         """
         values, accepted = proposed or propose(self.xp, self._blocks(0), *parameters)
-        left, attempt = self._places(~accepted), 1
-        while left.shape[0]:
+        left = self._places(~accepted)
+        for attempt in range(1, _ATTEMPTS):
+            if not left.shape[0]:
+                return values
             words = self._blocks(attempt, left)
             values[left], accepted = propose(self.xp, words, *[p[left] for p in parameters])
-            left, attempt = left[self._places(~accepted)], attempt + 1
-        return values
+            left = left[self._places(~accepted)]
+        raise BackendError("nonzero() of the backend's namespace does not wait for the elements of its operand")
 
     def _places(self, mask: Any) -> Any:
         return self.xp.nonzero(mask)[0]
@@ -118,6 +121,9 @@ class Elements:
         return philox.block(self.xp, self.key, self.indices if places is None else self.indices[places], attempt)
 
 
+_ATTEMPTS = 200
+"""A number of attempts that no element needs: of all methods, less than two thirds of the proposals are rejected."""
+
 _RATIO = 32
 """How many times faster NumPy's own generator computes a block of a run than `shardtensor.host.philox.block` does."""
 
@@ -133,7 +139,7 @@ def fill(xp: Any, context: ShardContext, key: int, sample: Sample, *parameters: 
         *parameters: arrays of the shape of the shard, or scalars.
     """
     shape, dtype = context.local_shape, context.dtype
-    given = [xp.reshape(p, (-1,)) if getattr(p, "ndim", 0) else p for p in parameters]
+    given = [xp.reshape(p, (-1,)) if hasattr(p, "shape") else p for p in parameters]
     size = math.prod(shape)
 
     def draw(elements: Elements, begin: int, end: int) -> Any:
@@ -161,7 +167,7 @@ def fill(xp: Any, context: ShardContext, key: int, sample: Sample, *parameters: 
 
 def _flat(xp: Any, parameter: Any, begin: int, end: int) -> Any:
     """Returns a parameter of the elements from ``begin`` to ``end`` as a flat array of float64."""
-    if getattr(parameter, "ndim", 0):
+    if hasattr(parameter, "shape"):
         return xp.asarray(parameter[begin:end], dtype=np.float64)
     return xp.full((end - begin,), float(parameter), dtype=np.float64)
 

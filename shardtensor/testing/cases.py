@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as some
 
 import shardtensor as st
-import shardtensor.random  # noqa: F401 - declares operators
+import shardtensor.random
 from shardtensor.backend import HOST, HostArray, function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import OPS
