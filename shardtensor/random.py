@@ -6,10 +6,9 @@ Philox4x64-10 of (key, i), by the device that holds it, and nothing is transferr
 correlate with) one another's numbers, so use a new key for each.
 
 Integers, uniform numbers, bools and permutations are the same to the bit. Other distributions use logarithms and other
-functions that libraries round differently: normal and exponential numbers agree to 4 units in the last place (normal
-numbers near 0: to 4 units in the last place of 1), and the others likewise, except that a rounding error decides with a
-probability of about 1e-14 for each element whether a proposal is accepted. On one backend all of them are the same on
-every mesh, too.
+functions, which libraries round differently: on the numpy backend their numbers are the same on every mesh, too, and
+those of other backends agree with them to 4 units in the last place (gamma and truncated normal ones to 8), except that
+a rounding error may decide whether a proposal is accepted, with a probability of about 1e-14 for each element.
 
 Inside of mapped functions, a key that the function closes over gives the same numbers on every device, and
 ``fold_in(key, st.axis_index(name))`` gives each device numbers of its own.
