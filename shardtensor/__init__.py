@@ -235,13 +235,24 @@ from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTe
 __version__ = "0.1.0"
 """The version of the library."""
 
+_EXTENSIONS = ("fft", "linalg", "random")
+"""The modules that are imported on first use."""
+
 __all__ = sorted(
-    ["__array_api_version__", "__array_namespace_info__", "__version__", "fft", "linalg", "visualize_sharding"]
+    [
+        "__array_api_version__",
+        "__array_namespace_info__",
+        "__version__",
+        "fft",
+        "linalg",
+        "random",
+        "visualize_sharding",
+    ]
     + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
 )
 
 if _typing.TYPE_CHECKING:
-    from shardtensor import fft as fft, linalg as linalg
+    from shardtensor import fft as fft, linalg as linalg, random as random
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
 else:  # Type checkers would take a `__getattr__` for a definition of every name.
 
@@ -252,7 +263,7 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             return visualize_sharding
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
-        if name in ("fft", "linalg"):
+        if name in _EXTENSIONS:
             return _importlib.import_module(f"shardtensor.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

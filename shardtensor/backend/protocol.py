@@ -82,7 +82,8 @@ class Backend(abc.ABC):
 
         Where the standard leaves a choice, it behaves like NumPy: dtypes are NumPy dtypes, Python scalars mix with
         arrays, elementwise functions accept ``out=`` (which may be one of the operands, for computing in place), and
-        ``asarray`` accepts ``copy``.
+        ``asarray`` accepts ``copy``. Where devices execute asynchronously, ``bool(array)`` and ``nonzero`` wait for the
+        elements.
         """
 
     @abc.abstractmethod

@@ -14,6 +14,7 @@ import numpy as np
 from hypothesis import strategies as some
 
 import shardtensor as st
+import shardtensor.random
 from shardtensor.backend import HOST, HostArray, function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import OPS
@@ -608,14 +609,33 @@ def _reshard(data: Any) -> Case:
     return Case([x], (st.devices("numpy")[-1],), answer=x)
 
 
+def _drawn(name: str, operands: list[HostArray]) -> Case:
+    """Returns a case of an operator that draws random numbers: they are those that one device of the host draws."""
+    key, dtype = 12345 << 64 | 678, np.dtype(np.float64 if name == "truncated_normal" else bool)
+    placed = [st.device_put(x, st.devices("numpy")[0]) for x in operands]
+    answer = np.asarray(OPS[name].dispatch(*placed, key, dtype=dtype))
+    return Case(operands, (key,), {"dtype": dtype}, answer=answer)
+
+
+@case("bernoulli")
+def _bernoulli(data: Any) -> Case:
+    return _drawn("bernoulli", [array(data.draw(shapes()), "float64", seed(data))])
+
+
+@case("truncated_normal")
+def _truncated_normal(data: Any) -> Case:
+    lower = array(data.draw(shapes()), "float64", seed(data))
+    return _drawn("truncated_normal", [lower, np.asarray(lower + 1.25)])
+
+
 # Creation functions, operators whose operand or result is not a single tensor, and compositions are tested separately.
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
     "zeros", "zeros_like", "convolve_valid", "coordinate", "fftfreq", "linspace", "rfftfreq",
     # Those that only exchange dimensions, or are composed of others.
-    "argpartition", "argwhere", "bincount", "diff", "digitize", "flatnonzero", "fliplr", "flipud", "histogram", "lexsort",
-    "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmean", "nanmedian", "nanpercentile", "nanprod",
+    "argpartition", "argwhere", "bincount", "diff", "digitize", "flatnonzero", "fliplr", "flipud", "histogram",
+    "lexsort", "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmean", "nanmedian", "nanpercentile", "nanprod",
     "nanquantile", "nanstd", "nansum", "nanvar", "partition", "percentile", "rollaxis", "swapaxes",
     # Several results, or eigenvalues in no particular order.
     "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
@@ -624,4 +644,6 @@ ELSEWHERE = {
     # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
+    # Random numbers.
+    "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
 }  # fmt: skip

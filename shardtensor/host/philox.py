@@ -1,0 +1,112 @@
+"""Random bits: Philox4x64-10 of a key and a counter (Salmon et al., 2011), on the host and on any device.
+
+The generator is a function without state. It maps a counter of 256 bits, under a key of 128 bits, to a block of four
+words of 64 bits. Keys and counters are Python integers here, whose lowest 64 bits are the first word.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+WORDS = 4
+"""The number of words of a block."""
+
+KEYS = 1 << 128
+"""The number of keys."""
+
+_COUNTERS = 1 << 256
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS = 10
+_LOW = 0xFFFFFFFF
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+def words(key: int, counter: int, blocks: int) -> npt.NDArray[np.uint64]:
+    """Returns the words of as many blocks with consecutive counters, the first of which is ``counter``.
+
+    NumPy's `numpy.random.Philox` computes them. Its stream is fixed, and other threads run meanwhile.
+    """
+    generator: _Generator = _local.__dict__.get("generator") or _local.__dict__.setdefault("generator", _Generator())
+    return generator.words(key, counter, blocks)
+
+
+class _Generator:
+    """NumPy's generator of one thread, of which each call sets the whole state."""
+
+    def __init__(self) -> None:
+        self._philox = np.random.Philox(key=0)
+        self._counter = np.zeros(WORDS, "<u8")
+        self._key = np.zeros(2, "<u8")
+        self._state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": self._counter, "key": self._key},
+            "buffer": np.zeros(WORDS, np.uint64),
+            "buffer_pos": WORDS,  # The buffer is used up, so that the next block is computed.
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+    def words(self, key: int, counter: int, blocks: int) -> npt.NDArray[np.uint64]:
+        before = (counter - 1) % _COUNTERS  # NumPy increments the counter first.
+        self._counter[:] = np.frombuffer(before.to_bytes(8 * WORDS, "little"), "<u8")
+        self._key[:] = np.frombuffer(key.to_bytes(16, "little"), "<u8")
+        self._philox.state = self._state
+        return self._philox.random_raw(blocks * WORDS)
+
+
+_local = threading.local()
+
+
+def block(xp: Any, key: int, index: Any, draw: int) -> tuple[Any, Any, Any, Any]:
+    """Returns the four words of the block of each counter ``index + (draw << 64)``.
+
+    It is composed of functions that every array library has for signed integers, which wrap around on overflow. Both
+    halves of a round are computed together, since the number of calls takes most of the time of short arrays.
+
+    Args:
+        xp: the namespace of the array.
+        key: the key.
+        index: an array of int64 of one dimension.
+        draw: the second word of the counters; the third and the fourth are 0.
+
+    Returns:
+        Four arrays of int64, whose elements have the bits of the words.
+    """
+    keys = [[signed((key >> 64 * k) + n * _WEYL[k] & _WORD) for k in (1, 0)] for n in range(_ROUNDS)]
+    table = xp.asarray([*zip(*map(_parts, _MULTIPLIERS), strict=True), *keys], dtype=np.int64)[:, :, None]
+    zero = index ^ index
+    even, odd = xp.stack([index, zero]), xp.stack([zero, zero + signed(draw)])  # words 0 and 2, words 3 and 1
+    for n in range(_ROUNDS):
+        high, low = _product(even, table[0], table[1], table[2])
+        even, odd = xp.flip(high ^ odd ^ table[n + 3], axis=0), low
+    return even[0], odd[1], even[1], odd[0]
+
+
+def mulhilo(x: Any, factor: int) -> tuple[Any, Any]:
+    """Returns the high and the low word of the products of unsigned words, in an array of int64, and of one factor."""
+    return _product(x, *_parts(factor))
+
+
+def _parts(factor: int) -> tuple[int, int, int]:
+    """Returns the low and the high half of a word, and the word itself as a signed integer."""
+    return factor & _LOW, factor >> 32, signed(factor)
+
+
+def _product(x: Any, low: Any, high: Any, factor: Any) -> tuple[Any, Any]:
+    """Returns the words of products, of which libraries compute the low one only; the high one is composed of the
+    products of halves.
+    """
+    x0, x1 = x & _LOW, (x >> 32) & _LOW  # The mask removes the copies of the sign bit.
+    upper = x1 * low + ((x0 * low >> 32) & _LOW)
+    lower = x0 * high + (upper & _LOW)
+    return x1 * high + ((upper >> 32) & _LOW) + ((lower >> 32) & _LOW), x * factor
+
+
+def signed(word: int) -> int:
+    """Returns the integer of int64 with the bits of a word."""
+    return word - (1 << 64) if word >> 63 else word
