@@ -225,7 +225,7 @@ METHODS = [
 @checks
 def nan_reductions(data: Any, put: Any) -> None:
     x = data.draw(arrays(["bool", "int64", "float32", "float64"]))
-    x = np.where(np.isinf(x), 1, x).astype(x.dtype)
+    x = np.where(np.isinf(x), 1, x % 100 if x.dtype.kind == "i" else x).astype(x.dtype)  # Huge integers cancel out.
     axis, keepdims = axes_of(data, x), data.draw(some.booleans())
     for name in ("nansum", "nanprod", "nanmean", "nanvar", "nanstd", "nanmax", "nanmin"):
         if name in ("nanmax", "nanmin") and 0 in x.shape:
