@@ -22,23 +22,20 @@ Inside of mapped functions, a key that the function closes over gives the same n
 """
 
 from shardtensor.functions.random import (
-    Key,
     bernoulli,
     binomial,
     categorical,
     choice,
     exponential,
-    fold_in,
     gamma,
     integers,
-    key,
     normal,
     permutation,
     poisson,
-    split,
     truncated_normal,
     uniform,
 )
+from shardtensor.functions.random_keys import Key, fold_in, key, split
 
 __all__ = [
     "Key",

@@ -145,8 +145,12 @@ def inner(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.inner(st.asarray([1.0, 2.0]), st.asarray([[3.0, 4.0], [5.0, 6.0]])).tolist()
     [11.0, 17.0]
     """
-    n, m = _rank(a), _rank(b)
-    return contract(a, b, rule=_inner_rule(n, m)) if n and m else multiply(a, b)
+    left, right = shape_of(a), shape_of(b)
+    if not left or not right:
+        return multiply(a, b)
+    if left[-1] != right[-1]:
+        raise ShapeError(f"inner: a has shape {left} and b has shape {right}; wanted equal last sizes")
+    return contract(a, b, rule=_inner_rule(len(left), len(right)))
 
 
 @functools.lru_cache(64)

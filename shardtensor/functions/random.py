@@ -1,4 +1,4 @@
-"""The functions of `shardtensor.random`: keys, and random arrays.
+"""The functions of `shardtensor.random` that return arrays.
 
 They check their arguments and call the operators of `shardtensor.functions.distributions`. Common arguments:
 
@@ -19,9 +19,7 @@ Raises:
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,8 +33,8 @@ from shardtensor.functions import distributions
 from shardtensor.functions.creation import full
 from shardtensor.functions.manipulation import broadcast_to
 from shardtensor.functions.placement import asarray, device_put
+from shardtensor.functions.random_keys import Key, bits_of, integer
 from shardtensor.functions.searching import argmax
-from shardtensor.host import philox
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axis
@@ -44,116 +42,6 @@ from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _Where = Device | Mesh | NamedSharding | None
-
-_WORD = 1 << 64
-_SPLIT, _FOLDED = 1 << 192, 2 << 192
-"""The last words of the counters from which keys are derived. It is 0 for those of elements."""
-
-
-# -- keys ------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Key:
-    """The key of a stream of random bits: an immutable, hashable value of two words of 64 bits.
-
-    `key` makes one from a seed, `split` and `fold_in` derive others from it. In pytrees, a key is a leaf.
-
-    Attributes:
-        seed: the first word of Philox's key.
-        stream: the second word.
-
-    >>> st.random.key(7)
-    Key(7, 0)
-    """
-
-    seed: int
-    stream: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("seed", "stream"):
-            object.__setattr__(self, name, _word(getattr(self, name), "Key", name))
-
-    def __repr__(self) -> str:
-        return f"Key({', '.join(str(n) if n < 1 << 32 else f'{n:#018x}' for n in (self.seed, self.stream))})"
-
-
-def _word(value: Any, caller: str, name: str) -> int:
-    """Returns an integer from 0 to 2**64 - 1, given it or an object with ``__index__``.
-
-    Raises:
-        ArgumentTypeError, ArgumentError: the value is no such integer.
-    """
-    word = _integer(value, caller, name)
-    if not 0 <= word < _WORD:
-        raise ArgumentError(f"{caller}: {name} is {word}; wanted an integer from 0 to 2**64 - 1")
-    return word
-
-
-def _integer(value: Any, caller: str, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ArgumentTypeError(f"{caller}: {name} is a {type(value).__name__}; wanted an integer") from None
-
-
-def _bits(key: Any, caller: str) -> int:
-    """Returns a key as one integer."""
-    if type(key) is not Key:
-        raise ArgumentTypeError(f"{caller}: key is a {type(key).__name__}; wanted a key, such as st.random.key(0)")
-    return key.seed | key.stream << 64
-
-
-def _keys(key: Any, caller: str, counter: int, count: int) -> list[Key]:
-    """Returns keys that are made of the first two words of successive blocks."""
-    words = philox.words(_bits(key, caller), counter, count).reshape(count, philox.WORDS)
-    return [Key(seed, stream) for seed, stream, *_ in words.tolist()]
-
-
-def key(seed: int) -> Key:
-    """Returns the key of a seed.
-
-    Args:
-        seed: an integer from 0 to 2**64 - 1.
-
-    >>> st.random.key(7) == st.random.key(7), st.random.key(7) == st.random.key(8)
-    (True, False)
-    """
-    return Key(_word(seed, "key", "seed"))
-
-
-def split(key: Key, num: int = 2) -> list[Key]:
-    """Returns independent keys that are derived from a key, which should not be used any more.
-
-    Key i does not depend on ``num``. As an argument of `pmap`, the list gives each call a key of its own.
-
-    Args:
-        key: the key.
-        num: the number of keys.
-
-    >>> weights, noise = st.random.split(st.random.key(0))
-    >>> weights != noise
-    True
-    """
-    count = _integer(num, "split", "num")
-    if count < 0:
-        raise ArgumentError(f"split: num is {count}; wanted at least 0")
-    return _keys(key, "split", _SPLIT, count)
-
-
-def fold_in(key: Key, data: int) -> Key:
-    """Returns a key that is derived from a key and a number, such as that of a step or of a device.
-
-    Args:
-        key: the key.
-        data: an integer from 0 to 2**64 - 1.
-
-    >>> draw = lambda x: x + st.random.integers(st.random.fold_in(st.random.key(0), st.axis_index("i")), 0, 100)
-    >>> st.pmap(draw, np.zeros(4, int), axis_name="i").tolist()
-    [64, 14, 11, 65]
-    """
-    return _keys(key, "fold_in", _FOLDED + _word(data, "fold_in", "data"), 1)[0]
-
 
 # -- without parameters that can be arrays ---------------------------------------------------------
 
@@ -182,7 +70,7 @@ def uniform(
     >>> abs(x.mean().item() - 0.5) < 1e-3
     True
     """
-    bits, known = _bits(key, "uniform"), _float_dtype(dtype, "uniform")
+    bits, known = bits_of(key, "uniform"), _float_dtype(dtype, "uniform")
     return distributions.uniform(bits, shape=checked_shape(shape, "uniform"), dtype=known, device=device)
 
 
@@ -202,7 +90,7 @@ def normal(
     >>> abs(x.mean().item()) < 5e-3, abs(x.var().item() - 1) < 5e-3
     (True, True)
     """
-    bits, known = _bits(key, "normal"), _float_dtype(dtype, "normal")
+    bits, known = bits_of(key, "normal"), _float_dtype(dtype, "normal")
     return distributions.normal(bits, shape=checked_shape(shape, "normal"), dtype=known, device=device)
 
 
@@ -217,7 +105,7 @@ def exponential(
     >>> round(st.random.exponential(st.random.key(0), (1000, 1000)).mean().item(), 1)
     1.0
     """
-    bits, known = _bits(key, "exponential"), _float_dtype(dtype, "exponential")
+    bits, known = bits_of(key, "exponential"), _float_dtype(dtype, "exponential")
     return distributions.exponential(bits, shape=checked_shape(shape, "exponential"), dtype=known, device=device)
 
 
@@ -235,12 +123,12 @@ def integers(key: Key, low: int, high: int, shape: int | Shape = (), *, device: 
     >>> st.random.integers(st.random.key(0), 1, 7, (8,)).tolist()
     [1, 6, 6, 3, 1, 2, 1, 4]
     """
-    first, end = _integer(low, "integers", "low"), _integer(high, "integers", "high")
+    first, end = integer(low, "integers", "low"), integer(high, "integers", "high")
     if not -(2**63) <= first < end <= 2**63:
         raise ArgumentError(f"integers: low is {first} and high {end}; wanted -2**63 <= low < high <= 2**63")
     sizes = checked_shape(shape, "integers")
     return distributions.integers(
-        _bits(key, "integers"), first, end, shape=sizes, dtype=np.dtype(np.int64), device=device
+        bits_of(key, "integers"), first, end, shape=sizes, dtype=np.dtype(np.int64), device=device
     )
 
 
@@ -259,10 +147,10 @@ def permutation(key: Key, n: int, *, device: _Where = None) -> ShardedTensor:
     >>> st.random.permutation(st.random.key(0), 8).tolist()
     [7, 2, 1, 4, 0, 6, 5, 3]
     """
-    count = _integer(n, "permutation", "n")
+    count = integer(n, "permutation", "n")
     if count < 0:
         raise ArgumentError(f"permutation: n is {count}; wanted at least 0")
-    bits, dtype = _bits(key, "permutation"), np.dtype(np.int64)
+    bits, dtype = bits_of(key, "permutation"), np.dtype(np.int64)
     return distributions.permutation(bits, n=count, shape=(count,), dtype=dtype, device=device)
 
 
@@ -285,9 +173,9 @@ def choice(
     >>> st.random.choice(st.random.key(1), np.array([10, 20, 30]), (4,)).tolist()
     [30, 20, 30, 10]
     """
-    sizes, bits, dtype = checked_shape(shape, "choice"), _bits(key, "choice"), np.dtype(np.int64)
+    sizes, bits, dtype = checked_shape(shape, "choice"), bits_of(key, "choice"), np.dtype(np.int64)
     array = _elements(a)
-    count, size = _integer(a, "choice", "a") if array is None else array.shape[0], math.prod(sizes)
+    count, size = integer(a, "choice", "a") if array is None else array.shape[0], math.prod(sizes)
     if count < 0 or (size and (not count or (size > count and not replace))):
         manner = "with" if replace else "without"
         raise ArgumentError(f"choice: a has {count} elements, and {size} are to be drawn {manner} replacement")
@@ -391,7 +279,7 @@ def bernoulli(
     >>> round(st.random.bernoulli(st.random.key(0), 0.25, (1000, 1000)).mean().item(), 2)
     0.25
     """
-    bits = _bits(key, "bernoulli")
+    bits = bits_of(key, "bernoulli")
     given = [_parameter(p, "bernoulli", "p", _from_0_to(1), "a probability from 0 to 1")]
     (operand,) = _operands("bernoulli", given, shape, device)
     return distributions.bernoulli(operand, bits, dtype=np.dtype(bool))
@@ -422,7 +310,7 @@ def categorical(
     >>> st.random.categorical(st.random.key(0), logits, shape=(8,)).tolist()
     [1, 0, 1, 1, 0, 1, 0, 1]
     """
-    bits, array = _bits(key, "categorical"), _parameter(logits, "categorical", "logits", math.isnan, "an array")
+    bits, array = bits_of(key, "categorical"), _parameter(logits, "categorical", "logits", math.isnan, "an array")
     sizes = tuple(getattr(array, "shape", ()))
     if not sizes:
         raise AxisError("categorical: logits has 0 dimensions; wanted at least 1")
@@ -459,7 +347,7 @@ def gamma(
     >>> round(st.random.gamma(st.random.key(0), 3.0, (1000, 1000)).mean().item(), 1)
     3.0
     """
-    bits = _bits(key, "gamma")
+    bits = bits_of(key, "gamma")
     given = [_parameter(a, "gamma", "a", _from_0_to(math.inf), "a number of at least 0")]
     known = _result_dtype(given, dtype, "gamma")
     (operand,) = _operands("gamma", given, shape, device)
@@ -479,7 +367,7 @@ def poisson(key: Key, lam: ArrayLike, shape: int | Shape | None = None, *, devic
     >>> st.random.poisson(st.random.key(0), 4.0, (8,)).tolist()
     [1, 6, 6, 4, 0, 3, 2, 4]
     """
-    bits = _bits(key, "poisson")
+    bits = bits_of(key, "poisson")
     given = [_parameter(lam, "poisson", "lam", _from_0_to(2.0**53), "a number from 0 to 2**53")]
     (operand,) = _operands("poisson", given, shape, device)
     return distributions.poisson(operand, bits, dtype=np.dtype(np.int64))
@@ -501,7 +389,7 @@ def binomial(
     >>> st.random.binomial(st.random.key(0), 10, np.array([0.0, 0.5, 1.0])).tolist()
     [0, 7, 10]
     """
-    bits = _bits(key, "binomial")
+    bits = bits_of(key, "binomial")
     given = [
         _parameter(n, "binomial", "n", lambda n: 0 <= n <= 2.0**53 and n == int(n), "an integer from 0 to 2**53"),
         _parameter(p, "binomial", "p", _from_0_to(1), "a probability from 0 to 1"),
@@ -532,7 +420,7 @@ def truncated_normal(
     >>> 5 <= x.min().item(), x.mean().item() < 5.3
     (True, True)
     """
-    bits = _bits(key, "truncated_normal")
+    bits = bits_of(key, "truncated_normal")
     given = [
         _parameter(lower, "truncated_normal", "lower", lambda a: a < math.inf, "a number below inf"),
         _parameter(upper, "truncated_normal", "upper", lambda b: b > -math.inf, "a number above -inf"),

@@ -4,7 +4,8 @@ Element i of an array, in row-major order, gets its number from blocks of Philox
 under the caller's key, whose counters have these words:
 
 * i // n, 0, 0, 0 where the numbers of n successive elements are made of one block (`Elements.packed`);
-* i, attempt, 0, 0 where an element has a block of its own for each attempt of a rejection method (`Elements.accepted`).
+* i, k, 0, 0 with k > 0 where an element has a block of its own for attempt k of a rejection method
+  (`Elements.accepted`).
 
 The numbers therefore do not depend on the mesh, the layout, the backend or the number of threads and processes.
 """
@@ -90,9 +91,9 @@ class Elements:
             *parameters: flat arrays.
             proposed: the first proposals, if they are made of other words.
         """
-        values, accepted = proposed or propose(self.xp, self._blocks(0), *parameters)
+        values, accepted = proposed or propose(self.xp, self._blocks(1), *parameters)
         left = self._places(~accepted)
-        for attempt in range(1, _ATTEMPTS):
+        for attempt in range(2, _ATTEMPTS):
             if not left.shape[0]:
                 return values
             words = self._blocks(attempt, left)

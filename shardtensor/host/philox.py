@@ -15,9 +15,6 @@ import numpy.typing as npt
 WORDS = 4
 """The number of words of a block."""
 
-KEYS = 1 << 128
-"""The number of keys."""
-
 _COUNTERS = 1 << 256
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -31,8 +28,11 @@ def words(key: int, counter: int, blocks: int) -> npt.NDArray[np.uint64]:
 
     NumPy's `numpy.random.Philox` computes them. Its stream is fixed, and other threads run meanwhile.
     """
-    generator: _Generator = _local.__dict__.get("generator") or _local.__dict__.setdefault("generator", _Generator())
-    return generator.words(key, counter, blocks)
+    # It is taken out, since a signal handler or a finalizer may call this function meanwhile, in the same thread.
+    generator: _Generator = _local.__dict__.pop("generator", None) or _Generator()
+    found = generator.words(key, counter, blocks)
+    _local.generator = generator
+    return found
 
 
 class _Generator:

@@ -284,3 +284,17 @@ def test_parameters_of_each_element() -> None:
     assert np.isnan(x[:, 0]).all()
     for k in (1, 2):
         follows(x[:, k], lambda x, k=k: normal_between(low[k], x) / normal_between(low[k], low[k] + 1))
+
+
+@pytest.mark.parametrize("name", ["poisson", "binomial"])
+def test_both_methods_of_a_distribution_draw_from_bits_of_their_own(name: str) -> None:
+    """Element i of a great mean has a block of its own, and elements 4 i to 4 i + 3 of a small mean share one."""
+    n = COUNT // 2
+    if name == "poisson":
+        x = drawn(25, st.random.poisson, np.where(np.arange(4 * n) < n, 100.0, 3.0))
+    else:
+        x = drawn(25, st.random.binomial, np.where(np.arange(4 * n) < n, 200, 6), 0.5)
+    great = np.arange(n // 4, n)
+    for lane in range(4):
+        correlation = np.corrcoef(x[great], x[4 * great + lane])[0, 1]
+        assert abs(correlation) < 4 / math.sqrt(great.size)

@@ -156,6 +156,8 @@ def norms(data: Any, backend: str) -> None:
     axis = data.draw(some.sampled_from(axes))
     if host.ndim > 1 and data.draw(some.booleans()):
         axis = tuple(data.draw(some.permutations(range(host.ndim)))[:2])
+    if order in (2, -2, "nuc") and not np.isfinite(host).all():
+        order = "fro"  # Libraries differ in the singular values of NaN: some raise.
     x = placed(data, host, backend, data.draw(meshes(backend)))
     with np.errstate(all="ignore"):
         try:
@@ -164,8 +166,6 @@ def norms(data: Any, backend: str) -> None:
             with pytest.raises((ValueError, TypeError)):
                 linalg.norm(x, order, axis, keepdims)
             return
-        if wanted.dtype.kind in "fc" and order in (2, -2, "nuc") and not np.isfinite(host).all():
-            return  # Libraries differ in the singular values of NaN.
         assert_same(linalg.norm(x, order, axis, keepdims), wanted)
 
 

@@ -147,9 +147,11 @@ def unique(data: Any, put: Any) -> None:
     x = data.draw(arrays([d for d in DTYPES if d != "float16"], 0))  # NumPy sorts long arrays of them wrongly.
     for found, wanted in zip(st.unique_all(put(x)), np.unique_all(x), strict=True):
         same(found, wanted)
-    for name in ("unique_counts", "unique_inverse"):
-        for found, wanted in zip(getattr(st, name)(put(x)), getattr(np, name)(x), strict=True):
-            same(found, wanted)
+    for found, wanted in zip(st.unique_counts(put(x)), np.unique_counts(x), strict=True):
+        same(found, wanted)
+    numbers = np.nan_to_num(x)  # The order of several NaN is unspecified, and so are their indices.
+    for found, wanted in zip(st.unique_inverse(put(numbers)), np.unique_inverse(numbers), strict=True):
+        same(found, wanted)
     same(st.unique_values(put(x)), np.unique(x, equal_nan=False))
     flags = [data.draw(some.booleans()) for _ in range(3)]
     found, wanted = st.unique(put(x), *flags), np.unique(x, *flags)
@@ -223,7 +225,7 @@ METHODS = [
 @checks
 def nan_reductions(data: Any, put: Any) -> None:
     x = data.draw(arrays(["bool", "int64", "float32", "float64"]))
-    x = np.where(np.isinf(x), 1, x).astype(x.dtype)
+    x = np.where(np.isinf(x), 1, x % 100 if x.dtype.kind == "i" else x).astype(x.dtype)  # Huge integers cancel out.
     axis, keepdims = axes_of(data, x), data.draw(some.booleans())
     for name in ("nansum", "nanprod", "nanmean", "nanvar", "nanstd", "nanmax", "nanmin"):
         if name in ("nanmax", "nanmin") and 0 in x.shape:

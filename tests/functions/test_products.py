@@ -180,7 +180,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "an axis": (lambda x: st.trace(x, 0, 0, 2), st.AxisError, "trace: axis 2 is out of range"),
     "vectors": (lambda x: st.cross(x[:, :2], x[:, :2]), st.ShapeError, "cross: a has shape .2, 2., with size 2"),
     "bools": (lambda x: st.cross(x > 0, x > 0), st.ArgumentTypeError, "cross: does not take bool"),
-    "inner sizes": (lambda x: st.inner(x, x.T), st.ShapeError, "do not fit"),
+    "inner sizes": (lambda x: st.inner(x, x.T), st.ShapeError, "^inner: a has shape .2, 3. and b has shape .3, 2."),
     "dot sizes": (lambda x: st.dot(x, x), st.ShapeError, "matmul: .* do not fit"),
 }
 

@@ -24,9 +24,6 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import aval
 
-Sizes = Callable[[], Sequence[int]]
-"""Returns the size of each device's part, in mesh order."""
-
 
 class Rows:
     """The rows of an operand of at least one dimension, in order over the devices: the first dimension is split by all
@@ -72,9 +69,9 @@ class Rows:
                 results.append(kernel(self.backend.xp, *items))
         return results
 
-    def tensor(self, whole: Any, like: NamedSharding | None = None) -> ShardedTensor:
+    def tensor(self, whole: Any) -> ShardedTensor:
         """Returns the tensor of a whole host array, in the sharding of the rows."""
-        value = aval(whole.shape, whole.dtype, like or self.sharding, self._committed)
+        value = aval(whole.shape, whole.dtype, self.sharding, self._committed)
         return tensor(value, Storage(whole))
 
     def tensor_of_shards(self, shape: tuple[int, ...], arrays: Sequence[Any], dtype: Any) -> ShardedTensor:
@@ -84,8 +81,8 @@ class Rows:
 
     def tensor_of_parts(self, sizes: Sequence[int], arrays: Sequence[Any], dtype: Any) -> ShardedTensor:
         """Returns the tensor of one dimension that the parts of the devices make up, rebalanced by the split rule."""
-        arrays = self.redistribute(sizes, self.sharding, dtype, arrays)
-        return self.tensor_of_shards((int(self.parts(sizes).offsets[0][-1]),), arrays, dtype)
+        shards = self.redistribute(sizes, self.sharding, dtype, arrays)
+        return self.tensor_of_shards((self.total(sizes),), shards, dtype)
 
     def redistribute(
         self, sizes: Sequence[int], target: NamedSharding, dtype: Any, arrays: Sequence[Any] | None = None
@@ -98,15 +95,19 @@ class Rows:
             dtype: the dtype of the arrays.
             arrays: the parts; None where devices share a memory: the transfer is then only recorded.
         """
-        source = self.parts(sizes)
-        result = target.grid((int(source.offsets[0][-1]),))
+        source, known = self.parts(sizes), np.dtype(dtype)
+        shape = (self.total(sizes),)
+        result = target.grid(shape)
         if source.same(result):
             return arrays or ()
-        known = np.dtype(dtype)
-        plan = TransferPlan((identity((int(source.offsets[0][-1]),)),), (source,), result)
+        plan = TransferPlan((identity(shape),), (source,), result)
         if is_recording():
             plan.announce(known.itemsize, arrays is not None, self.caller)
         return () if arrays is None else plan.run((arrays,), known)
+
+    def total(self, sizes: Sequence[int]) -> int:
+        """Returns the size of the array of which each device has a part of the given size."""
+        return int(self.parts(sizes).offsets[0][-1])
 
     def parts(self, sizes: Sequence[int]) -> Grid:
         """Returns the grid of an array of one dimension of which each device has a part of the given size."""

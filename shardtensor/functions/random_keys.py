@@ -1,0 +1,121 @@
+"""The keys of random numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.host import philox
+
+_WORD = 1 << 64
+_SPLIT, _FOLDED = 1 << 192, 2 << 192
+"""The last words of the counters from which keys are derived. It is 0 for those of elements."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """The key of a stream of random bits: an immutable, hashable value of two words of 64 bits.
+
+    `key` makes one from a seed, `split` and `fold_in` derive others from it. In pytrees, a key is a leaf.
+
+    Attributes:
+        seed: the first word of Philox's key.
+        stream: the second word.
+
+    >>> st.random.key(7)
+    Key(7, 0)
+    """
+
+    seed: int
+    stream: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "stream"):
+            object.__setattr__(self, name, _word(getattr(self, name), "Key", name))
+
+    def __repr__(self) -> str:
+        return f"Key({', '.join(str(n) if n < 1 << 32 else f'{n:#018x}' for n in (self.seed, self.stream))})"
+
+
+def _word(value: Any, caller: str, name: str) -> int:
+    """Returns an integer from 0 to 2**64 - 1, given it or an object with ``__index__``.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: the value is no such integer.
+    """
+    word = integer(value, caller, name)
+    if not 0 <= word < _WORD:
+        raise ArgumentError(f"{caller}: {name} is {word}; wanted an integer from 0 to 2**64 - 1")
+    return word
+
+
+def integer(value: Any, caller: str, name: str) -> int:
+    """Returns the value of an integer or of an object with ``__index__``.
+
+    Raises:
+        ArgumentTypeError: the value is neither.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{caller}: {name} is a {type(value).__name__}; wanted an integer") from None
+
+
+def bits_of(key: Any, caller: str) -> int:
+    """Returns a key as one integer."""
+    if type(key) is not Key:
+        raise ArgumentTypeError(f"{caller}: key is a {type(key).__name__}; wanted a key, such as st.random.key(0)")
+    return key.seed | key.stream << 64
+
+
+def _keys(key: Any, caller: str, counter: int, count: int) -> list[Key]:
+    """Returns keys that are made of the first two words of successive blocks."""
+    words = philox.words(bits_of(key, caller), counter, count).reshape(count, philox.WORDS)
+    return [Key(seed, stream) for seed, stream, *_ in words.tolist()]
+
+
+def key(seed: int) -> Key:
+    """Returns the key of a seed.
+
+    Args:
+        seed: an integer from 0 to 2**64 - 1.
+
+    >>> st.random.key(7) == st.random.key(7), st.random.key(7) == st.random.key(8)
+    (True, False)
+    """
+    return Key(_word(seed, "key", "seed"))
+
+
+def split(key: Key, num: int = 2) -> list[Key]:
+    """Returns independent keys that are derived from a key, which should not be used any more.
+
+    Key i does not depend on ``num``. As an argument of `pmap`, the list gives each call a key of its own.
+
+    Args:
+        key: the key.
+        num: the number of keys.
+
+    >>> weights, noise = st.random.split(st.random.key(0))
+    >>> weights != noise
+    True
+    """
+    count = integer(num, "split", "num")
+    if count < 0:
+        raise ArgumentError(f"split: num is {count}; wanted at least 0")
+    return _keys(key, "split", _SPLIT, count)
+
+
+def fold_in(key: Key, data: int) -> Key:
+    """Returns a key that is derived from a key and a number, such as that of a step or of a device.
+
+    Args:
+        key: the key.
+        data: an integer from 0 to 2**64 - 1.
+
+    >>> draw = lambda x: x + st.random.integers(st.random.fold_in(st.random.key(0), st.axis_index("i")), 0, 100)
+    >>> st.pmap(draw, np.zeros(4, int), axis_name="i").tolist()
+    [64, 14, 11, 65]
+    """
+    return _keys(key, "fold_in", _FOLDED + _word(data, "fold_in", "data"), 1)[0]
