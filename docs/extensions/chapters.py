@@ -12,7 +12,12 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
+
 import shardtensor as st
+
+NUMPYS = {name for name in st.__all__ if hasattr(np, name) and getattr(np, name) is getattr(st, name)}
+"""The public names of NumPy's own objects, which have no entries: data types and constants."""
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 DIRECTIVE = re.compile(r"^\.\. public:: (.*)$", re.MULTILINE)
@@ -30,10 +35,10 @@ def names_in(argument: str) -> list[str]:
 
 
 def pages_of_names() -> dict[str, list[str]]:
-    """For each public name, the pages that show it, once for each time that they do."""
+    """For each public name that is not NumPy's, the pages that show it, once for each time that they do."""
     pages = defaultdict(list)
     for page in sorted(REFERENCE.glob("*.md")):
         for argument in " ".join(DIRECTIVE.findall(page.read_text())).split():
             for name in names_in(argument):
                 pages[name].append(page.stem)
-    return {name: pages[name] for name in st.__all__}
+    return {name: pages[name] for name in st.__all__ if name not in NUMPYS}

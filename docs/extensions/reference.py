@@ -19,7 +19,7 @@ from sphinx.util.logging import getLogger
 
 import shardtensor as st
 
-from .chapters import names_in, pages_of_names
+from .chapters import NUMPYS, names_in, pages_of_names
 
 PUBLIC = re.compile(r"st\.([\w.]+)(?:\(\))?")
 
@@ -49,8 +49,8 @@ class Public(SphinxDirective):
 
 
 def is_value(name: str) -> bool:
-    """Whether a public name is neither a class nor a function."""
-    return not callable(getattr(st, name))
+    """Whether a public name is neither a class nor a function nor a module."""
+    return not callable(getattr(st, name)) and not inspect.ismodule(getattr(st, name))
 
 
 def documentation(name: str, argument: str) -> str:
@@ -72,6 +72,8 @@ def entry(name: str, doc: str) -> list[str]:
     if is_value(name):
         return [f".. py:data:: {name}", "   :module: shardtensor", "", *(f"   {line}" for line in doc.splitlines())]
     thing = getattr(st, name)
+    if inspect.ismodule(thing):
+        return [f".. automodule:: shardtensor.{name}", "   :members:", "   :imported-members:"]
     if not inspect.isclass(thing):
         return [f".. autofunction:: shardtensor.{name}"]
     if issubclass(thing, Exception):
@@ -88,7 +90,11 @@ class LinkPublicNames(SphinxTransform):
         """Replaces the code of this document."""
         for node in list(self.document.findall(nodes.literal)):
             found = PUBLIC.fullmatch(node.astext())
-            if found and not isinstance(node.parent, nodes.reference | addnodes.pending_xref):
+            if (
+                found
+                and found[1] not in NUMPYS
+                and not isinstance(node.parent, nodes.reference | addnodes.pending_xref)
+            ):
                 target = f"shardtensor.{found[1]}"
                 link = addnodes.pending_xref(
                     "", refdomain="py", reftype="obj", reftarget=target, refwarn=True, refdoc=self.env.docname

@@ -291,7 +291,11 @@ class Grid:
         return arange(start, part.stop, step)
 
 
-mgrid, ogrid = Grid(sparse=False), Grid(sparse=True)
+mgrid = Grid(sparse=False)
+"""Coordinates of a grid, as one tensor: ``st.mgrid[0:3, 0:2]`` has shape (2, 3, 2). See `numpy.mgrid`."""
+
+ogrid = Grid(sparse=True)
+"""Coordinates of a grid, as a tuple of tensors that broadcast against one another. See `numpy.ogrid`."""
 
 
 @operator(variadic=True)

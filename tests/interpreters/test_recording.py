@@ -177,10 +177,20 @@ def others(x: Any) -> Any:
         st.map_overlap(lambda block: block, x, depth=1, boundary="nearest"), OPS["convolve_valid"].dispatch(x[:, 0], x[:2, 0]),
         st.linalg.svd(x), st.linalg.qr(x), st.linalg.eigh(x[:2]), st.linalg.eig(x[:2]), st.linalg.eigvals(x[:2]),
         st.linalg.slogdet(x[:2]), st.fft.fftfreq(5), st.fft.rfftfreq(5),
-        st.linspace(0, 1, 3), st.indices((2, 3)), st.meshgrid(x[0], x[1]),
+        st.linspace(0, 1, 3), st.indices((2, 3)), st.meshgrid(x[0], x[1]), st.nanmedian(x), drawn(st.random.key(1), x),
     ]  # fmt: skip
     x[1:] = 0
     return [made, st.to_batched_list(x, 4), OPS["assemble"].dispatch([x[:1]], x.sharding.mesh, st.P())]
+
+
+def drawn(key: st.random.Key, x: Any) -> Any:
+    """Calls functions that draw random numbers."""
+    draw = st.random
+    return [
+        draw.uniform(key, (3,)), draw.normal(key, (3,)), draw.integers(key, 0, 9, (3,)), draw.permutation(key, 4),
+        draw.exponential(key, (3,)), draw.gamma(key, x[0] + 2), draw.poisson(key, x[0] + 2), draw.binomial(key, 3, x[0] / 2),
+        draw.categorical(key, x),
+    ]  # fmt: skip
 
 
 def test_the_tests_see_every_operator() -> None:
