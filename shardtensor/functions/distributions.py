@@ -140,7 +140,7 @@ The errors are below 1e-16.
 def _polynomials(x: Any, coefficients: Any) -> Any:
     """Returns polynomials of an array, stacked, given the coefficients of all of them from the constant ones on."""
     total = coefficients[-1] * x
-    for k in range(len(coefficients) - 2, 0, -1):
+    for k in range(coefficients.shape[0] - 2, 0, -1):
         total += coefficients[k]
         total *= x
     total += coefficients[0]
