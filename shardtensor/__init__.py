@@ -40,7 +40,6 @@ from shardtensor.backend.registry import (
     num_shards as num_shards,
     set_num_devices as set_num_devices,
 )
-from shardtensor.communication.simulation import SimulationReport as SimulationReport, simulate as simulate
 from shardtensor.communication.transfer_log import (
     Transfer as Transfer,
     TransferLog as TransferLog,
@@ -74,24 +73,7 @@ from shardtensor.functions.data_types import (
     isdtype as isdtype,
     result_type as result_type,
 )
-from shardtensor.functions.differences import gradient as gradient
-from shardtensor.functions.einsum import einsum as einsum
 from shardtensor.functions.elementwise import *
-from shardtensor.functions.grids import (
-    fromfunction as fromfunction,
-    geomspace as geomspace,
-    indices as indices,
-    linspace as linspace,
-    logspace as logspace,
-    meshgrid as meshgrid,
-    mgrid as mgrid,
-    ogrid as ogrid,
-)
-from shardtensor.functions.inspection import (
-    __array_api_version__ as __array_api_version__,
-    __array_namespace_info__ as __array_namespace_info__,
-)
-from shardtensor.functions.histograms import bincount as bincount, digitize as digitize, histogram as histogram
 from shardtensor.functions.indexing import take as take, take_along_axis as take_along_axis
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
@@ -108,53 +90,11 @@ from shardtensor.functions.manipulation import (
     squeeze as squeeze,
     unstack as unstack,
 )
-from shardtensor.functions.nan_reductions import *
-from shardtensor.functions.order_statistics import *
 from shardtensor.functions.placement import (
     asarray as asarray,
     device_put as device_put,
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
-)
-from shardtensor.functions.products import (
-    cross as cross,
-    diagonal as diagonal,
-    dot as dot,
-    inner as inner,
-    kron as kron,
-    outer as outer,
-    trace as trace,
-)
-from shardtensor.functions.rearrangement import (
-    append as append,
-    array_split as array_split,
-    atleast_1d as atleast_1d,
-    atleast_2d as atleast_2d,
-    atleast_3d as atleast_3d,
-    column_stack as column_stack,
-    delete as delete,
-    dsplit as dsplit,
-    dstack as dstack,
-    fliplr as fliplr,
-    flipud as flipud,
-    hsplit as hsplit,
-    hstack as hstack,
-    insert as insert,
-    ravel as ravel,
-    rollaxis as rollaxis,
-    rot90 as rot90,
-    split as split,
-    swapaxes as swapaxes,
-    vsplit as vsplit,
-    vstack as vstack,
-)
-from shardtensor.functions.repetition import (
-    broadcast_arrays as broadcast_arrays,
-    broadcast_shapes as broadcast_shapes,
-    pad as pad,
-    repeat as repeat,
-    resize as resize,
-    tile as tile,
 )
 from shardtensor.functions.scans import (
     cumulative_prod as cumulative_prod,
@@ -162,32 +102,8 @@ from shardtensor.functions.scans import (
     diff as diff,
 )
 from shardtensor.functions.searching import *
-from shardtensor.functions.sets import (
-    isin as isin,
-    unique as unique,
-    unique_all as unique_all,
-    unique_counts as unique_counts,
-    unique_inverse as unique_inverse,
-    unique_values as unique_values,
-)
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
-from shardtensor.functions.sorting import (
-    argpartition as argpartition,
-    argsort as argsort,
-    lexsort as lexsort,
-    partition as partition,
-    sort as sort,
-    topk as topk,
-)
 from shardtensor.functions.statistical import *
-from shardtensor.functions.triangles import (
-    diag as diag,
-    diagflat as diagflat,
-    identity as identity,
-    tri as tri,
-    tril as tril,
-    triu as triu,
-)
 from shardtensor.host.memory_pool import (
     CacheInfo as CacheInfo,
     cache_info as cache_info,
@@ -195,7 +111,6 @@ from shardtensor.host.memory_pool import (
     set_cache_limit as set_cache_limit,
 )
 from shardtensor.host.threads import num_threads as num_threads, set_num_threads as set_num_threads
-from shardtensor.interpreters.explain import Explanation as Explanation, explain as explain
 from shardtensor.interpreters.infer import ShapeDtypeStruct as ShapeDtypeStruct, eval_shape as eval_shape
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding, SingleDeviceSharding as SingleDeviceSharding
@@ -223,7 +138,6 @@ from shardtensor.spmd.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
-from shardtensor.spmd.stencils import convolve as convolve, correlate as correlate, map_overlap as map_overlap
 from shardtensor.spmd.pmap import pmap as pmap
 from shardtensor.spmd.shard_map import shard_map as shard_map
 from shardtensor.spmd.smap import smap as smap
@@ -235,24 +149,166 @@ from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTe
 __version__ = "0.1.0"
 """The version of the library."""
 
+_CHAPTERS = {
+    "communication.simulation": "SimulationReport simulate",
+    "functions.differences": "gradient",
+    "functions.einsum": "einsum",
+    "functions.grids": "fromfunction geomspace indices linspace logspace meshgrid mgrid ogrid",
+    "functions.histograms": "bincount digitize histogram",
+    "functions.inspection": "__array_api_version__ __array_namespace_info__",
+    "functions.nan_reductions": (
+        "nanargmax nanargmin nancumprod nancumsum nanmax nanmean nanmin nanprod nanstd nansum nanvar"
+    ),
+    "functions.order_statistics": "median nanmedian nanpercentile nanquantile percentile quantile",
+    "functions.products": "cross diagonal dot inner kron outer trace",
+    "functions.rearrangement": (
+        "append array_split atleast_1d atleast_2d atleast_3d column_stack delete dsplit dstack fliplr flipud hsplit "
+        "hstack insert ravel rollaxis rot90 split swapaxes vsplit vstack"
+    ),
+    "functions.repetition": "broadcast_arrays broadcast_shapes pad repeat resize tile",
+    "functions.sets": "isin unique unique_all unique_counts unique_inverse unique_values",
+    "functions.sorting": "argpartition argsort lexsort partition sort topk",
+    "functions.triangles": "diag diagflat identity tri tril triu",
+    "interpreters.explain": "Explanation explain",
+    "spmd.stencils": "convolve correlate map_overlap",
+}
+"""The modules that are imported when one of their public names is first used."""
+
+OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
+
 _EXTENSIONS = ("fft", "linalg", "random")
 """The modules that are imported on first use."""
 
 __all__ = sorted(
-    [
-        "__array_api_version__",
-        "__array_namespace_info__",
-        "__version__",
-        "fft",
-        "linalg",
-        "random",
-        "visualize_sharding",
-    ]
+    ["__version__", "visualize_sharding", *_EXTENSIONS, *OPS.chapters]
     + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
 )
 
 if _typing.TYPE_CHECKING:
     from shardtensor import fft as fft, linalg as linalg, random as random
+    from shardtensor.communication.simulation import (
+        SimulationReport as SimulationReport,
+        simulate as simulate,
+    )
+    from shardtensor.functions.differences import (
+        gradient as gradient,
+    )
+    from shardtensor.functions.einsum import (
+        einsum as einsum,
+    )
+    from shardtensor.functions.grids import (
+        fromfunction as fromfunction,
+        geomspace as geomspace,
+        indices as indices,
+        linspace as linspace,
+        logspace as logspace,
+        meshgrid as meshgrid,
+        mgrid as mgrid,
+        ogrid as ogrid,
+    )
+    from shardtensor.functions.histograms import (
+        bincount as bincount,
+        digitize as digitize,
+        histogram as histogram,
+    )
+    from shardtensor.functions.inspection import (
+        __array_api_version__ as __array_api_version__,
+        __array_namespace_info__ as __array_namespace_info__,
+    )
+    from shardtensor.functions.nan_reductions import (
+        nanargmax as nanargmax,
+        nanargmin as nanargmin,
+        nancumprod as nancumprod,
+        nancumsum as nancumsum,
+        nanmax as nanmax,
+        nanmean as nanmean,
+        nanmin as nanmin,
+        nanprod as nanprod,
+        nanstd as nanstd,
+        nansum as nansum,
+        nanvar as nanvar,
+    )
+    from shardtensor.functions.order_statistics import (
+        median as median,
+        nanmedian as nanmedian,
+        nanpercentile as nanpercentile,
+        nanquantile as nanquantile,
+        percentile as percentile,
+        quantile as quantile,
+    )
+    from shardtensor.functions.products import (
+        cross as cross,
+        diagonal as diagonal,
+        dot as dot,
+        inner as inner,
+        kron as kron,
+        outer as outer,
+        trace as trace,
+    )
+    from shardtensor.functions.rearrangement import (
+        append as append,
+        array_split as array_split,
+        atleast_1d as atleast_1d,
+        atleast_2d as atleast_2d,
+        atleast_3d as atleast_3d,
+        column_stack as column_stack,
+        delete as delete,
+        dsplit as dsplit,
+        dstack as dstack,
+        fliplr as fliplr,
+        flipud as flipud,
+        hsplit as hsplit,
+        hstack as hstack,
+        insert as insert,
+        ravel as ravel,
+        rollaxis as rollaxis,
+        rot90 as rot90,
+        split as split,
+        swapaxes as swapaxes,
+        vsplit as vsplit,
+        vstack as vstack,
+    )
+    from shardtensor.functions.repetition import (
+        broadcast_arrays as broadcast_arrays,
+        broadcast_shapes as broadcast_shapes,
+        pad as pad,
+        repeat as repeat,
+        resize as resize,
+        tile as tile,
+    )
+    from shardtensor.functions.sets import (
+        isin as isin,
+        unique as unique,
+        unique_all as unique_all,
+        unique_counts as unique_counts,
+        unique_inverse as unique_inverse,
+        unique_values as unique_values,
+    )
+    from shardtensor.functions.sorting import (
+        argpartition as argpartition,
+        argsort as argsort,
+        lexsort as lexsort,
+        partition as partition,
+        sort as sort,
+        topk as topk,
+    )
+    from shardtensor.functions.triangles import (
+        diag as diag,
+        diagflat as diagflat,
+        identity as identity,
+        tri as tri,
+        tril as tril,
+        triu as triu,
+    )
+    from shardtensor.interpreters.explain import (
+        Explanation as Explanation,
+        explain as explain,
+    )
+    from shardtensor.spmd.stencils import (
+        convolve as convolve,
+        correlate as correlate,
+        map_overlap as map_overlap,
+    )
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
 else:  # Type checkers would take a `__getattr__` for a definition of every name.
 
@@ -263,6 +319,9 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             return visualize_sharding
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
+        if name in OPS.chapters:
+            value = globals()[name] = getattr(_importlib.import_module(OPS.chapters[name]), name)
+            return value
         if name in _EXTENSIONS:
             return _importlib.import_module(f"shardtensor.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,6 +18,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -164,8 +165,34 @@ class Op:
         return lookup, (self.name,)
 
 
-OPS: dict[str, Op] = {}
-"""Every declared operator by name. Tests of all operators iterate over this table."""
+class OperatorTable(dict[str, Op]):
+    """The declared operators by name.
+
+    Attributes:
+        chapters: the modules that are imported when one of their names is first looked up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chapters: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Op:
+        op: Op | None = self.get(name)
+        if op is None:
+            raise KeyError(name)
+        return op
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the operator with the given name, or the default if there is none."""
+        op = super().get(name)
+        if op is None and name in self.chapters:
+            importlib.import_module(self.chapters[name])
+            op = super().get(name)
+        return default if op is None else op
+
+
+OPS = OperatorTable()
+"""Every operator by name. Tests of all operators iterate over this table, after importing all chapters."""
 
 
 def lookup(name: str) -> Op:

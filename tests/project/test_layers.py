@@ -5,6 +5,7 @@ only, and the package imports lightly.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -101,6 +102,22 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal |= {"with_halos", "convolve_valid", "coordinate", "spanned"}
     internal |= {"counts_between", "counts_of_integers", "topk_indices"}
     assert set(OPS) - {*st.__all__, *st.linalg.__all__, *st.fft.__all__, *st.random.__all__} == internal
+
+
+def test_modules_that_are_imported_on_use_have_the_names_that_type_checkers_see() -> None:
+    (block,) = [node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and "." in str(node.module)]
+    seen = {alias.name: node.module for node in imports for alias in node.names} | {"visualize_sharding": None}
+    assert seen == {**OPS.chapters, "visualize_sharding": None}
+    for name, module in OPS.chapters.items():
+        assert getattr(st, name) is getattr(importlib.import_module(module), name)
+
+
+def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
+    code = "import sys, numpy as np, shardtensor as st; x = st.asarray([3, 1]); m = 'shardtensor.functions.sorting'; "
+    code += "assert m not in sys.modules; x.sort(); assert m in sys.modules; print(np.vstack([x, x]).tolist())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[[1, 3], [1, 3]]\n"
 
 
 def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
