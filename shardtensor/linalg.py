@@ -1,7 +1,8 @@
 """The linear algebra extension of the array API standard, and some more functions of `numpy.linalg`.
 
-Each function's docstring says how the sharding propagates: `shardtensor.functions.linalg` declares the operators, and
-`shardtensor.functions.matrix_functions` has the functions that are composed of them.
+Each function's docstring says how the sharding propagates. `shardtensor.functions.linalg` and
+`shardtensor.functions.decompositions` declare the operators; `shardtensor.functions.matrix_functions` has the functions
+that are composed of them.
 
 >>> st.linalg.inv(st.asarray([[2.0, 0.0], [0.0, 4.0]])).tolist()
 [[0.5, 0.0], [0.0, 0.25]]
@@ -11,26 +12,28 @@ from __future__ import annotations
 
 from numpy.linalg import LinAlgError
 
-from shardtensor.functions.linalg import (
+from shardtensor.functions.decompositions import (
     EighResult,
     EigResult,
     QRResult,
     SlogdetResult,
     SVDResult,
-    cholesky,
-    cond,
-    det,
     eig,
     eigh,
     eigvals,
+    qr,
+    slogdet,
+    svd,
+)
+from shardtensor.functions.linalg import (
+    cholesky,
+    cond,
+    det,
     eigvalsh,
     inv,
     matrix_rank,
     pinv,
-    qr,
-    slogdet,
     solve,
-    svd,
     svdvals,
     vector_norm,
 )

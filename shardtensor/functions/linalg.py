@@ -1,4 +1,5 @@
-"""Declarations of the linear algebra extension of the array API standard: `shardtensor.linalg`.
+"""Declarations of the linear algebra extension of the array API standard, `shardtensor.linalg`, except for those with
+several results: see `shardtensor.functions.decompositions`.
 
 Common to all of them:
 
@@ -17,13 +18,12 @@ Raises:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
-from shardtensor.functions.algorithms.several_results import Result, several_results
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.elementwise import abs as absolute
 from shardtensor.functions.elementwise import not_equal, sqrt, square
@@ -37,43 +37,6 @@ from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-
-
-class EigResult(NamedTuple):
-    """The result of `eig`."""
-
-    eigenvalues: ShardedTensor
-    eigenvectors: ShardedTensor
-
-
-class EighResult(NamedTuple):
-    """The result of `eigh`."""
-
-    eigenvalues: ShardedTensor
-    eigenvectors: ShardedTensor
-
-
-class QRResult(NamedTuple):
-    """The result of `qr`."""
-
-    Q: ShardedTensor
-    R: ShardedTensor
-
-
-class SlogdetResult(NamedTuple):
-    """The result of `slogdet`."""
-
-    sign: ShardedTensor
-    logabsdet: ShardedTensor
-
-
-class SVDResult(NamedTuple):
-    """The result of `svd`."""
-
-    U: ShardedTensor
-    S: ShardedTensor
-    Vh: ShardedTensor
-
 
 # -- shapes and dtypes -----------------------------------------------------------------------------
 
@@ -91,7 +54,7 @@ def check_square(name: str, shape: Shape) -> None:
         raise LinearAlgebraError(f"{name} has shape {shape}; wanted square matrices, of equal last dimensions")
 
 
-def _lapack_dtype(*dtypes: np.dtype[Any], real: bool = False) -> np.dtype[Any]:
+def lapack_dtype(*dtypes: np.dtype[Any], real: bool = False) -> np.dtype[Any]:
     """Returns the dtype in which NumPy's LAPACK computes; its real counterpart if ``real``.
 
     Raises:
@@ -106,19 +69,19 @@ def _lapack_dtype(*dtypes: np.dtype[Any], real: bool = False) -> np.dtype[Any]:
 
 
 def _first(x: Any, *others: Any, **params: Any) -> Any:
-    return np.empty((), _lapack_dtype(x.dtype))
+    return np.empty((), lapack_dtype(x.dtype))
 
 
 def _both(x1: Any, x2: Any) -> Any:
-    return np.empty((), _lapack_dtype(x1.dtype, np.asarray(x2).dtype))
+    return np.empty((), lapack_dtype(x1.dtype, np.asarray(x2).dtype))
 
 
 def _real(x: Any, *others: Any, **params: Any) -> Any:
-    return np.empty((), _lapack_dtype(x.dtype, real=True))
+    return np.empty((), lapack_dtype(x.dtype, real=True))
 
 
 def _count(x: Any, *others: Any, **params: Any) -> Any:
-    _lapack_dtype(x.dtype)
+    lapack_dtype(x.dtype)
     return np.empty((), np.int64)
 
 
@@ -138,10 +101,10 @@ def _of_library(function: Callable[..., Any]) -> None:
     def kernel(xp: Any, context: ShardContext, *arrays: Any, **params: Any) -> Any:
         if 0 in context.local_shape:  # Not every library takes stacks of no matrices.
             return xp.zeros(context.local_shape, dtype=context.dtype)
-        return getattr(xp.linalg, name)(*[_inexact(xp, x) for x in arrays], **params)
+        return getattr(xp.linalg, name)(*[inexact(xp, x) for x in arrays], **params)
 
 
-def _inexact(xp: Any, x: Any) -> Any:
+def inexact(xp: Any, x: Any) -> Any:
     """Casts integers and bools to float64, which NumPy does itself."""
     return x if xp is np or not xp.isdtype(x.dtype, ("bool", "integral")) else xp.asarray(x, dtype=xp.float64)
 
@@ -152,7 +115,7 @@ def _hermitian(xp: Any, x: Any) -> Any:
     return xp.conj(x) if xp.isdtype(x.dtype, "complex floating") else x
 
 
-# -- one result ------------------------------------------------------------------------------------
+# -- operators ------------------------------------------------------------------------------------
 
 
 @operator(_square("... i j"), operands=("x",), dtype=_first)
@@ -175,7 +138,7 @@ def cholesky(x: ArrayLike, /, *, upper: bool = False) -> ShardedTensor:
 def _cholesky(xp: Any, context: ShardContext, x: Any, *, upper: bool) -> Any:
     if 0 in x.shape:
         return xp.zeros(context.local_shape, dtype=context.dtype)
-    x = _inexact(xp, x)
+    x = inexact(xp, x)
     return _hermitian(xp, xp.linalg.cholesky(_hermitian(xp, x))) if upper else xp.linalg.cholesky(x)
 
 
@@ -255,7 +218,7 @@ def _cutoff(xp: Any, x: Any, values: Any, rtol: Any) -> Any:
 def _matrix_rank(xp: Any, context: ShardContext, x: Any, rtol: Any) -> Any:
     if 0 in x.shape:
         return xp.zeros(context.local_shape, dtype=context.dtype)
-    values = xp.linalg.svdvals(_inexact(xp, x))
+    values = xp.linalg.svdvals(inexact(xp, x))
     return xp.sum(xp.greater(values, _cutoff(xp, x, values, rtol)), axis=-1, dtype=context.dtype)
 
 
@@ -281,7 +244,7 @@ def pinv(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> ShardedTensor:
 def _pinv(xp: Any, context: ShardContext, x: Any, rtol: Any) -> Any:
     if 0 in x.shape:
         return xp.zeros(context.local_shape, dtype=context.dtype)
-    left, values, right = xp.linalg.svd(_inexact(xp, x), full_matrices=False)
+    left, values, right = xp.linalg.svd(inexact(xp, x), full_matrices=False)
     large = xp.greater(values, _cutoff(xp, x, values, rtol))
     factors = xp.where(large, xp.divide(1, xp.where(large, values, 1)), 0)
     return xp.matmul(xp.multiply(_hermitian(xp, right), factors[..., None, :]), _hermitian(xp, left))
@@ -325,7 +288,7 @@ def _solve(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
     # Some libraries do not broadcast, or take a stack of vectors for matrices.
     stack = np.broadcast_shapes(tuple(x1.shape[:-2]), tuple(right.shape[:-2]))
     left, right = [xp.broadcast_to(a, (*stack, *a.shape[-2:])) for a in (x1, right)]
-    made = xp.linalg.solve(_inexact(xp, left), _inexact(xp, right))
+    made = xp.linalg.solve(inexact(xp, left), inexact(xp, right))
     return made[..., 0] if x2.ndim == 1 else made
 
 
@@ -374,7 +337,7 @@ def cond(x: ArrayLike, /, p: float | str | None = None) -> ShardedTensor:
 def _cond(xp: Any, context: ShardContext, x: Any, *, p: Any) -> Any:
     if 0 in context.local_shape:
         return xp.zeros(context.local_shape, dtype=context.dtype)
-    values = xp.linalg.svdvals(_inexact(xp, x))
+    values = xp.linalg.svdvals(inexact(xp, x))
     first, last = values[..., 0], values[..., -1]
     with np.errstate(all="ignore"):
         size = xp.divide(last, first) if p == -2 else xp.divide(first, last)
@@ -449,168 +412,3 @@ _SHORT = (1, 2, np.inf, -np.inf)
 def _vector_norm(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool, ord: Any) -> Any:
     params = {"axis": axis, "keepdims": keepdims, "ord": ord}
     return norm_finish(xp, context, norm_partial(xp, context, x, **params), **params)
-
-
-# -- several results -------------------------------------------------------------------------------
-
-
-@operator(operands=("x",))
-def eig(x: ArrayLike, /) -> EigResult:
-    """Computes the eigenvalues and the right eigenvectors of square matrices: (..., n) and (..., n, n), both complex.
-
-    Column i of the eigenvectors belongs to eigenvalue i. (NumPy's result is real if all eigenvalues are; the dtype of
-    this one does not depend on the elements, as in the standard.)
-
-    Raises:
-        LinAlgError: the matrices are not square, or the computation does not converge.
-
-    >>> sorted(st.linalg.eig(st.asarray([[2.0, 0.0], [0.0, 3.0]])).eigenvalues.tolist(), key=abs)
-    [(2+0j), (3+0j)]
-    """
-
-
-def _eig_results(shape: Shape, dtype: np.dtype[Any]) -> Sequence[Result]:
-    check_square("x", shape)
-    made = np.result_type(_lapack_dtype(dtype), np.complex64)
-    return ((shape[-1],), made), (shape[-2:], made)
-
-
-@several_results(eig, EigResult, _eig_results)
-def _eig(xp: Any, context: None, x: Any) -> Sequence[Any]:
-    return [_as_complex(xp, a) for a in xp.linalg.eig(_inexact(xp, x))]
-
-
-def _as_complex(xp: Any, x: Any) -> Any:
-    return xp.asarray(x, dtype=xp.result_type(x.dtype, xp.complex64))
-
-
-@operator(operands=("x",))
-def eigvals(x: ArrayLike, /) -> ShardedTensor:
-    """Computes the eigenvalues of square matrices: shape (..., n), complex (see `eig`), in no particular order.
-
-    Raises:
-        LinAlgError: the matrices are not square, or the computation does not converge.
-
-    >>> sorted(st.linalg.eigvals(st.asarray([[2.0, 0.0], [0.0, 3.0]])).tolist(), key=abs)
-    [(2+0j), (3+0j)]
-    """
-
-
-@several_results(eigvals, lambda values: values, lambda shape, dtype: _eig_results(shape, dtype)[:1])
-def _eigvals(xp: Any, context: None, x: Any) -> Sequence[Any]:
-    return (_as_complex(xp, xp.linalg.eigvals(_inexact(xp, x))),)
-
-
-@operator(operands=("x",))
-def eigh(x: ArrayLike, /) -> EighResult:
-    """Computes the eigenvalues, in ascending order, and the eigenvectors of symmetric or Hermitian matrices.
-
-    Column i of the eigenvectors, which are orthonormal, belongs to eigenvalue i.
-
-    Args:
-        x: a tensor or an array of shape (..., n, n), of which only the lower triangle is read.
-
-    Raises:
-        LinAlgError: the matrices are not square, or the computation does not converge.
-
-    >>> st.linalg.eigh(st.asarray([[3.0, 0.0], [0.0, 1.0]])).eigenvalues.tolist()
-    [1.0, 3.0]
-    """
-
-
-def _eigh_results(shape: Shape, dtype: np.dtype[Any]) -> Sequence[Result]:
-    check_square("x", shape)
-    return ((shape[-1],), _lapack_dtype(dtype, real=True)), (shape[-2:], _lapack_dtype(dtype))
-
-
-@several_results(eigh, EighResult, _eigh_results)
-def _eigh(xp: Any, context: None, x: Any) -> Sequence[Any]:
-    return xp.linalg.eigh(_inexact(xp, x))  # type: ignore[no-any-return]
-
-
-@operator(operands=("x",))
-def qr(x: ArrayLike, /, *, mode: str = "reduced") -> QRResult:
-    """Computes the QR factorization x = Q R of matrices of shape (..., m, n).
-
-    Args:
-        x: a tensor or an array of at least two dimensions.
-        mode: "reduced" gives Q of shape (..., m, k) and R of shape (..., k, n), where k is min(m, n); "complete" gives
-            a square Q of shape (..., m, m), and R of x's shape.
-
-    Raises:
-        ArgumentError: ``mode`` is neither.
-
-    >>> q, r = st.linalg.qr(st.ones((4, 2)))
-    >>> q.shape, r.shape
-    ((4, 2), (2, 2))
-    """
-
-
-def _qr_results(shape: Shape, dtype: np.dtype[Any], *, mode: str) -> Sequence[Result]:
-    check_matrices("x", shape)
-    if mode not in ("reduced", "complete"):
-        raise ArgumentError(f"mode is {mode!r}; wanted 'reduced' or 'complete'")
-    rows, columns = shape[-2:]
-    inner, made = min(rows, columns) if mode == "reduced" else rows, _lapack_dtype(dtype)
-    return ((rows, inner), made), ((inner, columns), made)
-
-
-@several_results(qr, QRResult, _qr_results)
-def _qr(xp: Any, context: None, x: Any, *, mode: str) -> Sequence[Any]:
-    return xp.linalg.qr(_inexact(xp, x), mode=mode)  # type: ignore[no-any-return]
-
-
-@operator(operands=("x",))
-def slogdet(x: ArrayLike, /) -> SlogdetResult:
-    """Computes the sign and the natural logarithm of the absolute value of the determinants of square matrices.
-
-    The sign of a singular matrix is 0, and the logarithm minus infinity.
-
-    Raises:
-        LinAlgError: the matrices are not square.
-
-    >>> st.linalg.slogdet(st.asarray([[1.0, 0.0], [0.0, -1.0]]))[0].item()
-    -1.0
-    """
-
-
-def _slogdet_results(shape: Shape, dtype: np.dtype[Any]) -> Sequence[Result]:
-    check_square("x", shape)
-    return ((), _lapack_dtype(dtype)), ((), _lapack_dtype(dtype, real=True))
-
-
-@several_results(slogdet, SlogdetResult, _slogdet_results)
-def _slogdet(xp: Any, context: None, x: Any) -> Sequence[Any]:
-    return xp.linalg.slogdet(_inexact(xp, x))  # type: ignore[no-any-return]
-
-
-@operator(operands=("x",))
-def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
-    """Computes the singular value decomposition x = U diag(S) Vh of matrices of shape (..., m, n).
-
-    S, of shape (..., k) where k is min(m, n), is in descending order.
-
-    Args:
-        x: a tensor or an array of at least two dimensions.
-        full_matrices: whether U and Vh are square, of shape (..., m, m) and (..., n, n); otherwise they have shape
-            (..., m, k) and (..., k, n).
-
-    Raises:
-        LinAlgError: the computation does not converge.
-
-    >>> st.linalg.svd(st.asarray([[3.0, 0.0], [0.0, 4.0]])).S.tolist()
-    [4.0, 3.0]
-    """
-
-
-def _svd_results(shape: Shape, dtype: np.dtype[Any], *, full_matrices: bool) -> Sequence[Result]:
-    check_matrices("x", shape)
-    (rows, columns), made = shape[-2:], _lapack_dtype(dtype)
-    inner = min(rows, columns)
-    left, right = ((rows, rows), (columns, columns)) if full_matrices else ((rows, inner), (inner, columns))
-    return (left, made), ((inner,), _lapack_dtype(dtype, real=True)), (right, made)
-
-
-@several_results(svd, SVDResult, _svd_results)
-def _svd(xp: Any, context: None, x: Any, *, full_matrices: bool) -> Sequence[Any]:
-    return xp.linalg.svd(_inexact(xp, x), full_matrices=full_matrices)  # type: ignore[no-any-return]

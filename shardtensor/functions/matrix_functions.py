@@ -18,6 +18,7 @@ from shardtensor.core import call, implements
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
 from shardtensor.functions.creation import zeros_like
+from shardtensor.functions.decompositions import svd
 from shardtensor.functions.elementwise import abs as absolute
 from shardtensor.functions.elementwise import (
     add,
@@ -31,7 +32,7 @@ from shardtensor.functions.elementwise import (
     square,
     subtract,
 )
-from shardtensor.functions.linalg import check_matrices, check_square, cond, inv, solve, svd, svdvals, vector_norm
+from shardtensor.functions.linalg import check_matrices, check_square, cond, inv, solve, svdvals, vector_norm
 from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import expand_dims, matrix_transpose, moveaxis, reshape
 from shardtensor.functions.searching import where
