@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from shardtensor.core import Interpreter, Op, Operands, Params, set_default_interpreter
@@ -77,17 +78,14 @@ class EagerInterpreter(Interpreter):
         Raises:
             ShardTensorError: the operator failed. The value of ``out`` is then unchanged.
         """
-        base = out._base_and_view()[0]
-        others = [x for x in operands if type(x) is ShardedTensor and getattr(x._storage, "base", x) is not base]
-        if others:
-            with reading(others):
-                self._write(out, op, operands, params)
-        else:
-            self._write(out, op, operands, params)
-
-    def _write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> None:
         try:
-            write(out, op, operands, params, self.apply)
+            # The base is not among them: the write itself holds its lock, and takes its value out of the handle.
+            others = [x for x in operands if type(x) is ShardedTensor and x is not out]
+            if others:
+                base = out._base_and_view()[0]
+                others = [x for x in others if getattr(x._storage, "base", x) is not base]
+            with reading(others) if others else contextlib.nullcontext():
+                write(out, op, operands, params, self.apply)
         except (ShardTensorError, OverflowError, MemoryError) as error:
             raise_named(op, error)
 
