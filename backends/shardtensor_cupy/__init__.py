@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import FRAME, Backend, Device, HostArray, current_device, logical_device_count, references
+from shardtensor.backend import Backend, Device, HostArray, current_device, logical_device_count, references
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
@@ -40,6 +41,7 @@ class CuPyBackend(Backend):
         self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
         memory = self._cupy.cuda.memory
+        self._lent = type("LentMemory", (memory.UnownedMemory,), {})
         self._own = (memory.Memory, memory.PooledMemory)  # Memory imported by DLPack has another type.
         count = logical_device_count(gpus)
         gpu_of = [i if count < gpus else i * gpus // count for i in range(count)]
@@ -182,14 +184,29 @@ class CuPyBackend(Backend):
         """Returns a view of the array. It is writable: CuPy has no read-only arrays."""
         return array.view()
 
-    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """Returns ``result`` itself if it is exclusive or shares its memory with one of ``shards`` (which are not
+    def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
+        """Returns a view of the array in memory that is lent: it exists as long as any array or pointer that refers to
+        it.
+        """
+        if not array.size:  # There is no memory that could be written.
+            exported = array.view()
+            return exported, weakref.ref(exported)
+        memory = getattr(array.data.mem, "source", array.data.mem)
+        lent = self._lent(memory.ptr, memory.size, array, array.data.device_id)
+        lent.source = memory
+        pointer = self._cupy.cuda.MemoryPointer(lent, array.data.ptr - lent.ptr)
+        return self._cupy.ndarray(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
+
+    def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
+        """Returns the array itself if it is exclusive or shares its memory with one of ``shards`` (which are not
         written), otherwise a copy; and whether it was copied.
 
         Raises:
-            BackendError: ``result`` is on another GPU than the mapped function.
+            BackendError: the array is on another GPU than the mapped function.
         """
         here = self._cupy.cuda.runtime.getDevice()
+        exclusive = self.is_exclusive(held)
+        result = held[0]
         if result.data.device_id != here:
             raise BackendError(
                 f"a mapped function on GPU {here} returned an array of GPU {result.data.device_id}; "
@@ -199,34 +216,40 @@ class CuPyBackend(Backend):
         if device is not None and (left := self._logical_devices[device].left()) is not None:
             # CuPy's pool returns the block to the other stream, which would reuse it without waiting for ours.
             return self._copier.from_stream(result, left, self._logical_devices[device]), True
-        memory = result.data.mem
-        if any(memory is shard.data.mem for shard in shards):
+        memory = self.memory_of(result)
+        if exclusive or (memory is not None and any(memory == self.memory_of(shard) for shard in shards)):
             return result, False
-        del memory
-        return (result, False) if self._alone(result, 1 + FRAME) else (result.copy(order="K"), True)
+        return result.copy(order="K"), True
 
-    def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether the ``holders`` references are the only ones to the array's memory.
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
+        """Whether only the list and the ``others`` refer to the array, and the array, or for a view its base, which
+        only the view refers to, is the only one that refers to the memory.
+        """
+        # Copies to other devices that have not read the array yet hold references to it, too.
+        if not isinstance(held[0].data.mem, self._own) or not self.begin_write(held[0]):
+            return False
+        if references(held) > 1 + others or (held[0].base is not None and references([held[0].base]) > 2):
+            return False
+        view = held[0].base is not None
+        shared = view and held[0].base.data is held[0].data
+        if references([held[0].data]) > 2 + shared:
+            return False
+        return references([held[0].data.mem]) <= (3 if view and not shared else 2)
 
-        Makes the device's stream wait for other streams that still read the memory.
+    def memory_of(self, array: Any) -> int | None:
+        """Identifies the memory of an array; None if another library allocated it."""
+        memory = array.data.mem
+        memory = getattr(memory, "source", memory)
+        return id(memory) if isinstance(memory, self._own) else None
+
+    def begin_write(self, array: Any) -> bool:
+        """Makes the device's stream wait for other streams that still read the memory; False if the array is not
+        contiguous.
         """
         if not array.flags.forc:
             return False
         self._copier.flights.settle(array.data.mem)
-        return self._alone(array, holders + FRAME)
-
-    def _alone(self, array: Any, holders: int) -> bool:
-        """Whether an array has at most ``holders`` references and its memory is referenced only by the array and, for
-        a view, by its base, which must be referenced only by the view.
-        """
-        base, pointer = array.base, array.data
-        if references(array) > holders + FRAME or (base is not None and references(base) > 2):
-            return False
-        shared = base is not None and base.data is pointer
-        memory = pointer.mem
-        if not isinstance(memory, self._own) or references(pointer) > 2 + shared:
-            return False
-        return references(memory) <= (2 if base is None or shared else 3)
+        return True
 
     # -- other memories and libraries --------------------------------------------------------------
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend import (
-    FRAME,
     Backend,
     Device,
     HostArray,
     copied,
     host_memory,
-    is_alone,
+    is_exclusive,
+    lease_of,
     logical_device_count,
     owner_of,
     read_only,
@@ -73,27 +73,19 @@ class NumPyBackend(Backend):
         """Returns a read-only view of the array."""
         return read_only(array)
 
-    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """Returns ``result`` itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""
-        if is_alone(result, 1 + FRAME):
-            return result, False
-        if not result.flags.writeable and any(owner_of(result) is owner_of(s) for s in shards):
+    def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
+        """Returns a read-only view of the array, and its lease."""
+        exported = read_only(array)
+        return exported, lease_of(exported)
+
+    def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
+        """Returns the array itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""
+        exclusive = is_exclusive(held)
+        result = held[0]
+        if exclusive or (not result.flags.writeable and any(owner_of(result) is owner_of(s) for s in shards)):
             return result, False
         return np.array(result, order="K", subok=False), True
 
-    def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether the ``holders`` references are the only ones to the array's memory, and the array is contiguous.
-
-        Requiring row-major or column-major order excludes arrays whose elements alias each other. An exclusive array is
-        made writable.
-        """
-        if not array.flags.forc or not is_alone(array, holders + FRAME):
-            return False
-        if array.base is not None:
-            array.base.flags.writeable = True
-        array.flags.writeable = True
-        return True
-
-    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
-        """Returns ``array`` itself, made writable, if it is exclusive, else a row-major copy; and whether it copied."""
-        return (array, False) if self.is_exclusive(array, holders + FRAME) else (copied(array), True)
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
+        """Whether only the list and the ``others`` refer to the array and its memory, which NumPy or the pool owns."""
+        return is_exclusive(held, others)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend import (
-    FRAME,
     Backend,
     Device,
     HostArray,
@@ -63,7 +64,9 @@ class TorchBackend(Backend):
             self.pinned_host = True
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
-        self._exclusive_counts = self._counts(self._torch.empty(1))
+        self._weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+        self._own_uses = self._storage_uses(self._torch.empty(1))
+        self._exclusive_counts = self._counts([self._torch.empty(1)])
 
     def devices(self) -> Sequence[Device]:
         """All logical devices, in order of their ids."""
@@ -248,41 +251,59 @@ class TorchBackend(Backend):
             array.record_stream(self._torch.cuda.current_stream(array.device))
         return array.detach()
 
+    def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
+        """Returns what `export` does. The lease ends when only ``array`` uses the storage, or nothing does."""
+        lender, storage = weakref.ref(array), self._weak(array.untyped_storage())
+
+        def lease() -> object:
+            mine = lender()
+            ended = storage.expired() if mine is None else self._storage_uses(mine) == self._own_uses
+            return None if ended else self
+
+        return self.export(array), lease if self._own_uses is not None else None
+
     # -- ownership ---------------------------------------------------------------------------------
 
-    def _counts(self, array: Any) -> tuple[int, int, int] | None:
-        """Returns the reference counts of a tensor's storage, of its storage's Python object and of the tensor itself.
+    def _storage_uses(self, array: Any) -> tuple[int, int] | None:
+        """Returns the reference counts of a tensor's storage, and of the storage's Python object.
 
-        None if this version of PyTorch does not expose them.
+        None if this version of PyTorch does not expose the first, or the interpreter has no counts.
         """
-        uses = getattr(array, "_use_count", None)
-        if self._uses is None or uses is None:
-            return None
-        memory = array.untyped_storage()
-        return self._uses(memory._cdata), references(memory), uses()
+        memory = [array.untyped_storage()]
+        objects = references(memory)
+        return None if self._uses is None or objects == sys.maxsize else (self._uses(memory[0]._cdata), objects)
 
-    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """Returns ``result`` itself if it is exclusive or a view of a shard, else a copy; and whether it copied."""
-        storage = result.untyped_storage()._cdata
-        if any(s.untyped_storage()._cdata == storage for s in shards) or self.is_exclusive(result, 1 + FRAME):
-            return result, False
-        return self._xp.asarray(result, copy=True), True
+    def _counts(self, held: list[Any]) -> tuple[tuple[int, int], int] | None:
+        """Returns the reference counts of a tensor's storage and of the tensor itself; None if they are not exposed."""
+        uses, storage_uses = getattr(held[0], "_use_count", None), self._storage_uses(held[0])
+        return None if storage_uses is None or uses is None else (storage_uses, uses())
 
-    def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether the ``holders`` references are the only ones to the tensor's memory.
+    def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
+        """Returns the tensor itself if it is exclusive or a view of a shard, else a copy; and whether it copied."""
+        storage = held[0].untyped_storage()._cdata
+        if any(s.untyped_storage()._cdata == storage for s in shards) or self.is_exclusive(held):
+            return held[0], False
+        return self._xp.asarray(held[0], copy=True), True
+
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
+        """Whether only the list and the ``others`` refer to the tensor and its memory.
 
         Other variables, views, tensors saved for a gradient and other libraries (NumPy, DLPack, shared memory) count.
         False if PyTorch does not expose its reference counts.
         """
-        if (
-            references(array) > holders + FRAME
-            or self._exclusive_counts is None
-            or self._counts(array) != self._exclusive_counts
-        ):
+        if self._exclusive_counts is None or references(held) > 1 + others or not self.begin_write(held[0]):
             return False
+        return self._counts(held) == self._exclusive_counts
+
+    def memory_of(self, array: Any) -> int | None:
+        """Identifies the storage of a tensor; None if another library or process shares it."""
         memory = array.untyped_storage()
         foreign = not memory.resizable() or (self._kind == "cpu" and memory.is_shared())
-        return not (foreign or array.is_inference()) and _is_dense(array)
+        return None if foreign else memory._cdata
+
+    def begin_write(self, array: Any) -> bool:
+        """Whether a tensor can be written in place: its memory is PyTorch's, and no two elements share an address."""
+        return self.memory_of(array) is not None and not array.is_inference() and _is_dense(array)
 
     # -- other libraries ---------------------------------------------------------------------------
 

@@ -6,14 +6,13 @@ the names that plugin authors use. Tensors and shardings must not be imported he
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.ownership import FRAME, is_alone, read_only, references
+from shardtensor.backend.ownership import is_exclusive, lease_of, memory_of, read_only, references
 from shardtensor.backend.protocol import Backend, current_device, logical_device_count
 from shardtensor.host.blockwise import copied
 from shardtensor.host.limits import memory as host_memory
 from shardtensor.host.memory_pool import owner_of
 
 __all__ = [
-    "FRAME",
     "HOST",
     "HOST_MEMORY",
     "MEMORY_KINDS",
@@ -24,8 +23,10 @@ __all__ = [
     "current_device",
     "function_of",
     "host_memory",
-    "is_alone",
+    "is_exclusive",
+    "lease_of",
     "logical_device_count",
+    "memory_of",
     "owner_of",
     "read_only",
     "references",

@@ -1,8 +1,11 @@
-"""Ownership of host arrays: reference counts, exclusive memory and read-only views."""
+"""Ownership of host arrays: exclusive memory and read-only views."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,46 +28,131 @@ def read_only(array: HostArray) -> HostArray:
     return np.asarray(memoryview(numbers).toreadonly()).view(given.dtype)
 
 
-def is_alone(array: HostArray, holders: int) -> bool:
-    """Whether a host array and its memory are exclusive to the caller.
+def lease_of(exported: HostArray) -> weakref.ref[HostArray]:
+    """Returns the lease of a read-only view, as `read_only` returns it, or of a view of it (see `Backend.lend`)."""
+    # A view of a view refers to the array that the first one views, if both are of one class.
+    base: Any = exported.base
+    return weakref.ref(base if type(base) is np.ndarray else exported)
 
-    That is the case if the array has at most ``holders`` references, those that the caller knows of, and the object
-    that owns its memory is referenced only by the array. Memory that NumPy did not allocate (a mapped file, a foreign
-    buffer) is never exclusive.
+
+def is_exclusive(held: list[Any], others: int = 0) -> bool:
+    """Whether a host array that user code made, the only item of a list, and its memory are reachable only through the
+    list.
+
+    Memory that NumPy did not allocate (a mapped file, a foreign buffer) is never exclusive. False is always a correct
+    answer: what is not exclusive is copied.
+
+    Args:
+        held: a list with the array. The caller has no variable for the array: how such a variable counts depends on the
+            version of Python.
+        others: the number of further references to the array, in containers or attributes, that the caller knows of.
     """
-    if type(array) is not np.ndarray or references(array) > holders + FRAME:
+    if type(held[0]) is not np.ndarray or references(held) > 1 + others:
         return False
-    owner = array.base
-    if owner is None:
-        return True
-    leased = type(owner) is memory_pool.Lease
-    ours = leased or (type(owner) is np.ndarray and (owner.base is None or type(owner.base) is memory_pool.Lease))
-    return ours and references(owner) <= 2
+    if held[0].base is None:
+        return bool(held[0].flags.owndata)
+    return memory_of(held[0]) is not None and references([held[0].base]) <= 2
 
 
-def references(x: object) -> int:
-    """Returns the number of references to an object, including the one held by the caller's variable.
+def memory_of(array: HostArray) -> int | None:
+    """Identifies the memory of a host array: the same number for all arrays that share it, as long as one exists.
 
-    The number is larger than any count where reference counts are meaningless (no reference counting, or no GIL).
+    None if neither NumPy nor the pool of the library allocated the memory: other objects may write to it.
     """
-    return sys.getrefcount(x) - _OWN
+    owner = memory_pool.owner_of(array)
+    ours = type(owner) is np.ndarray and (owner.flags.owndata or type(owner.base) is memory_pool.Lease)
+    return id(owner) if ours else None
 
 
-def _measure() -> tuple[int, int]:
-    """Returns the references that `references` itself adds to a count, and those that a function's parameter adds.
+def make_writable(array: HostArray) -> bool:
+    """Makes an array, whose memory nothing else holds, writable; False if it is a view of a read-only buffer."""
+    owner: Any = array.base
+    if type(owner) is np.ndarray:
+        if owner.base is not None and type(owner.base) is not memory_pool.Lease:
+            return False
+        owner.flags.writeable = True
+    elif owner is not None and type(owner) is not memory_pool.Lease:
+        return False
+    array.flags.writeable = True
+    return True
 
-    Both are measured because they differ between versions of Python.
+
+def references(held: Sequence[Any]) -> int:
+    """Returns the number of references to the first item of a list or tuple, with the one that the list holds.
+
+    The number is larger than any count where reference counts are meaningless on this interpreter.
     """
-    if not hasattr(sys, "getrefcount") or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return -sys.maxsize, 0
-    probe = object()
-
-    def through(x: object) -> int:
-        return references(x)
-
-    return references(probe) - 1, through(probe) - references(probe)
+    # The item is counted on the interpreter's stack, too, where every version of Python holds a reference of its own.
+    return sys.getrefcount(held[0]) - 1 if _are_counted() else sys.maxsize
 
 
-_OWN = 0
-_OWN, FRAME = _measure()
-"""`FRAME`: the number of references that a function's parameter adds to those of its caller."""
+_counts: list[bool] = []
+
+
+def _are_counted() -> bool:
+    """Whether reference counts tell on this interpreter whether an object is held elsewhere, tested at first use."""
+    if not _counts:
+        _counts.append(hasattr(sys, "getrefcount") and counts_are_right())
+    return _counts[0]
+
+
+_seen: Any = None
+
+
+def counts_are_right(count: Callable[[Any], int] = lambda held: sys.getrefcount(held[0]) - 1) -> bool:
+    """Whether ``count``, a function of a list, finds each kind of reference to the first item, and no others.
+
+    The references are those that `is_exclusive` has to find: a local variable, a global one, an argument, a closure, a
+    container, a view, and a variable of another thread.
+    """
+    global _seen
+    here = np.empty(2)
+    _seen = in_container = np.empty(2)
+    holders: list[Any] = [[in_container], None]
+    del in_container
+    in_closure, argument = np.empty(2), np.empty(2)
+    base = np.empty(2)
+    view = base[1:]
+    alone = [
+        count([np.empty(2)]) == 1,
+        count([np.empty(2)[1:]]) == 1,
+        count([view.base]) == 3,  # the variable, the view and the list
+        _of_argument(count, argument) > 1,
+        (lambda: count([in_closure]))() > 1,
+        count([here]) == 2,
+    ]
+    del base
+    alone.append(count([view.base]) == 2)
+    held = [_seen]
+    holders[1] = held
+    alone.append(count(held) == 3)  # the global variable and two containers
+    _seen = None
+    alone.append(count(held) == 2)
+    holders[0].clear()
+    alone.append(count(held) == 1)
+    return all(alone) and _finds_threads(count)
+
+
+def _of_argument(count: Callable[[Any], int], x: Any) -> int:
+    return count([x])
+
+
+def _finds_threads(count: Callable[[Any], int]) -> bool:
+    """Whether ``count`` finds a reference that a variable of another thread holds, until that thread is done."""
+    held: list[Any] = []
+    made, counted = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        mine = np.empty(2)
+        held.append(mine)
+        made.set()
+        counted.wait()
+        del mine
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    made.wait()
+    during = count(held)
+    counted.set()
+    thread.join()
+    return during == 2 and count(held) == 1

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
-from shardtensor.backend.ownership import FRAME
+from shardtensor.backend.ownership import make_writable, memory_of
 from shardtensor.core import innermost
 from shardtensor.host.limits import count_from_environment, usable_cores
 
@@ -96,8 +96,8 @@ class Backend(abc.ABC):
 
         This is the only method that transfers data between devices. ``destination`` is current, and the caller has
         ordered it after all operations that ``source`` had queued (`record`, `wait`). If devices execute
-        asynchronously, the memory of ``array`` must not be reused, and `is_exclusive` must not return True for it,
-        before the copy has read it.
+        asynchronously, the memory of ``array`` must not be reused before the copy has read it, and `begin_write` orders
+        a write to it after the copy.
         """
 
     @abc.abstractmethod
@@ -206,41 +206,58 @@ class Backend(abc.ABC):
         """Returns the view of a shard that is handed to users: read-only where the array library can enforce it."""
         return array
 
-    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
+    def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
+        """Returns what `export` does, and its lease: a function that returns None as soon as neither the exported array
+        nor anything derived from it exists.
+
+        The function is called at any time, in any thread; a weak reference is one. The memory is then written in place
+        again. Where it is None, as it is by default, the memory is copied before the next write.
+        """
+        return self.export(array), None
+
+    def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Converts an array that a mapped function returned into one that cannot be written from outside.
 
         Args:
-            result: the array that the function returned. The caller holds one reference to it, and its device is
-                current.
-            shards: the arrays that were passed to the function.
+            held: a list with the array, as in `is_exclusive`; its device is current.
+            shards: the arrays that were passed to the function, to which nothing writes while the array exists.
 
         Returns:
-            The array, and whether it is a copy.
+            The array, and whether it is a copy. Without a copy, it is exclusive or shares the memory of a shard.
         """
-        return self.xp.asarray(result, copy=True), True
+        return self.xp.asarray(held[0], copy=True), True
 
-    def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether the memory of ``array`` is exclusive: reachable only through the ``holders`` references that the
-        caller knows of (its own variables included, see `references`), with no two elements at the same address.
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
+        """Whether the memory of an array that user code made can be reached only through the list that holds it.
 
-        An exclusive array is made writable. Its device is current. False is always a correct answer: arrays that are
-        not exclusive are copied before they are written.
+        The library asks this about arrays that it receives: the result of a mapped function, a donated array, memory
+        that another library has released. False is always a correct answer: the array is copied then. Of its own
+        arrays the library knows which it has handed out (see `memory_of` and `lend`).
+
+        Args:
+            held: a list with the array as its only item, to which the caller has no other reference: how a variable
+                counts depends on the version of Python. Its device is current.
+            others: the number of further references to the array, in containers or attributes, that the caller knows
+                of.
         """
         return False
 
-    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
-        """Converts an array that the library gives up into an exclusive, writable one.
+    def memory_of(self, array: Any) -> Hashable | None:
+        """Identifies the memory of an array: equal for all arrays that share it, as long as one of them exists.
 
-        Args:
-            array: the array; its device is current.
-            holders: the references to it that the caller knows of, as in `is_exclusive`.
-
-        Returns:
-            The array, and whether it is a copy.
+        None if something else than the library and its users may write to the memory, or if it is unknown: such arrays
+        are copied before they are written. The default knows the memory of NumPy's arrays, where memory is shared.
         """
-        if self.is_exclusive(array, holders + FRAME):
-            return array, False
-        return self.contiguous(self.xp.asarray(array, copy=True)), True
+        return memory_of(array) if self.shared_memory else None
+
+    def begin_write(self, array: Any) -> bool:
+        """Prepares an array, whose memory nothing else holds, for a write in place; its device is current.
+
+        An implementation makes the array writable, and orders the device after other devices that still read it. False
+        if the array cannot be written, or two of its elements have the same address. The default tests NumPy's arrays,
+        where memory is shared.
+        """
+        return not self.shared_memory or (bool(array.flags.forc) and make_writable(array))
 
     # -- other memories and libraries --------------------------------------------------------------
 

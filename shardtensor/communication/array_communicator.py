@@ -26,6 +26,7 @@ from shardtensor.communication.transfer import copied, send
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import offsets
+from shardtensor.tensor.ownership import hold_memory
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, in_place
 
@@ -174,7 +175,10 @@ class ArrayCommunicator(Communicator):
         begins = [[end if d == axis else 0 for d in range(len(shape))] for end in ends]
         pieces = [(array, begin) for array, begin in zip(arrays, begins, strict=True) if array.size]
         whole = in_place([p for p, _ in pieces], [b for _, b in pieces], tuple(shape))
-        return None if whole is None else self.backends[0].export(whole)
+        if whole is None:
+            return None
+        hold_memory(self.backends[0], whole)  # The result refers to the buffer, not to the leases of its parts.
+        return self.backends[0].export(whole)
 
     def _bring(self, array: Any, source: int, destination: int) -> Any:
         """Returns an array on another device; the same object if that device can read the array where it is."""

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.backend.ownership import references
 from shardtensor.communication.transfer import only_array
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.host.blockwise import copied
@@ -79,23 +78,23 @@ class Exported(DeferredStorage):
         with self._lock:
             return (False, None) if self._is_released() else (True, make(only_array(self.exported)))
 
-    def _is_released(self) -> bool:
+    def is_released(self) -> bool:
         """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""
-        if not self._released and is_exclusive(self.exported, self._value):
-            self._released = True
-            # The consumer may have queued writes to the memory.
-            self._value.backend.wait_for_caller(self._value.sharding.mesh.flat[0])
+        with self._lock:
+            return self._is_released()
+
+    def _is_released(self) -> bool:
+        value, storage = self._value, self.exported
+        if not self._released:
+            device = value.sharding.mesh.flat[0]
+            with value.backend.on(device):
+                held = [storage.array if storage.arrays is None else storage.arrays[0]]
+                self._released = value.backend.is_exclusive(held, 1)
+            if self._released:
+                value.backend.wait_for_caller(device)  # The consumer may have queued writes to the memory.
         return self._released
 
-
-def is_exclusive(storage: Storage, value: Aval) -> bool:
-    """Whether only the storage of a value on one device refers to its memory, and only the caller to the storage.
-
-    False is always correct: what is not exclusive is copied before it is written.
-    """
-    arrays = storage.arrays
-    if arrays is not None and references(arrays) > 2:
-        return False
-    array = storage.array if arrays is None else arrays[0]
-    with value.backend.on(value.sharding.mesh.flat[0]):
-        return value.backend.is_exclusive(array, 2)
+    @property
+    def memory(self) -> Storage:  # type: ignore[override]
+        """See `DeferredStorage`."""
+        return self.exported

@@ -92,6 +92,11 @@ class PrefetchedStorage(DeferredStorage):
         self._tokens = tokens
         self._storage: Storage | None = None
 
+    @property
+    def memory(self) -> Storage | None:  # type: ignore[override]
+        """See `DeferredStorage`."""
+        return self._storage
+
     def stored(self) -> Storage:
         """Returns the storage, ordered after the copies."""
         with _PREFETCHED:
@@ -99,8 +104,8 @@ class PrefetchedStorage(DeferredStorage):
                 for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
                     if token is not None:
                         self._value.backend.wait(device, token)
-                self._storage = Storage(arrays=self._arrays)
-                self._arrays = None  # a second reference would make them appear shared, so that writes copied them
+                self._storage = Storage(None, self._arrays, tuple([[] for _ in self._tokens]))
+                self._arrays = None
             return self._storage
 
 

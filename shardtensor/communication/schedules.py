@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 import functools
-import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from shardtensor.backend.abstract import NAME, abstract_device
 from shardtensor.backend.device import HOST, Device
 from shardtensor.communication.all_reduce import Group, reduction_tree
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, guarded, is_recording, record_transfer
+from shardtensor.host.fork import in_children
 from shardtensor.sharding.copy_plan import Region, RegionCopies, pieces_in
 from shardtensor.sharding.layout import Grid, Ints, offsets
 
@@ -61,14 +62,23 @@ def ids_of(devices: Sequence[Device]) -> Ints:
 
 def _number_of(device: Device) -> int:
     if device not in _numbers:
-        number = _numbers.setdefault(device, next(_unused))  # Another thread may have numbered it.
-        _existing[number] = device
+        with _numbering:  # Without a GIL, two threads may get the same number from a counter.
+            if device not in _numbers:
+                number = HOST_ID - len(_existing)
+                _existing[number] = device
+                _numbers[device] = number
     return _numbers[device]
 
 
 _numbers = {HOST: HOST_ID}
 _existing = {HOST_ID: HOST}
-_unused = itertools.count(HOST_ID - 1, -1)
+_numbering = threading.Lock()
+
+
+@in_children
+def _unlock() -> None:
+    global _numbering
+    _numbering = threading.Lock()
 
 
 _ids_of_mesh: Callable[[tuple[Device, ...]], Ints] = functools.lru_cache(64)(ids_of)

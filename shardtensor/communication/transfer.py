@@ -28,6 +28,7 @@ from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_gri
 from shardtensor.sharding.index import Index, region_of
 from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
 from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.ownership import set_joined
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays
 from shardtensor.tensor.value import Aval, join
 
@@ -390,6 +391,5 @@ def whole_array(x: ShardedTensor, caller: str = "join") -> HostArray:
             record_copy(caller, copied, device)
         storage = current_storage(x)
         if storage.arrays is pieces:
-            storage.array = array  # before arrays is cleared, for the same reason
-            storage.arrays = None
+            set_joined(x, storage, array, copied)
     return array  # type: ignore[no-any-return]

@@ -3,8 +3,7 @@
 A consumer of DLPack may write to the memory that it receives: versions before 1.0 have no flag for read-only memory,
 and PyTorch requests 1.0 and ignores the flag. Therefore memory is exported only if it is exclusive to one tensor. The
 tensor's storage is then replaced by a `shardtensor.communication.exported_storage.Exported`: every later read copies
-for as long as a consumer holds the memory. `Backend.is_exclusive` decides whether memory is exclusive, as for writes in
-place.
+for as long as a consumer holds the memory. Memory is exclusive under the same conditions as for writes in place.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.backend.ownership import references
-from shardtensor.communication.exported_storage import Exported, is_exclusive
+from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.transfer import only_array, whole_array
 from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.ownership import exclusive_arrays
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays, write_state_of
 
@@ -51,7 +50,8 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
         try:
             base._storage = writing
             write_state.forget()
-            if references(storage) == 1 and is_exclusive(storage, base._aval):
+            # The operator that exports the memory is one that reads the tensor.
+            if all(exclusive_arrays(base, storage, readers=1) or (False,)) and _can_be_written(storage, base):
                 made = of_view(only_array(storage))
                 if made is not None:
                     storage = Exported(base._aval, storage)
@@ -59,6 +59,12 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
         finally:
             writing.storage = base._storage = storage
     return None
+
+
+def _can_be_written(storage: Storage, x: ShardedTensor) -> bool:
+    backend = x._aval.backend
+    with backend.on(x._aval.sharding.mesh.flat[0]):
+        return backend.begin_write(only_array(storage))
 
 
 def array_of(x: ShardedTensor) -> Any:

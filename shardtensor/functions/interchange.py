@@ -35,6 +35,7 @@ from shardtensor.functions.placement import reshard_to
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding, with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
+from shardtensor.tensor.ownership import hold, storage_of
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval, on_devices
@@ -406,6 +407,7 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     array = x._storage.shards()[0] if isinstance(x._storage, OffloadedStorage) else array_of(x)
     if copy is False:
         _check_marked(array, host, max_version)
+        hold(storage_of(x))
         return capsule(array, read_only=True)
     return capsule(_noted_copy(array, device, "to_dlpack"))
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.ownership import read_only
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
@@ -25,6 +24,7 @@ from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.numpy_protocols import check_leaves, from_lists
 from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
+from shardtensor.tensor.ownership import lent
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -363,12 +363,12 @@ def _to_host(x: Any, index: Any) -> HostArray:
     if is_recording():
         record_transfer("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
     if not shared:
-        return read_only(movement.run((shard_arrays(x),), value.dtype)[0])
+        return lent(x, movement.run((shard_arrays(x),), value.dtype)[0])
     storage = current_storage(x)
     if type(storage) is Exported:
-        return read_only(storage.read(lambda array: array if at is None else array[to_numpy(at)]))
+        return lent(x, storage.read(lambda array: array if at is None else array[to_numpy(at)]))
     whole = transfer.whole_array(x, "to_host")
-    return read_only(whole if at is None else np.asarray(whole[to_numpy(at)]))
+    return lent(x, whole if at is None else np.asarray(whole[to_numpy(at)]))
 
 
 @operator(operands=("obj",), trees=("obj",), keeps_arrays=True)

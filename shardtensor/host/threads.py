@@ -8,12 +8,12 @@ import atexit
 import contextlib
 import contextvars
 import functools
-import itertools
 import os
 import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from shardtensor.errors import ArgumentError
@@ -260,12 +260,16 @@ def each(work: Callable[[int], None], count: int, *, threads: int | None = None,
     Raises:
         BaseException: the first exception that ``work`` raised; calls that had not begun by then are skipped.
     """
-    numbers = itertools.count()  # `next` of it is atomic in CPython, so that no lock is needed.
+    numbers = deque(range(count))  # Each of its methods is atomic, also without a GIL, so that no lock is needed.
     errors: list[BaseException] = []
 
     def run(deliver: Callable[[], None] | None = None) -> None:
         try:
-            while not errors and (k := next(numbers)) < count:
+            while numbers and not errors:
+                try:
+                    k = numbers.popleft()
+                except IndexError:  # Another thread has taken the last number.
+                    return
                 work(k)
                 if deliver is not None:
                     deliver()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from numpy.linalg import LinAlgError
@@ -13,6 +14,8 @@ from shardtensor.interpreters.infer import INFER, array_operands, raise_named
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.interpreters.small_results import small_result
+from shardtensor.tensor.ownership import READS, is_new, reading, track
+from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 
 
@@ -31,10 +34,15 @@ class EagerInterpreter(Interpreter):
         Raises:
             ShardTensorError: the operator failed.
         """
+        entry: list[Any] = [operands]
+        key = id(entry)
+        READS[key] = entry
         try:
             if op.view_spec and type(operands[0]) is ShardedTensor:
                 view = make_view(op, operands[0], params)
                 if view is not None:
+                    if type(view._storage) is Storage:  # A copy of a scalar.
+                        track(entry, view)
                     return view
             if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
                 element = compute_on_owners(op, operands)
@@ -53,11 +61,21 @@ class EagerInterpreter(Interpreter):
                         break
                 if op.infer and any(map(lacks_elements, operands)):
                     return INFER.apply(op, operands, params)
-                return op.algorithm(*operands, *params)
+                result = op.algorithm(*operands, *params)
+                track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
+                return result
             plan, operands = planned(op, operands, params)
-            return plan.run(operands)
+            result = plan.run(operands)
+            storage = result._storage
+            if type(storage) is Storage and is_new(storage.array, operands):
+                storage.leases = ([],)
+            else:
+                track(entry, result)
+            return result
         except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
             raise_named(op, error)
+        finally:
+            READS.pop(key, None)
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes one operator and writes its result into the tensor ``out``, in place where possible.
@@ -66,7 +84,13 @@ class EagerInterpreter(Interpreter):
             ShardTensorError: the operator failed. The value of ``out`` is then unchanged.
         """
         try:
-            write(out, op, operands, params, self.apply)
+            # The base is not among them: the write itself holds its lock, and takes its value out of the handle.
+            others = [x for x in operands if type(x) is ShardedTensor and x is not out]
+            if others:
+                base = out._base_and_view()[0]
+                others = [x for x in others if getattr(x._storage, "base", x) is not base]
+            with reading(others) if others else contextlib.nullcontext():
+                write(out, op, operands, params, self.apply)
         except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
             raise_named(op, error)
 

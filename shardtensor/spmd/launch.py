@@ -20,6 +20,7 @@ from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
 from shardtensor.errors import ArgumentTypeError, AxisError, BackendError, ShardingError
+from shardtensor.host.blockwise import copied as copied_array
 from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
@@ -27,6 +28,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
+from shardtensor.tensor.ownership import export
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
@@ -254,15 +256,21 @@ def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, sha
 def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
     backend = backend_of(device)
-    array = array_on(located(x), device, caller)
+    x = located(x)
+    held = [array_on(x, device, caller)]
     if not donated:
-        shards.append(array)
-        return backend.export(array)
-    mark_donated(x, caller)  # From here on only this call holds the array, unless another tensor shares its memory.
+        shards.append(held[0])
+        shares = type(x) is ShardedTensor and x._aval.backend is backend
+        return export(x, held[0]) if shares else backend.export(held[0])
+    mark_donated(x, caller)  # From here on only the list holds the array, unless another tensor shares its memory.
     with backend.on(device):
-        mine, copied = backend.release(array)
-    if copied:
-        record_copy(caller, int(mine.nbytes), device)
+        if backend.is_exclusive(held) and backend.begin_write(held[0]):
+            return held[0]
+        if backend.shared_memory:
+            mine = copied_array(held[0])
+        else:
+            mine = backend.contiguous(backend.xp.asarray(held[0], copy=True))
+    record_copy(caller, int(mine.nbytes), device)
     return mine
 
 
@@ -403,33 +411,41 @@ def _call_on(
             return result
         arguments.clear()
         if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
-            result, copied = backend.adopt(backend.asarray(result), _kept(backend, result, shards))
-            return _on_one(result, copied, here, caller)
+            held = [backend.asarray(result)]
+            del result  # The backend can tell only from the list whether user code holds the array.
+            return _adopt(held, here, caller, shards)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
         for n in range(len(found)):
-            # Only one reference is kept here, so that the backend can tell whether user code holds another.
-            array, found[n] = found[n], None
-            if not is_data(array):
-                found[n] = array
-            elif backend.is_array(array):
-                array, copied = backend.adopt(backend.asarray(array), _kept(backend, array, shards))
-                found[n] = _on_one(array, copied, here, caller)
+            if not is_data(found[n]):
+                continue
+            if backend.is_array(found[n]):
+                held = [backend.asarray(found[n])]
+                found[n] = None
+                found[n] = _adopt(held, here, caller, shards)
             else:  # The remaining arrays are on the host.
-                found[n] = _on_one(backend.from_host(np.asarray(array), here.device), True, here, caller)
+                found[n] = _on_one(backend.from_host(np.asarray(found[n]), here.device), True, True, here, caller)
     return map_leaves(found.__getitem__, tree)
 
 
-def _kept(backend: Backend, array: Any, shards: Sequence[Any]) -> Sequence[Any]:
-    """Returns the arrays that nothing writes to and of which ``array`` may be a view."""
-    more = received(array) if backend.shared_memory else ()
-    return (*shards, *more) if more else shards
+def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequence[Any]) -> ShardedTensor:
+    """Returns an array that a call returned, the only item of a list, as a tensor."""
+    backend = here.backend
+    # Arrays that nothing writes to, and of which the array may be a view.
+    more = received(held[0]) if backend.shared_memory else ()
+    kept = (*shards, *more) if more else shards
+    array, copied = backend.adopt(held, kept)
+    held.clear()
+    exclusive = copied or (backend.shared_memory and array.base is None)  # A shard is passed as a view.
+    exclusive = exclusive or backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
+    return _on_one(array, copied, exclusive, here, caller)
 
 
-def _on_one(array: Any, copied: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
-    """Returns a tensor on one device, of an array that nothing else holds."""
+def _on_one(array: Any, copied: bool, exclusive: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
+    """Returns a tensor on one device, of an array that nothing else writes to."""
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
-    storage = Storage(array) if here.backend.shared_memory else Storage(arrays=(array,))
+    leases: Any = ([],) if exclusive else ()
+    storage = Storage(array, None, leases) if here.backend.shared_memory else Storage(None, (array,), leases)
     return tensor(here.aval_of(array), storage)

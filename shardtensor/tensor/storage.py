@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import abc
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from shardtensor.errors import ConcretizationError, DonatedError, ShardTensorError
 
+Leases: TypeAlias = list[Callable[[], object]]
+"""Functions of which each returns None when what it stands for no longer holds the memory."""
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Storage:
     """The arrays that hold the elements of one tensor in this process.
 
     Attributes:
         arrays: one array of the backend per device, in mesh order; None where the tensor is one buffer.
         array: the one buffer, where devices share a memory; None until the arrays of the devices are joined.
+        leases: the leases of each array (see `shardtensor.tensor.ownership`); None in place of those of an array, or
+            nothing, where it is unknown who holds the memory.
     """
 
     array: Any = None
     arrays: tuple[Any, ...] | None = None
+    leases: tuple[Leases | None, ...] = ()
 
 
 class DeferredStorage(abc.ABC):
     """A storage that is not available yet: it is being written, transferred, or refused with an error."""
 
     __slots__ = ()
+
+    memory: Storage | None = None
+    """The storage whose memory readers may share; None if readers get their own memory."""
 
     @abc.abstractmethod
     def stored(self) -> Any:
@@ -111,10 +121,16 @@ class NoElements(DeferredStorage):
 
 
 class Donated(DeferredStorage):
-    """The storage of a tensor whose memory was donated: every use raises DonatedError."""
+    """The storage of a tensor whose memory was donated: every use raises DonatedError.
 
-    def __init__(self, by: str) -> None:
+    Attributes:
+        by: the function that donated it.
+        exclusive: whether no other tensor shared the memory.
+    """
+
+    def __init__(self, by: str, exclusive: bool) -> None:
         self.by = by
+        self.exclusive = exclusive
 
     def stored(self) -> NoReturn:
         """Raises DonatedError."""

@@ -34,6 +34,7 @@ from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.numpy_protocols import Operators, from_lists
+from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_while_read, reading, storage_of
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
 
@@ -156,7 +157,10 @@ class ShardedTensor(Operators):
         counts: dict[int, Iterator[int]] = defaultdict(itertools.count)
         replicas = [next(counts[number]) for number in grid.linear_parts().tolist()]
         offloaded = getattr(self._storage, "shards", None)
-        arrays = [backend.export(a) for a in shard_arrays(self)] if offloaded is None else offloaded()
+        with reading((self,)):
+            arrays = (
+                [export(self, a, k) for k, a in enumerate(shard_arrays(self))] if offloaded is None else offloaded()
+            )
         for device in grid.devices:
             backend.make_caller_wait(device)
         return list(map(Shard, grid.devices, grid.indices, replicas, arrays))
@@ -472,6 +476,8 @@ class ShardedTensor(Operators):
                 if write_state.version == version:
                     write_state.forget()
                     write_state.version += 1
+                    if READS and (storage := storage_of(base)):
+                        keep_while_read(base, storage)
                     base._storage = new._storage
                     return
 
@@ -566,7 +572,11 @@ def mark_donated(x: ShardedTensor, caller: str) -> None:
     with write_state.lock:
         write_state.forget()
         write_state.version += 1
-        x._storage = Donated(caller)
+        storage = storage_of(x)
+        shared = storage is None or storage is not x._storage or is_shared(storage)  # A view leaves its base as it is.
+        x._storage = Donated(caller, not shared)
+        if shared:  # Operators in other threads may still read the memory.
+            hold(storage)
 
 
 def check_not_donated(*operands: Any) -> None:

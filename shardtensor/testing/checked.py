@@ -23,7 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend import FRAME, Backend, Device, HostArray, logical_device_count, read_only, references
+from shardtensor.backend import (
+    Backend,
+    Device,
+    HostArray,
+    lease_of,
+    logical_device_count,
+    memory_of,
+    read_only,
+    references,
+)
 from shardtensor.errors import ArgumentTypeError, BackendError
 from shardtensor.host.fork import in_children
 
@@ -378,21 +387,29 @@ class CheckedBackend(Backend):
         view._memory = array._memory
         return view
 
-    def adopt(self, result: Any, shards: Sequence[Any]) -> tuple[Any, bool]:
-        """Returns a copy, after checking that ``result`` is on the current device."""
-        return _tagged(np.array(_bare(result, "result"))), True
+    def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
+        """Returns a read-only view of the array, and its lease."""
+        exported = self.export(array)
+        return exported, lease_of(exported)
 
-    def is_exclusive(self, array: Any, holders: int) -> bool:
-        """Whether the ``holders`` references are the only ones to the array's memory, and the array is contiguous."""
-        memory, owner = _memory_of(array, "is_exclusive"), _owner(array)
-        exclusive = references(array) <= holders + FRAME and references(memory) <= 2 and references(owner) <= 2
-        return exclusive and owner.base is None and bool(array.flags.forc) and array.flags.writeable
+    def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
+        """Returns a copy, after checking that the array is on the current device."""
+        return _tagged(np.array(_bare(held[0], "result"))), True
 
-    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
-        """Returns ``array`` itself if it is exclusive, else a row-major copy; and whether it copied."""
-        if self.is_exclusive(array, holders + FRAME):
-            return array, False
-        return _tagged(np.array(_bare(array, "release"), order="C")), True
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
+        """Whether only the list and the ``others`` refer to the array and its memory, and the array is contiguous."""
+        memory, owner = [_memory_of(held[0], "is_exclusive")], [_owner(held[0])]
+        if references(held) > 1 + others or references(memory) > 2 or references(owner) > 2:
+            return False
+        return self.memory_of(held[0]) is not None and self.begin_write(held[0])
+
+    def memory_of(self, array: Any) -> int | None:
+        """Identifies the memory of an array; None if NumPy did not allocate it."""
+        return memory_of(_owner(array).view(np.ndarray))
+
+    def begin_write(self, array: Any) -> bool:
+        """Whether an array is contiguous and writable."""
+        return bool(array.flags.forc) and bool(array.flags.writeable)
 
     def record(self, device: Device) -> Any:
         """Returns the clocks of ``device`` as the token of an event."""

@@ -19,7 +19,7 @@ COMPUTED = "Backend.to_host: the values after they have been computed"
 COPY = "Backend.to_device: an exclusive copy on the destination"
 ORDERED = "Backend.record and wait: work queued on a device after wait(device, token) runs after the token"
 NOT_REUSED = "Backend.to_device: the memory of the source is not reused before it has been read"
-NOT_EXCLUSIVE = "Backend.to_device: the source is not `is_exclusive` before it has been read"
+IN_ORDER = "Backend.begin_write: the write is ordered after copies that still read the array"
 OFFLOAD = "Backend.offload and onload: a copy in host memory, and a copy of it on the device"
 
 
@@ -113,17 +113,17 @@ class OrderTests(Kit):
             for y, wanted in copies:
                 self.same(self.get(y, destination), wanted, NOT_REUSED, f"from {source} to {destination}")
 
-    def test_sources_are_not_exclusive_before_they_are_read(self) -> None:
-        """Overwriting a source for which `is_exclusive` is true right after `to_device` does not affect the copy."""
+    def test_sources_are_not_written_before_they_are_read(self) -> None:
+        """Overwriting a source for which `begin_write` is true right after `to_device` does not affect the copy."""
         for source, destination in self.pairs:
             x, wanted = self.worked(source, self.numbers())
             y = self.send(x, source, destination)
             with self.it.on(source):
-                exclusive = self.it.is_exclusive(x, 1)
-            if exclusive:
+                writable = self.it.memory_of(x) is not None and self.it.begin_write(x)
+            if writable:
                 self.write(x, 0, source)
                 self.get(x, source)
-            self.same(self.get(y, destination), wanted, NOT_EXCLUSIVE, f"from {source} to {destination}")
+            self.same(self.get(y, destination), wanted, IN_ORDER, f"from {source} to {destination}")
 
     def test_random_traffic(self) -> None:
         """Operations, copies, writes to exclusive arrays and deletions in random order on all devices are correct."""
@@ -236,8 +236,8 @@ class _Traffic:
         at = self.random.integers(len(self.held))
         x, device, value = self.held.pop(at)
         with self.kit.it.on(device):
-            exclusive = self.kit.it.is_exclusive(x, 1)
-        if exclusive:
+            writable = self.kit.it.memory_of(x) is not None and self.kit.it.begin_write(x)
+        if writable:
             self.kit.write(x, 7, device)
             value = np.full_like(value, 7)
         self.held.append((x, device, value))
@@ -249,4 +249,4 @@ class _Traffic:
 
     def _read(self, one: tuple[Any, Device, HostArray]) -> None:
         x, device, value = one
-        self.kit.same(self.kit.get(x, device), value, f"{ORDERED}; {NOT_EXCLUSIVE}", "random traffic between devices")
+        self.kit.same(self.kit.get(x, device), value, f"{ORDERED}; {IN_ORDER}", "random traffic between devices")

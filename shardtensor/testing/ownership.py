@@ -12,10 +12,11 @@ from shardtensor.backend import Backend, Device
 from shardtensor.testing.base import Kit
 
 EXCLUSIVE = "Backend.is_exclusive: True only if no other reference reaches the memory (False is always correct)"
-WRITABLE = "Backend.is_exclusive: an exclusive array is made writable"
+MEMORY = "Backend.memory_of: equal for arrays that share memory, and different for others (None is always correct)"
+WRITABLE = "Backend.begin_write: True only if the array can be written (False is always correct)"
+LEASES = "Backend.lend: the lease lasts as long as the exported array and whatever is derived from it"
 ADOPT = "Backend.adopt: an array that cannot be written from outside, from the result of a mapped function"
-COPIED = "Backend.adopt and release return whether they copied: a copy has its own memory"
-RELEASE = "Backend.release: an exclusive, writable array"
+COPIED = "Backend.adopt returns whether it copied: a copy has its own memory"
 
 HOLDERS: dict[str, Callable[[Backend, Any, Device], Any]] = {
     "another variable": lambda it, x, device: x,
@@ -30,19 +31,16 @@ HOLDERS: dict[str, Callable[[Backend, Any, Device], Any]] = {
 
 
 class OwnershipTests(Kit):
-    """`is_exclusive`, `adopt` and `release`: only exclusive memory is written in place."""
+    """`memory_of`, `begin_write`, `is_exclusive` and `adopt`: only exclusive memory is written in place."""
 
     @pytest.mark.parametrize("holder", HOLDERS)
     def test_is_exclusive_detects_holders(self, holder: str) -> None:
         """If `is_exclusive` is true despite another holder, the array is written, and the holder detects the change."""
         for device in self.devices:
-            x = self.put(self.numbers(12), device)
-            other = self._hold(holder, x, device)
+            held = [self.put(self.numbers(12), device)]
+            other = self._hold(holder, held[0], device)
             before = self._values(other, device)
-            with self.it.on(device):
-                exclusive = self.it.is_exclusive(x, 1)
-            if exclusive:
-                self.write(x, 0, device)
+            self._write_if_exclusive(held, device)
             self.same(self._values(other, device), before, EXCLUSIVE, f"held by {holder}, after it was written")
 
     @pytest.mark.parametrize("holder", HOLDERS)
@@ -50,51 +48,79 @@ class OwnershipTests(Kit):
         """A view reaches the memory of its base: neither of two holders of one memory is exclusive."""
         device = self.devices[0]
         x = self.put(self.numbers(12), device)
-        other = self._hold(holder, x, device)
-        if not self.it.is_array(other) or (self.it.shared_memory and holder == "a host read"):
+        held = [self._hold(holder, x, device)]
+        if not self.it.is_array(held[0]) or (self.it.shared_memory and holder == "a host read"):
             pytest.skip(f"{holder} is not an array that could be written")
-        with self.it.on(device):
-            exclusive = self.it.is_exclusive(other, 1)
-        if exclusive:
-            self.write(other, 0, device)
+        self._write_if_exclusive(held, device)
         self.same(self.get(x, device), self.numbers(12), EXCLUSIVE, f"an array after {holder} was written")
 
-    def test_exclusive_arrays_are_writable(self) -> None:
-        """If `is_exclusive` is true, the array can be written, even if a read-only view of it existed before."""
+    @pytest.mark.parametrize("holder", HOLDERS)
+    def test_memory_of_views(self, holder: str) -> None:
+        """An array that shares memory with another one has the same `memory_of`."""
         for device in self.devices:
-            x = self.put(self.numbers(12), device)
+            x, y = self.put(self.numbers(12), device), self.put(self.numbers(12), device)
+            other = self._hold(holder, x, device)
+            other = other[0] if isinstance(other, list) else other
             with self.it.on(device):
-                self.it.export(x)
-                exclusive = self.it.is_exclusive(x, 1)
-            if exclusive:
-                self.write(x, 3, device)
-                self.same(self.get(x, device), np.full(12, 3, self.dtype), WRITABLE)
+                mine, its = self.it.memory_of(x), self.it.memory_of(y)
+                if mine is None:
+                    continue
+                self.must(mine != its, MEMORY, f"two arrays have the memory {mine!r}")
+                if self.it.is_array(other) and holder != "a host read" and "DLPack" not in holder:
+                    self.must(self.it.memory_of(other) == mine, MEMORY, f"{holder} has {self.it.memory_of(other)!r}")
 
-    def test_aliased_elements_are_not_exclusive(self) -> None:
-        """A broadcast array is never exclusive, because its elements alias each other."""
+    def test_exclusive_arrays_are_writable(self) -> None:
+        """If `begin_write` is true, the array can be written, even if a read-only view of it existed before."""
+        for device in self.devices:
+            held = [self.put(self.numbers(12), device)]
+            with self.it.on(device):
+                self.it.export(held[0])
+                writable = self.it.begin_write(held[0])
+            if writable:
+                self.write(held[0], 3, device)
+                self.same(self.get(held[0], device), np.full(12, 3, self.dtype), WRITABLE)
+
+    def test_aliased_elements_are_not_written(self) -> None:
+        """A broadcast array is never written, because its elements alias each other."""
         device = self.devices[0]
         with self.it.on(device):
             try:
                 x = self.it.xp.broadcast_to(self.it.from_host(self.numbers(4), device), (3, 4))
             except AttributeError:
                 pytest.skip("its namespace has no broadcast_to")
-            exclusive = self.it.is_exclusive(x, 1)
-            if exclusive:
+            writable = self.it.memory_of(x) is not None and self.it.begin_write(x)
+            if writable:
                 x[0:1] = 0
-        if exclusive:
+        if writable:
             wanted = np.array(np.broadcast_to(self.numbers(4), (3, 4)))
             wanted[0] = 0
-            self.same(self.get(x, device), wanted, "Backend.is_exclusive: no two elements have the same address")
+            self.same(self.get(x, device), wanted, "Backend.begin_write: no two elements have the same address")
+
+    def test_leases(self) -> None:
+        """A lease lasts as long as the exported array, a view of it, or a view of that; and no longer."""
+        for device in self.devices:
+            x = self.put(self.numbers(12), device)
+            with self.it.on(device):
+                exported, lease = self.it.lend(x)
+                if lease is None:
+                    pytest.skip("its exports have no leases")
+                self.must(lease() is not None, LEASES, "a lease that ended before the exported array")
+                view = self.it.view(exported, slice(1, None))
+                derived = self.it.xp.reshape(self.it.view(view, slice(1, 7)), (2, 3))
+                del exported, view
+                self.must(lease() is not None, LEASES, "a lease that ended before a view of a view")
+                del derived
+                self.must(lease() is None, LEASES, "a lease that lasts although nothing refers to the memory")
 
     @pytest.mark.parametrize("holder", HOLDERS)
     def test_adopted_arrays_are_independent(self, holder: str) -> None:
         """A mapped function that keeps its result and writes to it later does not change the adopted array."""
         for device in self.devices:
-            x = self.put(self.numbers(12), device)
-            other = self._hold(holder, x, device)
+            held = [self.put(self.numbers(12), device)]
+            other = self._hold(holder, held[0], device)
             with self.it.on(device):
-                made, _ = self.it.adopt(x, ())
-            del x
+                made, _ = self.it.adopt(held, ())
+            held.clear()
             self.same(self.get(made, device), self.numbers(12), ADOPT)
             self._overwrite(other, device)
             self.same(self.get(made, device), self.numbers(12), ADOPT, f"after {holder} was written")
@@ -105,9 +131,9 @@ class OwnershipTests(Kit):
             for cut in (slice(None), slice(2, 9), slice(None, None, 2)):
                 x, wanted = self.worked(device, self.numbers(12))
                 with self.it.on(device):
-                    part = self.it.view(x, cut)
+                    held = [self.it.view(x, cut)]
                     del x
-                    made, _ = self.it.adopt(part, ())
+                    made, _ = self.it.adopt(held, ())
                 self.same(self.get(made, device), wanted[cut], ADOPT, f"a view [{cut}] of a fresh array")
 
     def test_adopted_shards(self) -> None:
@@ -116,45 +142,35 @@ class OwnershipTests(Kit):
             shard = self.put(self.numbers(12), device)
             with self.it.on(device):
                 seen = self.it.export(shard)
-                made = [self.it.adopt(x, [shard])[0] for x in (seen, self.it.view(seen, slice(3, 7)))]
-            self.same(self.get(made[0], device), self.numbers(12), ADOPT, "the shard itself")
-            self.same(self.get(made[1], device), self.numbers(12)[3:7], ADOPT, "a view of the shard")
-            for x in made:
-                with self.it.on(device):
-                    exclusive = self.it.is_exclusive(x, 2)
-                if exclusive:
-                    self.write(x, 0, device)
+                given = [seen, self.it.view(seen, slice(3, 7))]
+                made = [[self.it.adopt([x], [shard])[0]] for x in given]
+                del given
+            self.same(self.get(made[0][0], device), self.numbers(12), ADOPT, "the shard itself")
+            self.same(self.get(made[1][0], device), self.numbers(12)[3:7], ADOPT, "a view of the shard")
+            for held in made:
+                self._write_if_exclusive(held, device)
             self.same(
                 self.get(shard, device), self.numbers(12), EXCLUSIVE, "the shard, after a write to the adopted array"
             )
 
     def test_copies_are_reported(self) -> None:
-        """The second result of `adopt` and `release` is True only for a copy, which has its own memory."""
-        for device in self.devices:
-            for method in ("adopt", "release"):
-                x = self.put(self.numbers(12), device)
-                kept = x
-                with self.it.on(device):
-                    made, copied = self.it.adopt(x, ()) if method == "adopt" else self.it.release(x)
-                self.must(isinstance(copied, bool), COPIED, repr(copied))
-                self.must(copied or made is x, COPIED, f"{method} returned another array and reports no copy")
-                if copied and method == "release":
-                    self.write(made, 0, device)
-                self.same(self.get(kept, device), self.numbers(12), COPIED, f"the argument, after {method} and a write")
-
-    @pytest.mark.parametrize("holder", HOLDERS)
-    def test_released_arrays_are_writable(self, holder: str) -> None:
-        """A released array can be written, and the writes are not visible to other holders."""
+        """The second result of `adopt` is True only for a copy, which has its own memory."""
         for device in self.devices:
             x = self.put(self.numbers(12), device)
-            other = self._hold(holder, x, device)
-            before = self._values(other, device)
             with self.it.on(device):
-                made, _ = self.it.release(x)
-            self.same(self.get(made, device), self.numbers(12), RELEASE)
-            self.write(made, 0, device)
-            self.same(self._values(other, device), before, RELEASE, f"held by {holder}, after it was written")
-            self.same(self.get(made, device), np.zeros(12, self.dtype), RELEASE, "the array, after it was written")
+                made, copied = self.it.adopt([x], ())
+            self.must(isinstance(copied, bool), COPIED, repr(copied))
+            self.must(copied or made is x, COPIED, "adopt returned another array and reports no copy")
+            if copied:
+                self.write(made, 0, device)
+            self.same(self.get(x, device), self.numbers(12), COPIED, "the argument, after adopt and a write")
+
+    def _write_if_exclusive(self, held: list[Any], device: Device) -> None:
+        """Overwrites the array in a list, if the library would write it in place."""
+        with self.it.on(device):
+            exclusive = self.it.is_exclusive(held) and self.it.begin_write(held[0])
+        if exclusive:
+            self.write(held[0], 0, device)
 
     def _hold(self, holder: str, x: Any, device: Device) -> Any:
         if "DLPack" in holder:

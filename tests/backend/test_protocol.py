@@ -965,11 +965,11 @@ def host() -> Backend:
 
 
 def test_numpy_adopts_a_fresh_array(host: Backend) -> None:
-    array = np.arange(3.0)
-    address = array.ctypes.data
-    result, copied = host.adopt(array, ())
+    held = [np.arange(3.0)]
+    address = held[0].ctypes.data
+    result, copied = host.adopt(held, ())
     assert not copied
-    assert result is array
+    assert result is held[0]
     assert result.ctypes.data == address
 
 
@@ -982,9 +982,9 @@ VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_numpy_adopts_a_view_of_a_fresh_array(view: str, host: Backend) -> None:
-    array = VIEWS[view](np.arange(12.0))
-    address = array.ctypes.data
-    result, copied = host.adopt(array, ())
+    held = [VIEWS[view](np.arange(12.0))]
+    address = held[0].ctypes.data
+    result, copied = host.adopt(held, ())
     assert not copied
     assert result.ctypes.data == address
 
@@ -1004,7 +1004,7 @@ HOLDERS: dict[str, Callable[[np.ndarray], tuple[np.ndarray, Any]]] = {
 def test_numpy_copies_arrays_with_other_holders(holder: str, host: Backend) -> None:
     array, held = HOLDERS[holder](np.arange(4.0))
     before = array.copy()
-    result, copied = host.adopt(array, ())
+    result, copied = host.adopt([array], ())
     assert copied
     assert not np.shares_memory(result, array)
     array[...] = -1
@@ -1017,17 +1017,17 @@ def test_numpy_adopts_views_of_shards(host: Backend) -> None:
     shard.flags.writeable = False
     part = shard[2:5]
     for array in (host.export(part), part[::-1], shard.reshape(2, 3), shard):
-        result, copied = host.adopt(array, [part])
+        result, copied = host.adopt([array], [part])
         assert not copied
         assert result is array
     writable = np.arange(6.0)
-    result, copied = host.adopt(writable[1:], [writable[:3]])  # the base can be written
+    result, copied = host.adopt([writable[1:]], [writable[:3]])  # the base can be written
     assert copied
     assert not np.shares_memory(result, writable)
     other = np.arange(6.0)
     view = other[2:]
     view.flags.writeable = False  # read-only, but no view of a shard
-    result, copied = host.adopt(view, [part])
+    result, copied = host.adopt([view], [part])
     assert copied
     assert not np.shares_memory(result, other)
 
@@ -1043,7 +1043,7 @@ FOREIGN: dict[str, Callable[[], tuple[Any, np.ndarray]]] = {
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_numpy_copies_foreign_buffers(kind: str, host: Backend) -> None:
     owner, array = FOREIGN[kind]()
-    result, copied = host.adopt(array, ())
+    result, copied = host.adopt([array], ())
     assert copied
     assert type(result) is np.ndarray
     for i in range(len(owner)):
@@ -1053,13 +1053,13 @@ def test_numpy_copies_foreign_buffers(kind: str, host: Backend) -> None:
 
 def test_numpy_copies_mapped_files(host: Backend, tmp_path: Path) -> None:
     array = np.memmap(tmp_path / "file", dtype="f8", mode="w+", shape=(4,))
-    result, copied = host.adopt(array, ())
+    result, copied = host.adopt([array], ())
     assert copied
     assert type(result) is np.ndarray
     array[:] = 1
     assert not result.any()
     plain = np.asarray(array)
-    result, copied = host.adopt(plain, ())
+    result, copied = host.adopt([plain], ())
     assert copied
     assert not np.shares_memory(result, array)
 
@@ -1068,53 +1068,40 @@ def test_numpy_copies_subclasses(host: Backend) -> None:
     class Sub(np.ndarray):
         pass
 
-    result, copied = host.adopt(np.arange(3.0).view(Sub), ())
+    result, copied = host.adopt([np.arange(3.0).view(Sub)], ())
     assert copied
     assert type(result) is np.ndarray
     np.testing.assert_array_equal(result, [0, 1, 2])
 
 
-def test_numpy_releases_exclusive_arrays(host: Backend) -> None:
-    array = np.arange(3.0)
-    array.flags.writeable = False
-    result, copied = host.release(array)
-    assert not copied
-    assert result is array
-    assert result.flags.writeable
-
-
 @pytest.mark.parametrize("view", VIEWS)
-def test_numpy_releases_the_only_view_of_its_memory(view: str, host: Backend) -> None:
-    array = np.ascontiguousarray(VIEWS[view](np.arange(12.0)))[:]
-    array.flags.writeable = False
-    address = array.ctypes.data
-    result, copied = host.release(array)
-    assert not copied
-    assert result.ctypes.data == address
-    result[...] = 7
-    assert (result == 7).all()
+def test_numpy_makes_exclusive_arrays_writable(view: str, host: Backend) -> None:
+    for make in (lambda: np.arange(3.0), lambda: np.ascontiguousarray(VIEWS[view](np.arange(12.0)))[:]):
+        held = [make()]
+        held[0].flags.writeable = False
+        address = held[0].ctypes.data
+        assert host.is_exclusive(held)
+        assert host.begin_write(held[0])
+        assert held[0].ctypes.data == address
+        held[0][...] = 7
+        assert (held[0] == 7).all()
 
 
-def test_numpy_releases_a_copy_of_aliased_elements(host: Backend) -> None:
+def test_numpy_does_not_write_to_aliased_elements(host: Backend) -> None:
     array = np.broadcast_to(np.arange(3.0), (4, 3))
-    result, copied = host.release(array)
-    assert copied
-    result[0] = 7
-    np.testing.assert_array_equal(result[1:], [[0, 1, 2]] * 3)
+    assert not host.begin_write(array)
+    assert not array.flags.writeable
 
 
 @pytest.mark.parametrize("holder", [h for h in HOLDERS if "reshaped" not in h])
-def test_numpy_releases_a_copy_of_arrays_with_other_holders(holder: str, host: Backend) -> None:
-    array, held = HOLDERS[holder](np.arange(4.0))
-    before = array.copy()
+def test_numpy_arrays_with_other_holders_are_not_exclusive(holder: str, host: Backend) -> None:
+    array, other = HOLDERS[holder](np.arange(4.0))
     array.flags.writeable = False
-    result, copied = host.release(array)
-    assert copied
-    assert result.flags.writeable
-    assert not array.flags.writeable
-    result[...] = -1
-    np.testing.assert_array_equal(array, before)
-    del held
+    held = [array]
+    del array
+    assert not host.is_exclusive(held)
+    assert not held[0].flags.writeable
+    del other
 
 
 def test_numpy_transfers_are_copies(host: Backend) -> None:
@@ -1265,9 +1252,13 @@ def test_defaults_of_a_backend() -> None:
     assert stub.export(array) is array
     assert stub.asarray(array) is array
     assert (stub.priority, stub.shared_memory) == (0, False)
-    for result, copied in (stub.adopt(array, ()), stub.release(array)):
-        assert copied
-        assert not np.shares_memory(result, array)
+    assert not stub.is_exclusive([np.zeros(3)])
+    assert stub.memory_of(array) is None
+    assert stub.begin_write(array)
+    assert stub.lend(array) == (array, None)
+    result, copied = stub.adopt([array], ())
+    assert copied
+    assert not np.shares_memory(result, array)
     with pytest.raises(TypeError, match="abstract"):
         Backend()  # type: ignore[abstract]
 

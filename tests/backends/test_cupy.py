@@ -521,7 +521,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "a writer waits for readers": (
         InFlight.settle, "flight.owner.wait_event(flight.event)", "pass", "copies_and_writes"),
     "a writer lets go of readers": (
-        CuPyBackend.is_exclusive, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
+        CuPyBackend.begin_write, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
     "sources are kept": (
         Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
     "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),

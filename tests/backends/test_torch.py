@@ -670,7 +670,8 @@ def test_memory_is_shared_in_both_directions() -> None:
     x = np.arange(4.0)
     t = backend.from_dlpack(x, device)
     assert t.data_ptr() == x.__array_interface__["data"][0]
-    assert not backend.is_exclusive(t, 9)
+    assert backend.memory_of(t) is None
+    assert not backend.is_exclusive([t], 9)
     exported = backend.to_dlpack(torch.arange(3) * (1 + 1j))
     np.testing.assert_array_equal(np.from_dlpack(exported), np.arange(3) * (1 + 1j))
     assert backend.dlpack_device(device) == (1, 0)

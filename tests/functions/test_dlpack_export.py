@@ -542,4 +542,4 @@ def test_many_threads() -> None:
     here = place_of(x.addressable_shards[0].data)
     x += 1
     assert place_of(x.addressable_shards[0].data) == here
-    assert load("numpy").is_exclusive(np.arange(3), 1)
+    assert load("numpy").is_exclusive([np.arange(3)])

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from shardtensor.backend import FRAME, Device, references, registry
+from shardtensor.backend import Device, references, registry
 from shardtensor.errors import BackendError
 from shardtensor.testing import BackendTests
 from shardtensor.testing.ordering import ORDERED
@@ -144,8 +144,8 @@ class SourceIsNotKept:
 
 
 @mutant(
-    "test_sources_are_not_exclusive_before_they_are_read",
-    message="the source is not `is_exclusive` before it has been read",
+    "test_sources_are_not_written_before_they_are_read",
+    message="the write is ordered after copies that still read the array",
 )
 class SoleWhileItIsCopied:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
@@ -156,9 +156,8 @@ class SoleWhileItIsCopied:
     def contiguous(self, array: Any) -> Any:
         return array
 
-    def is_exclusive(self, array: Any, holders: int) -> bool:
-        self.synchronize(array.device)  # type: ignore[attr-defined]
-        return references(array) <= holders + FRAME
+    def memory_of(self, array: Any) -> int:
+        return id(array.memory)
 
 
 @mutant("test_from_host_copies", message="Backend.from_host: a copy of the host array")
@@ -268,40 +267,69 @@ class EnterMakesCurrent:
     message="Backend.is_exclusive: True only if no other reference",
 )
 class ExclusiveAlways:
-    def is_exclusive(self, array: Any, holders: int) -> bool:
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
         return True
 
 
 @mutant("test_is_exclusive_detects_holders", "a reshaped view", message="Backend.is_exclusive: True only if no other")
 class SoleDoesNotSeeViews:
-    def is_exclusive(self, array: Any, holders: int) -> bool:
-        return references(array) <= holders + FRAME
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
+        return references(held) <= 1 + others
+
+
+@mutant("test_memory_of_views", "a view", message="Backend.memory_of: equal for arrays that share memory")
+class MemoryOfTheArray:
+    def memory_of(self, array: Any) -> int:
+        return id(array)
+
+
+@mutant("test_memory_of_views", "a list", message="Backend.memory_of: equal for arrays that share memory")
+class MemoryIsAlwaysNew:
+    def memory_of(self, array: Any) -> object:
+        return object()
+
+
+@mutant("test_memory_of_views", "another variable", message="Backend.memory_of: equal for arrays that share memory")
+class OneMemory:
+    def memory_of(self, array: Any) -> int:
+        return 1
+
+
+@mutant("test_leases", message="Backend.lend: the lease lasts as long as the exported array and whatever is derived")
+class LeaseOfTheView:
+    def lend(self, array: Any) -> tuple[Any, Any]:
+        exported = array[...]
+        return exported, weakref.ref(exported)
+
+
+@mutant("test_aliased_elements_are_not_written", message="Backend.begin_write: no two elements have the same address")
+class WritesAliases:
+    def memory_of(self, array: Any) -> int:
+        return id(array.memory)
+
+    def begin_write(self, array: Any) -> bool:
+        array.memory.flags.writeable = True
+        return True
 
 
 @mutant(
     "test_adopted_arrays_are_independent", "another variable", message="Backend.adopt: an array that cannot be written"
 )
 class AdoptNeverCopies:
-    def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
-        return result, False
+    def adopt(self, held: list[Any], shards: Any) -> tuple[Any, bool]:
+        return held[0], False
 
 
 @mutant("test_copies_are_reported", message="adopt returned another array and reports no copy")
 class AdoptHidesCopies:
-    def adopt(self, result: Any, shards: Any) -> tuple[Any, bool]:
-        return self.xp.asarray(result, copy=True), False  # type: ignore[attr-defined]
+    def adopt(self, held: list[Any], shards: Any) -> tuple[Any, bool]:
+        return self.xp.asarray(held[0], copy=True), False  # type: ignore[attr-defined]
 
 
 @mutant("test_nested_maps_stay_on_their_device", message="an array in a mapped function is on the function's device")
 class DeviceOfIsTheFirst:
     def device_of(self, array: Any) -> Device:
         return next(iter(self.queues))  # type: ignore[attr-defined, no-any-return]
-
-
-@mutant("test_released_arrays_are_writable", "a view", message="Backend.release: an exclusive, writable array")
-class ReleaseNeverCopies:
-    def release(self, array: Any, holders: int = 1) -> tuple[Any, bool]:
-        return array, False
 
 
 @mutant("test_views_share_memory", message="Backend.view is a view")
@@ -421,9 +449,8 @@ def test_a_violated_rule_is_detected(broken: type[Any], use: Callable[..., Backe
 
 
 TENSORS = [
-    (ExclusiveAlways, "test_earlier_values_do_not_change", "writes to a tensor are visible in its views only"),
+    (MemoryIsAlwaysNew, "test_earlier_values_do_not_change", "writes to a tensor are visible in its views only"),
     (AdoptNeverCopies, "test_pmap_results_kept_by_the_function", "mapped functions receive the backend's arrays"),
-    (ReleaseNeverCopies, "test_pmap_donates", "mapped functions receive the backend's arrays"),
     (NegativeStridesCopy, "test_writes", "writes to a tensor are visible in its views only"),
     (WaitDoesNothing, "test_reshard", "a tensor has NumPy's elements"),
     (WaitDoesNothing, "test_collective_moves", "every program receives the operands of the others"),

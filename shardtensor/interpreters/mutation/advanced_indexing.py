@@ -30,6 +30,7 @@ from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import ShardedBox, aligned, box_of, whole_view_spec
 from shardtensor.tensor.operands import as_operand
+from shardtensor.tensor.ownership import lent, reading
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
 from shardtensor.tensor.value import Aval, aval
@@ -195,7 +196,9 @@ def _entry(entry: Any) -> Any:
         if isinstance(x, ShardedTensor) and is_recording():
             copied = not x._aval.backend.shared_memory
             to_host_movement(x._aval).announce(x.dtype.itemsize, copied, "getitem")
-        array = transfer.gather(x, "getitem")
+        with reading((x,)):  # The index may alias the tensor that it selects elements of, which may be written.
+            array = transfer.gather(x, "getitem")
+            array = lent(x, array) if isinstance(x, ShardedTensor) else array
     if array.dtype.kind not in "biu":
         raise IndexingError(f"an index array of dtype {array.dtype}; wanted integers or bools")
     return array

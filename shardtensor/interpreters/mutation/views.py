@@ -33,6 +33,7 @@ from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located
+from shardtensor.tensor.ownership import keep_while_read, lent, storage_of
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
@@ -144,7 +145,7 @@ def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
         plan = GatherPlan(x._aval.grid, range(x.ndim), [GatherRequest(HOST, view_spec.size, coordinates, ())])
         plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
     if shared:
-        return read_only(view_spec.of(x._aval.backend, whole_array(x)))
+        return lent(x, view_spec.of(x._aval.backend, whole_array(x)))
     array = plan.run(shard_arrays(x), x.dtype)[0].reshape(view_spec.shape)
     return read_only(_part(array, view_spec))
 
@@ -167,6 +168,11 @@ class ScalarElement(DeferredStorage):
         self.origin = (base, index)
         self.parts = parts
         self._storage: Storage | None = None
+
+    @property
+    def memory(self) -> Storage | None:  # type: ignore[override]
+        """See `DeferredStorage`."""
+        return self._storage
 
     def grid(self) -> Grid:
         """Returns the grid of the devices that own the element."""
@@ -372,8 +378,10 @@ def row_major(base: ShardedTensor, view_spec: ViewSpec) -> HostArray:
         with write_state.lock:
             array = whole_array(base, "view")
             if not array.flags.c_contiguous:
-                array = copied(array)
-                base._storage = Storage(array)
+                array, storage = copied(array), storage_of(base)
+                if storage is not None:
+                    keep_while_read(base, storage)
+                base._storage = Storage(array, None, ([],))
     return array
 
 

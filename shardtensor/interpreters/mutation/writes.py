@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.ownership import references
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
@@ -36,6 +35,7 @@ from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_view_spec
 from shardtensor.tensor.operands import as_operand, converted
+from shardtensor.tensor.ownership import exclusive_arrays, replaced, set_joined
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
@@ -266,11 +266,11 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
             write_state.version += 1
             if isinstance(write_op, Scattered):
                 write_op.chosen.check()
-            WriteTransaction(base, view_spec, base._storage, free=False).announce(write_op)
+            WriteTransaction(base, view_spec, base._storage).announce(write_op)
             return
-        # Only offloaded storages are kept: another reference to the storage would make it look shared below.
         before = storage if base._aval.offloaded else None
         exported = type(storage) is Exported
+        exported_storage = storage
         if exported:  # The memory is written in place if the consumer has released it, and copied otherwise.
             storage = storage.exported
         elif isinstance(storage, DeferredStorage):  # A donated storage raises an error here.
@@ -279,9 +279,10 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
         writing = PendingWrite(write_state)
         try:
             base._storage = writing
+            free = exclusive_arrays(base, storage)
+            if exported and not exported_storage.is_released():
+                free = ()
             write_state.forget()
-            # If this variable holds the only reference, no reader obtained the storage before it was taken out.
-            free = references(storage) == 1
             taken = WriteTransaction(base, view_spec, storage, free)
             new = (taken.shared if base._aval.backend.shared_memory else taken.separate)(write_op)
             # Otherwise the error's traceback and the transaction would form a cycle that keeps the memory alive.
@@ -310,11 +311,11 @@ class WriteTransaction:
         device: the device to which copies of a shared buffer are attributed in the log.
         view_spec: the view spec of the elements that are written.
         storage: the storage of the old value, a `Storage`, or one without elements.
-        free: whether there is no other reference to the storage.
+        free: for each array of the storage whether nothing else holds its memory; empty if none is.
         error: the exception raised after elements were written: a warning or floating-point error, as NumPy raises it.
     """
 
-    def __init__(self, base: ShardedTensor, view_spec: ViewSpec, storage: Any, free: bool) -> None:
+    def __init__(self, base: ShardedTensor, view_spec: ViewSpec, storage: Any, free: Sequence[bool] = ()) -> None:
         self.base = base
         self.value = base._aval
         self.backend: Backend = self.value.backend
@@ -330,12 +331,13 @@ class WriteTransaction:
         The buffer is written in place if its ownership is exclusive.
         """
         storage, value, view_spec = self.storage, self.value, self.view_spec
-        array = storage.array
+        array, alone = storage.array, False
         if array is None:
             array, copied = join(storage.arrays or (), value)
             record_copy(write_op.name, copied, self.device)
-            storage = Storage(array)
-        alone = self.free and self.backend.is_exclusive(array, 2)
+            alone = copied > 0
+            set_joined(self.base, storage, array, copied)
+        alone = (alone or (bool(self.free) and all(self.free))) and self.backend.begin_write(array)
         if any(write_op.inside):
             write_op.enter(self.base, view_spec, tensor(value, storage))
         self.announce(write_op)
@@ -354,7 +356,7 @@ class WriteTransaction:
             if not write_op.is_written(error):
                 raise
             self.error = error
-        return storage if fresh is array else Storage(fresh)
+        return storage if fresh is array else Storage(fresh, None, ([],))
 
     def announce(self, write_op: WriteOp) -> None:
         """Records, where memory is shared or there are no elements, the transfers that separate memories need."""
@@ -367,10 +369,10 @@ class WriteTransaction:
 
         A shard is written in place if its ownership is exclusive.
         """
-        storage, backend = self.storage, self.backend
+        storage: Storage = self.storage
+        backend = self.backend
         arrays = storage.arrays
         assert arrays is not None
-        free = self.free and references(arrays) == 2
         devices = self.value.grid.devices
         taken = tensor(self.value, Storage(arrays=arrays))
         if any(write_op.inside):
@@ -382,9 +384,9 @@ class WriteTransaction:
         alone = {}
         for _, k in touched:  # After the transfers: an exclusive shard then has no pending reads by other devices.
             array = arrays[k]
+            free = bool(self.free) and self.free[k]
             with backend.on(devices[k]):
-                alone[k] = free and (straight or backend.is_contiguous(array)) and backend.is_exclusive(array, 2)
-            del array
+                alone[k] = free and (straight or backend.is_contiguous(array)) and backend.begin_write(array)
         new = list(arrays)
         for k, mine in alone.items():
             if not mine:
@@ -399,7 +401,9 @@ class WriteTransaction:
                 out = local_view(here, n, new, self.view_spec)
                 old = out if alone[k] else local_view(here, n, arrays, self.view_spec)
                 self._commit(functools.partial(commit, n, backend.xp, out, old), write_op, first=n == touched[0][0])
-        return storage if all(alone.values()) else Storage(arrays=tuple(new))
+        if all(alone.values()):
+            return storage
+        return replaced(storage, tuple(new), [k for k, mine in alone.items() if not mine], backend)
 
     def _located(self, write_op: WriteOp) -> tuple[ShardedBox, ViewSpec, WriteOp]:
         """Returns the boxes of the view within the shards, its view spec and the write op.

@@ -1,0 +1,337 @@
+"""Which storage may be written in place: leases of memory, and operators in progress.
+
+An array of a storage may be written in place if only this storage holds its memory, and no operator in progress reads
+it. Both are known from what the library itself hands out:
+
+* Each array has a list of *leases*, which storages that share its memory have in common: weak references to these
+  storages, and the leases of views that were exported to users (`Backend.lend`). A lease ends with the object that it
+  refers to, in any thread, without a lock or a call. An array of which the library does not know who else holds the
+  memory has no list, and is copied before it is written.
+* An operator publishes its operands in `READS` before it reads any of them. A writer takes the storage out of its
+  handle before it looks there, so either the writer finds the operand, or the reader finds the new value.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import HostArray
+from shardtensor.backend.ownership import lease_of, memory_of, read_only
+from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import array_backend
+from shardtensor.host.fork import in_children
+from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.storage import Donated, Leases, PendingWrite, Storage
+
+READS: dict[int, list[Any]] = {}
+"""The operators in progress: the ``id`` of a list, and the list. Its first item is the operands; the others are pairs
+of a storage that an operand had before it was replaced, which the operator may still read, and its backend.
+"""
+
+Sources = dict[Hashable, tuple[Storage | None, Leases | None]]
+"""The memories of operands: the storage that has an array in the memory, if there is one, and the leases of the array;
+None if it is unknown who holds the memory.
+"""
+
+_linking = threading.RLock()
+"""Held while leases are added, never while one ends. It is reentrant, since finalizers may call the library."""
+
+
+@in_children
+def _reset() -> None:
+    global _linking
+    _linking = threading.RLock()
+    READS.clear()
+
+
+class reading:  # noqa: N801 - a context manager
+    """Publishes operands that are read inside of the ``with`` block."""
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, operands: Any) -> None:
+        self._entry = [operands]
+
+    def __enter__(self) -> None:
+        READS[id(self._entry)] = self._entry
+
+    def __exit__(self, *_: object) -> None:
+        READS.pop(id(self._entry), None)
+
+
+def keep_while_read(x: Any, storage: Storage) -> int:
+    """Returns the number of operators in progress that may read a tensor, whose storage is about to be replaced; the
+    storage then exists until they have ended.
+    """
+    count = 0
+    for entry in list(READS.values()):
+        found = [y for y in _tensors(entry[0]) if y is x or getattr(y._storage, "base", y) is x]
+        if found:
+            count += 1
+            entry.append((storage, x._aval.backend))
+            entry.extend([(cached, x._aval.backend) for y in found if (cached := _cached(y))])
+    return count
+
+
+def _tensors(tree: Any) -> list[Any]:
+    """Returns the tensors in a container, and in containers in it, in any order."""
+    found = []
+    for x in tree.values() if type(tree) is dict else tree:
+        if hasattr(x, "_storage"):
+            found.append(x)
+        elif isinstance(x, (tuple, list, dict)):
+            found += _tensors(x)
+    return found
+
+
+def exclusive_arrays(x: Any, storage: Storage, readers: int = 0) -> Sequence[bool]:
+    """Returns for each array of a storage, which was taken out of the handle ``x``, whether only the storage holds its
+    memory and no operator reads it, except as many as the caller knows of; or nothing if none is exclusive.
+    """
+    if not storage.leases or (READS and keep_while_read(x, storage) > readers):
+        return ()
+    return [_is_only_holder(storage, leases) for leases in storage.leases]
+
+
+def is_shared(storage: Storage) -> bool:
+    """Whether other objects may hold the memory of a storage."""
+    return not storage.leases or not all(_is_only_holder(storage, leases) for leases in storage.leases)
+
+
+def _is_only_holder(storage: Storage, leases: Leases | None) -> bool:
+    if not leases:
+        return leases is not None
+    return all((holder := lease()) is None or holder is storage for lease in leases)
+
+
+def _base_of(x: Any) -> Any:
+    """Returns the base of a tensor: the tensor itself if it is not a view. None for other objects."""
+    storage = getattr(x, "_storage", None)
+    return None if storage is None else getattr(storage, "base", x)
+
+
+def _cached(x: Any) -> Storage | None:
+    """Returns the arrays that a view has cached, of which it is unknown who else holds them."""
+    arrays = (getattr(x._storage, "_cache", None) or (0, None))[1]
+    return None if arrays is None else Storage(None, arrays)
+
+
+def storage_of(x: Any) -> Storage | None:
+    """Returns the storage that holds the memory of a tensor, of its base if it is a view; None if it has none, or if
+    its memory is never written in place.
+    """
+    storage = x._storage
+    if type(storage) is Storage:
+        return storage
+    storage = getattr(storage, "base", x)._storage
+    if type(storage) is PendingWrite:
+        storage = storage.stored()
+    return storage if type(storage) is Storage else getattr(storage, "memory", None)
+
+
+# -- handing out -----------------------------------------------------------------------------------
+
+
+def lease(storage: Storage | None, new: Callable[[], object], position: int | None = None) -> None:
+    """Records that the memory of a storage has been handed out until ``new`` returns None.
+
+    The caller publishes the operand that has the storage (see `reading`) until this is recorded.
+
+    Args:
+        storage: the storage; None if the memory is never written in place.
+        new: the lease.
+        position: the position of the array that was handed out; None if it is unknown.
+    """
+    if storage is None:
+        return
+    with _linking:
+        parts = storage.leases
+        if position is not None and len(parts) > 1:
+            parts = parts[position : position + 1]
+        for leases in parts:
+            if leases is not None:
+                _add(leases, new)
+
+
+def hold(storage: Storage | None) -> None:
+    """Records that the memory of a storage has been handed out, and that its return cannot be observed."""
+    lease(storage, _held)
+
+
+def hold_memory(backend: Backend, array: Any) -> None:
+    """Records that the memory of an array was handed out that operands of operators in progress may have, too."""
+    memory = backend.memory_of(array)
+    for entry in list(READS.values()):
+        _, leases = (_sources(entry) or {}).get(memory, (None, None))
+        if leases is not None:
+            leases.append(_held)
+
+
+def export(x: Any, array: Any, position: int | None = None) -> Any:
+    """Returns the view of an array of a tensor that is handed to users, and records its lease; see `lease`."""
+    exported, its_lease = x._aval.backend.lend(array)
+    storage = storage_of(x)
+    lease(storage, its_lease or _held, position if storage is x._storage else None)
+    return exported
+
+
+def lent(x: Any, array: HostArray) -> HostArray:
+    """Returns a read-only view of a host array that may share the memory of a tensor, and records its lease."""
+    exported = read_only(array)
+    if x._aval.backend.shared_memory or memory_of(exported) is None:
+        lease(storage_of(x), lease_of(exported))
+    return exported
+
+
+def _held() -> bool:
+    """A lease that never ends."""
+    return True
+
+
+def _add(leases: Leases, new: Callable[[], object]) -> None:
+    """Adds a lease; those that have ended are removed whenever the length reaches a power of two from 8 on."""
+    leases.append(new)
+    if (n := len(leases)) >= 8 and not n & (n - 1):
+        leases[:] = [lease for lease in leases if lease() is not None]
+
+
+# -- new storages ----------------------------------------------------------------------------------
+
+
+def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], backend: Backend) -> Storage:
+    """Returns a storage with the arrays of another one, except those at the positions ``new``, which a write made."""
+    before = storage.leases or (None,) * len(arrays)
+    parts = [
+        leases if k not in new else [] if backend.memory_of(arrays[k]) is not None else None
+        for k, leases in enumerate(before)
+    ]
+    made = Storage(None, arrays, tuple(parts))
+    with _linking:
+        for k, leases in enumerate(before):
+            if leases is not None and k not in new:
+                _add(leases, weakref.ref(made))
+    return made
+
+
+def set_joined(x: Any, storage: Storage, array: HostArray, copied: int) -> None:
+    """Replaces the arrays of a storage of ``x`` by one buffer, which was joined from them by copying so many bytes."""
+    parts = storage.leases
+    if copied:
+        if READS:
+            keep_while_read(x, Storage(None, storage.arrays, parts))
+        storage.leases = ([],)
+    elif parts and all(leases is parts[0] for leases in parts):
+        storage.leases = parts[:1]
+    else:
+        hold(storage)
+        storage.leases = ()
+    storage.array = array  # before arrays is cleared: readers look at the arrays first
+    storage.arrays = None
+
+
+# -- results of operators --------------------------------------------------------------------------
+
+
+def is_new(array: Any, operands: Sequence[Any]) -> bool:
+    """Whether a host array with memory of its own, the result of an operator, is not the array of an operand itself."""
+    if array is None or array.base is not None:
+        return False
+    for x in operands:
+        if x is array:
+            return False
+        storage = getattr(x, "_storage", None)
+        if storage is not None:
+            if type(storage) is not Storage:
+                storage = storage_of(x)
+            if storage is None or storage.array is array:
+                return False
+    return True
+
+
+def track(entry: list[Any], result: Any, new: bool = True) -> None:
+    """Records which storages of a result share memory with the operands of an operator, or with one another.
+
+    Args:
+        entry: the operands of the operator, published in `READS`.
+        result: a tensor, or a pytree of tensors and other objects.
+        new: whether all other memory of the result was allocated by the operator, and is held by nothing else.
+    """
+    made = [x for x in _tensors((result,)) if type(x._storage) is Storage and (new or not x._storage.leases)]
+    if not made:
+        return
+    bases = [getattr(x._storage, "base", x) for x in _tensors(entry[0])]
+    used = {id(base._storage): base for base in bases}
+    unknown = []
+    for x in made:
+        storage = x._storage
+        if used.get(id(storage), x) is not x:  # Each handle has a storage of its own.
+            x._storage = Storage(storage.array, storage.arrays)
+            unknown.append(x)
+        elif not storage.leases:
+            unknown.append(x)
+    if unknown and (sources := _sources(entry)) is not None:
+        for x in unknown:
+            _link(x._storage, x._aval.backend, sources, new)
+
+
+def _sources(entry: list[Any]) -> Sources | None:
+    """Returns the memories of the operands. Returns None if a donated operand shared its memory."""
+    found: Sources = {}
+    for x in leaves(entry[0]):
+        base = _base_of(x)
+        if base is not None:
+            backend = base._aval.backend
+            if type(base._storage) is Donated and not base._storage.exclusive:
+                return None
+            _note(found, _cached(x), backend)
+            _note(found, storage_of(x), backend)
+            for array in getattr(base._storage, "parts", ()):
+                found[backend.memory_of(array)] = None, None
+        elif isinstance(x, np.ndarray):
+            found[memory_of(x)] = None, None
+        elif (owner := array_backend(x)) is not None:
+            found[owner.memory_of(x)] = None, None
+    for storage, backend in entry[1:]:
+        _note(found, storage, backend)
+    return found
+
+
+def _note(found: Sources, storage: Storage | None, backend: Backend) -> None:
+    """Adds the memories of a storage; where several storages have one, one with leases is kept."""
+    if storage is not None:
+        arrays, parts = _arrays_of(storage), storage.leases
+        for k, array in enumerate(arrays):
+            leases = parts[k] if len(parts) == len(arrays) else None
+            memory = backend.memory_of(array)
+            if leases is not None or memory not in found:
+                found[memory] = storage, leases
+
+
+def _arrays_of(storage: Storage) -> Sequence[Any]:
+    array, arrays = storage.array, storage.arrays
+    return (arrays or ()) if array is None else (array,)
+
+
+def _link(made: Storage, backend: Backend, sources: Sources, new: bool) -> None:
+    """Sets the leases of the storage of a result, and adds its memories to ``sources``."""
+    parts: list[Leases | None] = []
+    seen = set()
+    with _linking:
+        for memory in map(backend.memory_of, _arrays_of(made)):
+            given, leases = sources.get(memory, (None, [] if new and memory is not None else None))
+            if leases is not None:
+                if memory in sources:
+                    _add(leases, weakref.ref(made))
+                    if given is not None:
+                        _add(leases, weakref.ref(given))
+                if memory in seen and not backend.shared_memory:  # A write would be repeated for each of the arrays.
+                    leases.append(_held)
+            sources.setdefault(memory, (made, leases))
+            seen.add(memory)
+            parts.append(leases)
+    made.leases = tuple(parts)

@@ -1,0 +1,555 @@
+"""Ownership: a write happens in place where nothing else holds the value, and is never visible elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.backend import ownership as counting
+from shardtensor.backend.registry import load
+from shardtensor.interpreters.mutation import writes
+from shardtensor.tensor import ownership, tensor
+from tests.layouts import USABLE, allocated, assert_same, everywhere, mesh_of, place_of, values_of
+
+VALUE = np.arange(24.0).reshape(8, 3)
+
+
+def put(value: Any, backend: str, mesh: tuple[int, ...] = (4,)) -> st.ShardedTensor:
+    return st.device_put(np.asarray(value), st.NamedSharding(mesh_of(mesh, backend), st.P("x")))
+
+
+def places(x: st.ShardedTensor) -> list[int]:
+    """Where the shards lie. Keeps none of them."""
+    return [place_of(shard.data) for shard in x.addressable_shards]
+
+
+def shard_data(x: st.ShardedTensor) -> list[Any]:
+    return [shard.data for shard in x.addressable_shards]
+
+
+# -- reference counts ------------------------------------------------------------------------------
+
+
+def count(held: Any) -> int:
+    return sys.getrefcount(held[0]) - 1
+
+
+def test_counts_are_right_on_the_interpreters_that_are_supported() -> None:
+    assert counting.counts_are_right()
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda h: count(h) - 1, lambda h: count(h) + 1, lambda h: 1, lambda h: 2, lambda h: sys.maxsize]
+)
+def test_the_self_test_finds_counts_that_are_wrong(wrong: Callable[[Any], int]) -> None:
+    assert not counting.counts_are_right(wrong)
+
+
+@pytest.mark.parametrize("missed", [1, 2])
+def test_the_self_test_finds_each_kind_of_reference_that_is_not_counted(missed: int) -> None:
+    """A count that misses the references beyond some number, such as borrowed ones."""
+    assert not counting.counts_are_right(lambda held: min(count(held), missed) if count(held) > 1 else 1)
+
+
+@everywhere
+def test_without_reference_counts_what_user_code_made_is_copied(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes do not depend on them."""
+    monkeypatch.setattr(counting, "_counts", [False])
+    x = put(VALUE, backend)
+    before = places(x)
+    x += 1
+    assert places(x) == before or backend == "torch"  # whose leases count references to the storage's object
+    with st.transfers() as log:
+        parts = st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh))
+        assert sum(record.copied for record in log) >= x.nbytes
+        assert_same(st.unshard(parts), VALUE + 2)
+        given = x.copy()
+        del x
+        parts = st.pmap(lambda p: p, st.shard(given, devices=given.sharding.mesh), donate=True)
+    assert_same(st.unshard(parts), VALUE + 1)
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "x += 1": lambda x: x.__iadd__(1),
+    "x[3, 1] = 7": lambda x: x.__setitem__((3, 1), 7),
+    "x[1:5] = 7": lambda x: x.__setitem__(slice(1, 5), 7),
+    "x[[1, 6]] = 7": lambda x: x.__setitem__([1, 6], 7),
+    "x[x > 3] = 7": lambda x: x.__setitem__(x > 3, 7),
+    "x.T[0] = 7": lambda x: x.T.__setitem__(0, 7),
+    "np.abs(x, out=x)": lambda x: np.abs(x, out=x),
+}
+
+
+def mapped(x: Any) -> Any:
+    """Where memory is shared, the results of a map become one buffer when they are read first."""
+    y = st.unshard(st.pmap(lambda p: p * 2, st.shard(x, devices=x.sharding.mesh)))
+    st.sum(y)
+    return y
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    "a host array": lambda x: x,
+    "an operator": lambda x: x + 1,
+    "a reduction": lambda x: st.sum(st.stack([x, x]), axis=0),
+    "creation": lambda x: st.zeros(x.shape, device=x.sharding),
+    "a map": lambda x: mapped(x),
+    "a write": lambda x: x.__setitem__(0, 1) or x,
+    "a copy, after the original": lambda x: x.copy(),
+    "a transfer": lambda x: st.device_put(x, st.NamedSharding(x.sharding.mesh, st.P(None, "x"))),
+    "shards that were joined": lambda x: st.unshard(st.shard(x, devices=x.sharding.mesh)),
+    "an algorithm": lambda x: st.cumulative_sum(x, axis=1),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("made", MADE)
+def test_writes_happen_in_place(made: str, backend: str) -> None:
+    """Where only one tensor holds a value, whatever made it, a write neither moves it nor allocates its size."""
+    x = MADE[made](put(VALUE, backend))
+    before = places(x)
+    for name, write in WRITES.items():
+        write(x)
+        assert places(x) == before, name
+
+
+@everywhere
+def test_writes_in_place_allocate_nothing(backend: str) -> None:
+    x = put(np.zeros((1024, 256)), backend)
+    x[3, 4] = 1
+    with allocated(backend) as peak:
+        x[3, 4] = 1
+        x[1] = 2
+        np.asarray(x[:1])
+        x[3, 4] = 3
+    assert peak[0] < x.nbytes / 4
+
+
+# -- never visible elsewhere -----------------------------------------------------------------------
+
+LEAKED: list[Any] = []
+
+
+def leak(x: Any) -> list[Any]:
+    """The arguments of mapped functions."""
+    st.pmap(lambda p: LEAKED.append(p) or 0, st.shard(x, devices=x.sharding.mesh))
+    kept = LEAKED[:]
+    LEAKED.clear()
+    return kept
+
+
+def views_of_shards(x: Any) -> list[Any]:
+    views = []
+    for shard in x.addressable_shards:
+        library = load(shard.device.backend)
+        with library.on(shard.device):
+            views.append(library.view(shard.data, np.s_[..., 1:]))
+    return views
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "np.asarray": np.asarray,
+    "a slice of np.asarray": lambda x: np.asarray(x)[1:],
+    "np.asarray of a view": lambda x: np.asarray(x[2:]),
+    "np.asarray of a reshaped view": lambda x: np.asarray(x.reshape(-1)[3:9]),
+    "shard.data": shard_data,
+    "views of shard.data": views_of_shards,
+    "arguments that leaked": leak,
+    "a copy": lambda x: x.copy(),
+    "a copy of a view": lambda x: x[1:].copy(),
+    "shards": lambda x: st.shard(x, devices=x.sharding.mesh),
+    "a transfer": lambda x: st.device_put(x, x.sharding),
+    "results that are arguments": lambda x: st.pmap(lambda p: p, st.shard(x, devices=x.sharding.mesh)),
+    "shards that were joined": lambda x: st.unshard(st.shard(x, devices=x.sharding.mesh)),
+    "np.asarray of a copy": lambda x: np.asarray(x.copy()),
+    "np.asarray of what were shards": lambda x: [np.asarray(p) for p in st.shard(x, devices=x.sharding.mesh)],
+    "a list of rows": lambda x: st.to_batched_list(x, 2),
+}
+
+
+def seen(held: Any) -> Any:
+    """The elements that a holder sees, as host arrays."""
+    if isinstance(held, (list, tuple)):
+        return [seen(part) for part in held]
+    if isinstance(held, (np.ndarray, st.ShardedTensor)):
+        return np.array(held)
+    return values_of(held)
+
+
+def check_holder(holder: str, backend: str) -> None:
+    """A write is not visible to a holder, and happens in place when the holder is gone."""
+    for name, write in WRITES.items():
+        x = put(VALUE, backend)
+        held = HOLDERS[holder](x)
+        before = seen(held)
+        write(x)
+        after, wanted = seen(held), before
+        for a, b in zip(
+            after if isinstance(after, list) else [after], wanted if isinstance(wanted, list) else [wanted], strict=True
+        ):
+            np.testing.assert_array_equal(a, b, name)
+        del held
+        there = places(x)
+        write(x)
+        assert places(x) == there, name
+
+
+@everywhere
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_writes_are_visible_to_no_holder(holder: str, backend: str) -> None:
+    check_holder(holder, backend)
+
+
+@everywhere
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_has_ended_is_written_in_place(holder: str, backend: str) -> None:
+    """No copy is needed once the holder is gone, not even one."""
+    x = put(VALUE, backend)
+    x += 1
+    before = places(x)
+    held = HOLDERS[holder](x)
+    del held
+    x += 1
+    assert places(x) == before
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[ns]", "c16", "?"])
+def test_writes_are_visible_to_no_view_of_an_export(dtype: str) -> None:
+    """NumPy shortens chains of views, so that a view may outlive the view that it was made of."""
+    for export in (np.asarray, lambda x: shard_data(x)[0]):
+        x = st.device_put(np.ones(6, dtype), st.devices("numpy")[0])
+        held = export(x)[1:][1:].reshape(2, 2).view(np.ndarray)
+        before = held.copy()
+        x[...] = np.zeros(6, dtype)
+        np.testing.assert_array_equal(held, before)
+
+
+@everywhere
+def test_writes_to_a_holder_are_not_visible_either(backend: str) -> None:
+    x = put(VALUE, backend)
+    for make in (
+        lambda: x.copy(),
+        lambda: st.device_put(x, x.sharding),
+        lambda: st.unshard(st.shard(x, devices=x.sharding.mesh)),
+    ):
+        y = make()
+        y += 1
+        y[0] = 5
+        assert_same(x, VALUE)
+
+
+@everywhere
+def test_a_chain_of_holders_is_one(backend: str) -> None:
+    """The original is gone, and two tensors that share its memory know of one another."""
+    x = put(VALUE, backend)
+    y = x.copy()
+    z = st.shard(y, devices=y.sharding.mesh)
+    del x
+    kept = np.asarray(y)
+    del y
+    w = st.unshard(z)
+    del z
+    w += 1
+    np.testing.assert_array_equal(kept, VALUE)
+    assert_same(w, VALUE + 1)
+
+
+@everywhere
+@pytest.mark.parametrize("export", ["np.asarray", "shard.data", "arguments that leaked"])
+def test_one_export_in_ten_writes_costs_one_copy_in_ten(export: str, backend: str) -> None:
+    """The export exists until the next one is made."""
+    x = put(VALUE, backend, (1,))
+    moves, held, there = 0, None, None
+    for k in range(50):
+        if k % 10 == 0:
+            held = HOLDERS[export](x)
+        x += 1
+        now = x._storage.array if x._storage.arrays is None else x._storage.arrays[0]
+        moves += place_of(now) != there
+        there = place_of(now)
+        del now
+    assert moves <= 6
+    del held
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"], indirect=True)
+@pytest.mark.parametrize("consumer", ["numpy", "torch"])
+def test_dlpack_consumers_never_see_a_write(consumer: str, backend: str) -> None:
+    x = st.device_put(VALUE, st.devices(backend)[0])
+    take = np.from_dlpack if consumer == "numpy" else pytest.importorskip("torch").from_dlpack
+    theirs = take(x)
+    here = place_of(theirs)
+    x += 1
+    np.testing.assert_array_equal(np.asarray(theirs), VALUE)
+    assert_same(x, VALUE + 1)
+    del theirs
+    y = st.device_put(VALUE, st.devices(backend)[0])
+    theirs = take(y)
+    here = place_of(theirs)
+    del theirs
+    y += 1
+    assert places(y) == [here]
+
+
+def test_exports_end_in_any_thread_and_in_garbage_collections() -> None:
+    x = put(VALUE, "numpy")
+    before = places(x)
+    ring: list[Any] = [np.asarray(x)]
+    ring.append(ring)
+    thread = threading.Thread(target=ring.clear)
+    thread.start()
+    thread.join()
+    x += 1
+    assert places(x) == before
+    ring = [np.asarray(x)]
+    ring.append(ring)
+    del ring
+    gc.collect()
+    x += 1
+    assert places(x) == before
+
+
+def test_many_exports_do_not_accumulate() -> None:
+    x = put(VALUE, "numpy")
+    for _ in range(1000):
+        np.asarray(x)
+    assert len(x._storage.leases[0]) < 16
+    kept = [np.asarray(x) for _ in range(100)]
+    assert 100 <= len(x._storage.leases[0]) < 256
+    del kept
+
+
+# -- operators in progress -------------------------------------------------------------------------
+
+
+def test_a_writer_copies_what_an_operator_in_progress_reads() -> None:
+    x = put(VALUE, "numpy")
+    view, other = x[1:], put(VALUE, "numpy")
+    for operands in ((x,), (view,), ([other, x],), ((1, {"a": view}),)):
+        before = places(x)
+        with ownership.reading(operands):
+            kept = x._storage.array
+            x += 1
+            assert x._storage.array is not kept
+            elsewhere = places(x)
+            x += 1
+        assert before != elsewhere
+        del kept
+        before = places(x)
+        x += 1
+        assert places(x) == before
+        with ownership.reading((other,)):
+            x += 1
+        assert places(x) == before
+    assert not ownership.READS
+
+
+def test_what_an_operator_in_progress_reads_stays_shared() -> None:
+    """An operator reads a tensor, which is written meanwhile; a third tensor shares the memory that it reads."""
+    x = put(VALUE, "numpy")
+    third = x.copy()
+    with ownership.reading((x,)):
+        memory = x._storage.array
+        x += 1
+        third += 1
+        np.testing.assert_array_equal(memory, VALUE)
+
+
+def test_operators_withdraw_their_operands() -> None:
+    x = put(VALUE, "numpy")
+    with pytest.raises(st.ShapeError):
+        x + np.zeros(5)
+    with pytest.raises(ZeroDivisionError):
+        st.pmap(lambda p: 1 // 0, st.shard(x, devices=x.sharding.mesh))
+    with pytest.raises(st.ShapeError):
+        x[:] = put(np.zeros((3, 3)), "numpy")
+    assert not ownership.READS
+
+
+# -- mutants ---------------------------------------------------------------------------------------
+
+MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
+    "leases are not recorded": (ownership, "_add", lambda leases, new: None, lambda: check_holder("np.asarray", "numpy")),
+    "leases of shards are not recorded": (tensor, "export", lambda x, a, k: x._aval.backend.export(a), lambda: check_holder("shard.data", "numpy")),
+    "storages do not share leases": (ownership, "_link", lambda made, *_: setattr(made, "leases", ([],)), lambda: check_holder("a copy", "numpy")),
+    "every lease has ended": (ownership, "_is_only_holder", lambda storage, leases: True, lambda: check_holder("shard.data", "checked")),
+    "no lease ends": (ownership, "_is_only_holder", lambda storage, leases: leases == [], lambda: check_holder("np.asarray", "numpy")),
+    "operators in progress do not count": (ownership, "keep_while_read", lambda x, storage: 0, test_a_writer_copies_what_an_operator_in_progress_reads),
+    "old storages are not kept": (ownership, "_base_of", lambda x: None if ownership.READS else x, test_what_an_operator_in_progress_reads_stays_shared),
+    "all arrays are exclusive": (writes, "exclusive_arrays", lambda x, storage: [True] * 8, lambda: check_holder("a copy", "checked")),
+    "no array is exclusive": (writes, "exclusive_arrays", lambda x, storage: (), lambda: check_holder("a copy", "numpy")),
+    "copied shards stay linked": (writes, "replaced", lambda storage, arrays, new, _: type(storage)(None, arrays, storage.leases), lambda: check_linked()),
+}  # fmt: skip
+
+
+def check_linked() -> None:
+    """What a write to one shard leaves shared."""
+    x = put(VALUE, "checked")
+    y = x.copy()
+    x[0, 0] = 5
+    y[7, 2] = 9
+    assert_same(x, np.where(np.arange(24).reshape(8, 3) == 0, 5, VALUE))
+
+
+def test_shards_that_a_write_left_alone_stay_shared() -> None:
+    check_linked()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_killed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name, wrong, guarantee = MUTANTS[mutant]
+    guarantee()
+    monkeypatch.setattr(place, name, wrong)
+    with pytest.raises(AssertionError):
+        guarantee()
+
+
+# -- a state machine -------------------------------------------------------------------------------
+
+
+class Machine:
+    """Random writes, copies, views, exports, transfers, maps, deletions and garbage collections.
+
+    Attributes:
+        tensors: tensors, each with the NumPy array that it must equal; views of a tensor are views of its array.
+        exports: what has left the library, each with what it must show for good.
+    """
+
+    def __init__(self, backend: str, seed: int, tensors: list[tuple[Any, np.ndarray]]) -> None:
+        self.random = random.Random(seed)
+        self.backend = backend
+        self.tensors = tensors
+        self.exports: list[tuple[Any, Any]] = []
+        self.steps = [
+            self.write, self.write, self.write_part, self.write_part, self.share, self.share, self.view, self.export,
+            self.export, self.compute, self.map, self.drop, self.drop, self.drop_export, self.move,
+        ]  # fmt: skip
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            step = self.random.choice(self.steps)
+            step()
+            if self.random.random() < 0.02:
+                gc.collect()
+            if self.random.random() < 0.2:
+                self.check()
+        self.check()
+
+    def check(self) -> None:
+        for x, wanted in self.tensors:
+            np.testing.assert_array_equal(np.asarray(x), wanted)
+        for held, shown in self.exports:
+            for a, b in zip(seen(held), shown, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+    def pick(self) -> tuple[Any, np.ndarray]:
+        return self.random.choice(self.tensors)
+
+    def keep(self, x: Any, wanted: np.ndarray) -> None:
+        self.tensors.append((x, wanted))
+        if len(self.tensors) > 8:
+            self.tensors.pop(self.random.randrange(len(self.tensors)))
+
+    def write(self) -> None:
+        x, wanted = self.pick()
+        y, other = self.pick()
+        if x.shape == y.shape and self.random.random() < 0.5:
+            value = other.copy()
+            x[...] = y
+            wanted[...] = value
+        else:
+            x += 1
+            wanted += 1
+
+    def write_part(self) -> None:
+        x, wanted = self.pick()
+        i, n = self.random.randrange(x.shape[0]), self.random.randrange(100)
+        x[i:] = n
+        wanted[i:] = n
+
+    def share(self) -> None:
+        x, wanted = self.pick()
+        ways = [lambda: x.copy(), lambda: st.device_put(x, x.sharding), lambda: st.reshape(x, x.shape, copy=True)]
+        self.keep(self.random.choice(ways)(), wanted.copy())
+
+    def view(self) -> None:
+        x, wanted = self.pick()
+        if x.shape[0] > 2:
+            self.keep(x[1:], wanted[1:])
+
+    def export(self) -> None:
+        x, _ = self.pick()
+        ways = [lambda: [np.asarray(x)], lambda: shard_data(x), lambda: [np.asarray(x[1:])]]
+        held = self.random.choice(ways)()
+        self.exports.append((held, seen(held)))
+        if len(self.exports) > 6:
+            self.drop_export()
+
+    def compute(self) -> None:
+        x, wanted = self.pick()
+        self.keep(x * 2 % 101, wanted * 2 % 101)
+
+    def map(self) -> None:
+        x, wanted = self.pick()
+        functions = [lambda p: p, lambda p: p + 1]
+        k = self.random.randrange(2)
+        parts = st.pmap(functions[k], st.shard(x, devices=x.sharding.mesh))
+        self.keep(st.unshard(parts), wanted + k)
+
+    def move(self) -> None:
+        x, wanted = self.pick()
+        mesh = mesh_of((self.random.choice([1, 2, 4]),), self.backend)
+        self.keep(st.device_put(x, st.NamedSharding(mesh, st.P("x"))), wanted.copy())
+
+    def drop(self) -> None:
+        if len(self.tensors) > 2:
+            self.tensors.pop(self.random.randrange(len(self.tensors)))
+
+    def drop_export(self) -> None:
+        if self.exports:
+            self.exports.pop(self.random.randrange(len(self.exports)))
+
+
+def run_machines(backend: str, steps: int, seeds: range, threads: int = 1) -> None:
+    """Runs machines at once, which begin with copies of the same tensors: at first they share all memory."""
+    first = [put(VALUE + k, backend) for k in range(2)]
+    machines = [Machine(backend, seed, [(x.copy(), VALUE + k) for k, x in enumerate(first)]) for seed in seeds]
+    del first
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(machine.run, steps) for machine in machines]:
+            done.result()
+    assert not ownership.READS
+
+
+@everywhere
+@pytest.mark.parametrize("seed", range(3))
+def test_state_machine(seed: int, backend: str) -> None:
+    run_machines(backend, 100, range(seed, seed + 1))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
+def test_state_machine_in_threads(backend: str) -> None:
+    run_machines(backend, 40, range(8), threads=8)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", USABLE)
+@pytest.mark.parametrize("seed", range(10))
+def test_state_machine_for_long(seed: int, backend: str) -> None:
+    run_machines(backend, 100_000 // 10 if backend == "numpy" else 2_000, range(10 * seed, 10 * seed + 10))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
+def test_state_machine_in_threads_for_long(backend: str) -> None:
+    run_machines(backend, 5_000, range(8), threads=8)
