@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
-from shardtensor.tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
     from optree import PyTreeSpec
@@ -74,7 +73,7 @@ def hint_to_register(x: object) -> str:
     return ""
 
 
-_LEAVES = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex, str, bytes, type(None)))
+LEAF_TYPES: set[type] = {np.ndarray, bool, int, float, complex, str, bytes, type(None)}
 """Types of common leaves, for which optree is not needed: it cannot be imported while the interpreter shuts down."""
 
 
@@ -86,7 +85,7 @@ def _flat(tree: Any) -> tuple[list[Any], PyTreeSpec]:
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Returns a tree of the same structure with ``fn`` applied to every leaf, from left to right."""
-    if type(tree) in _LEAVES:
+    if type(tree) in LEAF_TYPES:
         return fn(tree)
     found, spec = _flat(tree)
     # optree does not call `fn` itself: a program may be suspended in it, with no frame of C++ on its stack.
@@ -95,7 +94,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 def leaves(tree: Any) -> list[Any]:
     """Returns the leaves of a tree, from left to right."""
-    return [tree] if type(tree) in _LEAVES else _flat(tree)[0]
+    return [tree] if type(tree) in LEAF_TYPES else _flat(tree)[0]
 
 
 class Form:
@@ -118,7 +117,7 @@ class Form:
 
 def form_of(tree: Any) -> Form | None:
     """Returns the structure of a tree; None for a leaf."""
-    if type(tree) in _LEAVES:
+    if type(tree) in LEAF_TYPES:
         return None
     spec = _flat(tree)[1]
     return None if spec.is_leaf() else Form(spec)
@@ -126,7 +125,7 @@ def form_of(tree: Any) -> Form | None:
 
 def replaced(tree: Any, new: Iterable[Any]) -> Any:
     """Returns a tree of the same structure with the leaves ``new``, from left to right."""
-    if type(tree) in _LEAVES:
+    if type(tree) in LEAF_TYPES:
         (leaf,) = new
         return leaf
     return _flat(tree)[1].unflatten(new)
@@ -150,7 +149,7 @@ def items_of(tree: Any) -> list[tuple[str, Any]] | None:
 
 def _one_level(tree: Any) -> tuple[list[Any], PyTreeSpec | None]:
     """Returns the entries of the outermost container and its structure, which is None for a leaf."""
-    if type(tree) in _LEAVES:
+    if type(tree) in LEAF_TYPES:
         return [tree], None
     import optree
 
@@ -160,7 +159,7 @@ def _one_level(tree: Any) -> tuple[list[Any], PyTreeSpec | None]:
 
 def paths(tree: Any, root: str = "") -> Sequence[str]:
     """Returns the access path of each leaf, from left to right, as written in Python: ``['w'][0]``."""
-    if type(tree) in _LEAVES:
+    if type(tree) in LEAF_TYPES:
         return [root]
     spec = _flat(tree)[1]
     return [root] if spec.is_leaf() else [accessor.codify(root) for accessor in spec.accessors()]

@@ -35,6 +35,7 @@ from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.numpy_protocols import Operators, from_lists
 from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_while_read, reading, storage_of
+from shardtensor.tensor.pytree import LEAF_TYPES
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval
 
@@ -502,6 +503,8 @@ class ShardedTensor(Operators):
 
         return tensor_html(self, few_values(self))
 
+
+LEAF_TYPES.add(ShardedTensor)
 
 ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
 """The operands that operators accept.
