@@ -358,12 +358,12 @@ def _to_host(x: Any, index: Any) -> HostArray:
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
-    movement = transfer.to_host_movement(value, at)
     shared = value.backend.shared_memory
-    if is_recording():
-        record_transfer("to_host", 0, True, lambda: movement.records(value.dtype.itemsize, not shared, "to_host", True))
-    if not shared:
-        return lent(x, movement.run((shard_arrays(x),), value.dtype)[0])
+    if is_recording() or not shared:
+        movement, n = transfer.to_host_movement(value, at), value.dtype.itemsize
+        record_transfer("to_host", 0, True, lambda: movement.records(n, not shared, "to_host", True))
+        if not shared:
+            return lent(x, movement.run((shard_arrays(x),), value.dtype)[0])
     storage = current_storage(x)
     if type(storage) is Exported:
         return lent(x, storage.read(lambda array: array if at is None else array[to_numpy(at)]))

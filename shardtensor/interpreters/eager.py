@@ -62,15 +62,17 @@ class EagerInterpreter(Interpreter):
                 if op.infer and any(map(lacks_elements, operands)):
                     return INFER.apply(op, operands, params)
                 result = op.algorithm(*operands, *params)
-                track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
+                if not op.escapes:
+                    track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
                 return result
             plan, operands = planned(op, operands, params)
             result = plan.run(operands)
             storage = result._storage
-            if type(storage) is Storage and is_new(storage.array, operands):
-                storage.leases = ([],)
-            else:
-                track(entry, result)
+            if type(storage) is not Storage or not storage.leases:
+                if type(storage) is Storage and is_new(storage.array, operands):
+                    storage.leases = ([],)
+                else:
+                    track(entry, result)
             return result
         except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
             raise_named(op, error)

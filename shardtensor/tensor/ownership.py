@@ -39,7 +39,9 @@ None if it is unknown who holds the memory.
 """
 
 _linking = threading.RLock()
-"""Held while leases are added, never while one ends. It is reentrant, since finalizers may call the library."""
+"""Held while storages are linked and while ended leases are removed, never while one ends. It is reentrant, since
+finalizers may call the library.
+"""
 
 
 @in_children
@@ -149,13 +151,12 @@ def lease(storage: Storage | None, new: Callable[[], object], position: int | No
     """
     if storage is None:
         return
-    with _linking:
-        parts = storage.leases
-        if position is not None and len(parts) > 1:
-            parts = parts[position : position + 1]
-        for leases in parts:
-            if leases is not None:
-                _add(leases, new)
+    parts = storage.leases
+    if position is not None and len(parts) > 1:
+        parts = parts[position : position + 1]
+    for leases in parts:
+        if leases is not None:
+            _add(leases, new)
 
 
 def hold(storage: Storage | None) -> None:
@@ -197,7 +198,9 @@ def _add(leases: Leases, new: Callable[[], object]) -> None:
     """Adds a lease; those that have ended are removed whenever the length reaches a power of two from 8 on."""
     leases.append(new)
     if (n := len(leases)) >= 8 and not n & (n - 1):
-        leases[:] = [lease for lease in leases if lease() is not None]
+        with _linking:  # Others may add leases at the same time, so each is removed by itself.
+            for ended in [lease for lease in leases if lease() is None]:
+                leases.remove(ended)
 
 
 # -- new storages ----------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Strategies:
 
     def whole(self) -> Run:
         """Returns the plan that runs the operator once over whole buffers, for a backend with shared memory."""
-        name, value, moves, run = self.name, self.value, self.moves, self._on_whole()
+        name, value, moves, run, is_ufunc = self.name, self.value, self.moves, self._on_whole(), self.op.is_ufunc
         everything_stays = all(m is None or m.stays for m in moves)
 
         def run_plan(operands: Operands) -> ShardedTensor:
@@ -99,7 +99,10 @@ class Strategies:
                         arrays.append(x)
             else:
                 arrays = [x if m is None else m.whole(x, name) for x, m in zip(operands, moves, strict=True)]
-            return tensor(value, Storage(whole_of(run(*arrays), value)))
+            storage = Storage(whole_of(run(*arrays), value))
+            if is_ufunc:  # NumPy's ufuncs return new arrays.
+                storage.leases = ([],)
+            return tensor(value, storage)
 
         return run_plan
 
