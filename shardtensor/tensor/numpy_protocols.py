@@ -259,7 +259,8 @@ _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     "broadcast_arrays": lambda *args, subok=False: call("broadcast_arrays", *args),
     "atleast_1d": lambda *arys: call("atleast_1d", *arys), "atleast_2d": lambda *arys: call("atleast_2d", *arys),
     "atleast_3d": lambda *arys: call("atleast_3d", *arys),
-    "ndim": lambda a: a.ndim, "shape": lambda a: a.shape,
+    "cumsum": lambda a, axis=None, dtype=None: a.cumsum(axis, dtype), "ndim": lambda a: a.ndim,
+    "cumprod": lambda a, axis=None, dtype=None: a.cumprod(axis, dtype), "shape": lambda a: a.shape,
     "transpose": lambda a, axes=None: a.transpose(axes),
     "result_type": _result_type,
 }  # fmt: skip
