@@ -232,6 +232,8 @@ class Elementwise(WriteOp):
 
 def _overlaps(array: Any, out: Any) -> bool:
     """Whether an array may share memory with ``out`` without being the same view of it."""
+    if array is out or (array.base is None and out.base is None):  # Both have memory of their own.
+        return False
     mine, its = array.__array_interface__["data"], out.__array_interface__["data"]
     same = mine == its and array.shape == out.shape and array.strides == out.strides
     return not same and np.may_share_memory(array, out)
