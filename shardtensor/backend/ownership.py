@@ -23,16 +23,18 @@ def read_only(array: HostArray) -> HostArray:
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
     if given.dtype.kind not in "mM":
-        return np.asarray(memoryview(given).toreadonly())
+        return np.asarray(memoryview(given.view()).toreadonly())
     numbers: Any = given.view(np.int64)  # The buffer protocol has no datetime dtypes.
     return np.asarray(memoryview(numbers).toreadonly()).view(given.dtype)
 
 
-def lease_of(exported: HostArray) -> weakref.ref[HostArray]:
+def lease_of(exported: HostArray) -> weakref.ref[Any]:
     """Returns the lease of a read-only view, as `read_only` returns it, or of a view of it (see `Backend.lend`)."""
-    # A view of a view refers to the array that the first one views, if both are of one class.
+    # Views of the view and slices of its buffer refer to the array from which `read_only` made the buffer.
     base: Any = exported.base
-    return weakref.ref(base if type(base) is np.ndarray else exported)
+    while type(base) is np.ndarray:
+        base = base.base
+    return weakref.ref(base.obj if type(base) is memoryview else exported)
 
 
 def is_exclusive(held: list[Any], others: int = 0) -> bool:

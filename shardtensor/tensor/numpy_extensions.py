@@ -15,7 +15,7 @@ from shardtensor.errors import ArgumentTypeError
 _MODULES = {"numpy": "shardtensor", "numpy.linalg": "shardtensor.linalg", "numpy.fft": "shardtensor.fft"}
 """NumPy's modules, and those that have their functions for tensors."""
 
-_COMPOSED = {"dot", "einsum", "inner", "kron", "outer"}
+_COMPOSED = {"einsum", "inner", "kron", "outer"}
 """Functions of NumPy's main namespace that are not operators here, but composed of operators."""
 
 _SAME = {"convolve", "correlate", "gradient"}

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call
+from shardtensor.errors import ArgumentTypeError
 
 NUMPY_NAMES = {
     "absolute": "abs", "amax": "max", "amin": "min", "around": "round",
@@ -58,7 +59,50 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
     return bool(np.all(same | (np.isnan(a1) & np.isnan(a2)) if equal_nan else same))
 
 
+def _dot(a: Any, b: Any, out: Any = None) -> Any:
+    """`numpy.dot`: the product of scalars, or the sum over the last dimension of a and the second last one of b."""
+    a, b = _converted(a), _converted(b)
+    if not np.ndim(a) or not np.ndim(b):
+        return np.multiply(a, b, out=out)
+    if np.ndim(b) <= 2:
+        return np.matmul(a, b, out=out)
+    if out is not None:
+        raise ArgumentTypeError(
+            f"numpy.dot: out is given, and b has {np.ndim(b)} dimensions; wanted at most 2, or no out"
+        )
+    return call("tensordot", a, b, axes=([np.ndim(a) - 1], [np.ndim(b) - 2]))
+
+
+def _joined(caller: str, arrays: Sequence[Any], least: int, axis: int, dtype: Any, casting: str) -> Any:
+    """Concatenates arrays that get at least that many dimensions along an axis, and converts the result."""
+    grown = [_grown(_converted(x), least) for x in arrays]
+    made = call("concat", grown, axis=axis if grown and np.ndim(grown[0]) > 1 else 0)
+    if dtype is None:
+        return made
+    if not np.can_cast(made.dtype, dtype, casting):  # type: ignore[arg-type]
+        given = f"{made.dtype} to {np.dtype(dtype)}"
+        raise ArgumentTypeError(f"numpy.{caller}: {given} is not allowed by casting={casting!r}")
+    return made.astype(dtype)
+
+
+def _grown(x: Any, least: int) -> Any:
+    """Returns x with dimensions of size 1 in front, so that it has at least that many dimensions."""
+    shape = np.shape(x)
+    return x if len(shape) >= least else call("reshape", x, shape=(1,) * (least - len(shape)) + shape)
+
+
+def _vstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """`numpy.vstack`: arrays joined along the first of at least two dimensions."""
+    return _joined("vstack", tup, 2, 0, dtype, casting)
+
+
+def _hstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """`numpy.hstack`: arrays joined along the second dimension, or along the first one if they have only one."""
+    return _joined("hstack", tup, 1, 1, dtype, casting)
+
+
 COMPOSED: dict[str, Callable[..., Any]] = {
-    "allclose": _allclose, "array_equal": _array_equal, "isclose": _isclose,
+    "allclose": _allclose, "array_equal": _array_equal, "dot": _dot, "hstack": _hstack, "isclose": _isclose,
+    "vstack": _vstack,
 }  # fmt: skip
 """Functions of NumPy that are composed of operators, by their names."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from shardtensor.backend.ownership import lease_of, memory_of, read_only
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import array_backend
 from shardtensor.host.fork import in_children
-from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Donated, Leases, PendingWrite, Storage
 
 READS: dict[int, list[Any]] = {}
@@ -82,13 +81,16 @@ def keep_while_read(x: Any, storage: Storage) -> int:
 
 def _tensors(tree: Any) -> list[Any]:
     """Returns the tensors in a container, and in containers in it, in any order."""
-    found = []
+    return [x for x in _items(tree) if hasattr(x, "_storage")]
+
+
+def _items(tree: Any) -> Iterator[Any]:
+    """Yields the objects in a container, and in containers in it, in any order."""
     for x in tree.values() if type(tree) is dict else tree:
-        if hasattr(x, "_storage"):
-            found.append(x)
-        elif isinstance(x, (tuple, list, dict)):
-            found += _tensors(x)
-    return found
+        if isinstance(x, (tuple, list, dict)):
+            yield from _items(x)
+        else:
+            yield x
 
 
 def exclusive_arrays(x: Any, storage: Storage, readers: int = 0) -> Sequence[bool]:
@@ -285,7 +287,7 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
 def _sources(entry: list[Any]) -> Sources | None:
     """Returns the memories of the operands. Returns None if a donated operand shared its memory."""
     found: Sources = {}
-    for x in leaves(entry[0]):
+    for x in _items(entry[0]):
         base = _base_of(x)
         if base is not None:
             backend = base._aval.backend

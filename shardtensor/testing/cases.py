@@ -14,12 +14,14 @@ import numpy as np
 from hypothesis import strategies as some
 
 import shardtensor as st
-import shardtensor.random
 from shardtensor.backend import HOST, HostArray, function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import OPS
 from shardtensor.sharding.index import is_array
 from shardtensor.testing.layouts import DTYPES, FLOATS, array, assert_same, broadcastable, meshes, placed, shapes
+
+for _name in st.__all__:  # Modules that are imported on first use declare operators, too.
+    getattr(st, _name)
 
 
 @dataclass

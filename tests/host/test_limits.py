@@ -1055,7 +1055,10 @@ def test_exclusive_memory_is_written_in_place(size: int, kept: None) -> None:
     np.testing.assert_array_equal(np.asarray(x), (wanted + 1)[::-1])
 
 
-@pytest.mark.parametrize("name", [n for n in ALIASES if n not in ("tensor",)])
+# It is not known whether user code holds the buffer below an export, to which chains of `base` and `obj` lead.
+@pytest.mark.parametrize(
+    "name", [n for n in ALIASES if n not in ("tensor", "bytes of the lease", "array of the lease")]
+)
 @pytest.mark.parametrize("size", [80, LARGE])
 def test_shared_memory_is_not_written(name: str, size: int, kept: None) -> None:
     if "torch" in name:

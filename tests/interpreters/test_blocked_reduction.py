@@ -31,6 +31,9 @@ from tests.layouts import DTYPES, all_specs, array, assert_close, mesh_of, meshe
 PICKS = ("max", "min", "argmax", "argmin")  # not defined for no elements
 SIZES = [0, 1, 2, 3, 4, 5, 7, 9, 17]
 
+REDUCTIONS = sorted(set(MONOIDS) - {"diagonal", "nanmax", "nanmin", "trace", "vector_norm"})
+"""Those that `numpy` has, with the same arguments."""
+
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +166,7 @@ def swept(name: str, examples: int) -> None:
 
 
 @in_blocks
-@pytest.mark.parametrize("name", sorted(MONOIDS))
+@pytest.mark.parametrize("name", REDUCTIONS)
 def test_reduction(name: str) -> None:
     swept(name, 50)
 
@@ -172,7 +175,7 @@ def test_reduction(name: str) -> None:
 @pytest.mark.parametrize(
     "sizes", [{"_BLOCK": 1, "_CACHED": 1, "_WIDTH": 1}, {"_BLOCK": 40, "_CACHED": 33}, {}], ids=str
 )
-@pytest.mark.parametrize("name", sorted(MONOIDS))
+@pytest.mark.parametrize("name", REDUCTIONS)
 def test_reduction_at_length(name: str, sizes: dict[str, int]) -> None:
     with cut(**sizes):
         swept(name, 200)
@@ -274,7 +277,7 @@ def test_the_operand_is_as_before() -> None:
     x = array((20, 30), "float64", 1)
     for layout in LAYOUTS:
         placed = laid(x, layout)
-        for name in MONOIDS:
+        for name in REDUCTIONS:
             getattr(st, name)(placed, axis=0)
         np.testing.assert_array_equal(np.asarray(placed), x)
 
@@ -436,7 +439,7 @@ def test_what_is_nearly_a_matrix_by_its_own_transpose() -> None:
 def test_all_operands_are_split_into_blocks() -> None:
     """Else the tests above compare NumPy with itself."""
     x = on(mesh_of((2,), "numpy"), st.P("x"), array((20, 30), "float64", 1))
-    for name in MONOIDS:
+    for name in REDUCTIONS:
         for axis in None, 0, 1:
             with counted(blocked_reduction) as found:
                 getattr(st, name)(x, axis=axis)
