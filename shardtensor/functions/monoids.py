@@ -208,8 +208,9 @@ def diagonal_partial(xp: Any, context: ShardContext, x: Any, *, offset: int, axi
     if count == length:
         return xp.asarray(part, copy=True)  # It is a view of x.
     # Zero is not neutral: adding it to -0.0 gives 0.0. Adding -0.0 changes nothing.
-    neutral = {"f": -0.0, "c": complex(-0.0, -0.0), "m": np.timedelta64("NaT"), "M": np.datetime64("NaT")}
-    whole = xp.full((*part.shape[:-1], length), neutral.get(context.dtype.kind, 0), dtype=x.dtype)
+    kind = context.dtype.kind
+    neutral = np.array("NaT", context.dtype)[()] if kind in "mM" else {"f": -0.0, "c": complex(-0.0, -0.0)}.get(kind, 0)
+    whole = xp.full((*part.shape[:-1], length), neutral, dtype=x.dtype)
     if count:
         whole[..., begin : begin + count] = part
     return whole
