@@ -198,7 +198,8 @@ def topk(x: ArrayLike, /, k: int, *, axis: int = -1) -> TopK:
     """Returns the ``k`` greatest elements of x along ``axis``, in descending order, and their indices.
 
     Of equal elements, those with the smallest indices are taken; NaN is the greatest value. Both results have x's shape
-    with size ``k`` along ``axis``; their dtypes are that of x and int64, and their sharding is that of `sort`.
+    with size ``k`` along ``axis``; their dtypes are that of x and int64, and their sharding is that of `sort`, except
+    that the indices are replicated if x has to be gathered.
 
     Args:
         x: a tensor or a host array.
