@@ -101,17 +101,20 @@ class TransferPlan(RecordedPlan):
             return self._receive(k, self.incoming[k], operands, dtype, as_they_lie, fill)
 
         positions = range(len(self.result.devices))
-        if not self._is_long(np.dtype(dtype).itemsize):
+        if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
             return tuple([receive(k) for k in positions])
         results: dict[int, Any] = {}
         each(lambda k: results.update({k: receive(k)}), len(positions))
         return tuple([results[k] for k in positions])
 
-    def _is_long(self, itemsize: int) -> bool:
-        """Whether the copies are so long, and within one memory of the host, that threads are to share them."""
-        nbytes = sum(int(c.sizes.sum()) for c in self.copies) * itemsize
+    @functools.cached_property
+    def _elements_on_host(self) -> int:
+        """The number of elements that are copied, if that happens within one memory of the host, whose threads can
+        share the work; otherwise 0.
+        """
         grids = (self.result, *self.sources)
-        return BYTE * nbytes > LONG and all(backend_of(d).shared_memory for grid in grids for d in grid.devices)
+        on_host = all(backend_of(device).shared_memory for grid in grids for device in grid.devices)
+        return sum(int(c.sizes.sum()) for c in self.copies) if on_host else 0
 
     @functools.cached_property
     def incoming(self) -> list[list[Piece]]:
@@ -188,16 +191,17 @@ def exchange(messages: Sequence[Message]) -> Iterator[Any]:
     """Yields the arrays of messages on their destinations, in order; local ones as they are.
 
     Short arrays that go from one device to the same other one are packed into one message. The others are sent one
-    after the other, so that only one of them is in memory at a time.
+    after the other, when they are asked for.
     """
+    away = [number for number, message in enumerate(messages) if not message.is_local]
     groups: dict[Any, list[int]] = {}
-    for number, message in enumerate(messages):
-        if not message.is_local and (key := message.packs_with()) is not None:
+    for number in away if len(away) > 1 else ():
+        if (key := messages[number].packs_with()) is not None:
             groups.setdefault(key, []).append(number)
     group_of = {number: group for group in groups.values() if len(group) > 1 for number in group}
-    arrived: dict[int, Any] = {}
+    sent, arrived = set(away), dict[int, Any]()
     for number, message in enumerate(messages):
-        if message.is_local:
+        if number not in sent:
             yield message.array
         elif number not in group_of:
             yield send(*message)
