@@ -73,36 +73,23 @@ def _dot(a: Any, b: Any, out: Any = None) -> Any:
     return call("tensordot", a, b, axes=([np.ndim(a) - 1], [np.ndim(b) - 2]))
 
 
-def _joined(caller: str, arrays: Sequence[Any], least: int, axis: int, dtype: Any, casting: str) -> Any:
-    """Concatenates arrays that get at least that many dimensions along an axis, and converts the result."""
-    grown = [_grown(_converted(x), least) for x in arrays]
-    made = call("concat", grown, axis=axis if grown and np.ndim(grown[0]) > 1 else 0)
-    if dtype is None:
-        return made
-    if not np.can_cast(made.dtype, dtype, casting):  # type: ignore[arg-type]
-        given = f"{made.dtype} to {np.dtype(dtype)}"
-        raise ArgumentTypeError(f"numpy.{caller}: {given} is not allowed by casting={casting!r}")
-    return made.astype(dtype)
+def _stacked(name: str) -> Callable[..., Any]:
+    """Returns `numpy.vstack` or `numpy.hstack`: the operator of that name, whose result is converted to ``dtype``."""
 
+    def stacked(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
+        made = call(name, [_converted(x) for x in tup])
+        if dtype is None:
+            return made
+        if not np.can_cast(made.dtype, dtype, casting):  # type: ignore[arg-type]
+            given = f"{made.dtype} to {np.dtype(dtype)}"
+            raise ArgumentTypeError(f"numpy.{name}: {given} is not allowed by casting={casting!r}")
+        return made.astype(dtype)
 
-def _grown(x: Any, least: int) -> Any:
-    """Returns x with dimensions of size 1 in front, so that it has at least that many dimensions."""
-    shape = np.shape(x)
-    return x if len(shape) >= least else call("reshape", x, shape=(1,) * (least - len(shape)) + shape)
-
-
-def _vstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
-    """`numpy.vstack`: arrays joined along the first of at least two dimensions."""
-    return _joined("vstack", tup, 2, 0, dtype, casting)
-
-
-def _hstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
-    """`numpy.hstack`: arrays joined along the second dimension, or along the first one if they have only one."""
-    return _joined("hstack", tup, 1, 1, dtype, casting)
+    return stacked
 
 
 COMPOSED: dict[str, Callable[..., Any]] = {
-    "allclose": _allclose, "array_equal": _array_equal, "dot": _dot, "hstack": _hstack, "isclose": _isclose,
-    "vstack": _vstack,
+    "allclose": _allclose, "array_equal": _array_equal, "dot": _dot, "hstack": _stacked("hstack"), "isclose": _isclose,
+    "vstack": _stacked("vstack"),
 }  # fmt: skip
 """Functions of NumPy that are composed of operators, by their names."""
