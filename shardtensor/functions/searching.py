@@ -77,6 +77,15 @@ def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTenso
 implements(where, "blockwise")(blockwise.where)
 
 
+@implements(where, "composite")
+def _check_integers(condition: Any, x1: Any, x2: Any) -> Any:
+    """Raises OverflowError where this version of NumPy does: other libraries wrap integers that do not fit around."""
+    for number, other in ((x1, x2), (x2, x1)):
+        if type(number) is int and not 0 <= number < 128 and isinstance(other, ShardedTensor):
+            np.where(np.empty(0, bool), np.empty(0, other.dtype), number)
+    return NotImplemented
+
+
 # -- counts and positions --------------------------------------------------------------------------
 
 
