@@ -16,6 +16,7 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.numpy_functions import COMPOSED, NUMPY_NAMES
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
     for item in x:
         if isinstance(item, (list, tuple)):
             check_leaves(item, caller)
-        elif isinstance(item, Operators) and item.ndim:  # type: ignore[attr-defined]
+        elif isinstance(item, Operators) and item.ndim:
             raise ArgumentTypeError(
                 f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
             )
@@ -91,23 +92,6 @@ def _in_place(name: str) -> Callable[[Any, Any], ShardedTensor]:
     return method
 
 
-def _method(name: str) -> Callable[..., ShardedTensor]:
-    function = getattr(np, name)
-
-    def method(self: Any, *args: Any, **params: Any) -> ShardedTensor:
-        if not args and not params:  # The common case, where there is nothing to translate.
-            return OPS[name].dispatch(self)  # type: ignore[no-any-return]
-        return _as_numpy(function, OPS[name], (self, *args), params)  # type: ignore[no-any-return]
-
-    method.__name__ = name
-    method.__doc__ = f"``st.{name}`` of this tensor."
-    return method
-
-
-def _cumulative(name: str, x: Any, axis: int | None, dtype: Any) -> Any:
-    return call(name, call("reshape", x, shape=(-1,)) if axis is None else x, axis=axis or 0, dtype=dtype)
-
-
 def _unary(name: str) -> Callable[[Any], ShardedTensor]:
     def method(self: Any) -> ShardedTensor:
         return call(name, self)  # type: ignore[no-any-return]
@@ -115,7 +99,7 @@ def _unary(name: str) -> Callable[[Any], ShardedTensor]:
     return method
 
 
-def _with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
     out = kwargs.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
@@ -175,7 +159,7 @@ def _call_form(function: Any, op: Op, count: int, keywords: tuple[str, ...]) -> 
     return tuple([p.name for p in own if p.kind is p.POSITIONAL_ONLY]), arguments
 
 
-def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls an operator with the arguments of NumPy's function, positional or by NumPy's names.
 
     Raises:
@@ -200,7 +184,7 @@ def _as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any]
         known[ours] = from_lists(value, op.name) if listed else value
     if missing := [name for name in by_position if name not in known]:
         raise ArgumentTypeError(f"numpy.{function.__name__}: has no sharded form here without {' and '.join(missing)}")
-    return _with_out(op, [known.pop(name) for name in by_position], known)
+    return with_out(op, [known.pop(name) for name in by_position], known)
 
 
 def _size(a: Any, axis: Any = None) -> int:
@@ -230,7 +214,7 @@ def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
 
 def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """`numpy.result_type`, of tensors among others."""
-    known = [x.dtype if isinstance(x, Operators) else x for x in arrays_and_dtypes]  # type: ignore[attr-defined]
+    known = [x.dtype if isinstance(x, Operators) else x for x in arrays_and_dtypes]
     return np.result_type(*known)
 
 
@@ -269,7 +253,7 @@ that are composed of operators.
 """
 
 
-class Operators:
+class Operators(Handle):
     """The base class of tensors that implements Python's operators and NumPy's protocols."""
 
     __slots__ = ()
@@ -284,7 +268,7 @@ class Operators:
                 f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
             )
         operands = [from_lists(x, op.name) if isinstance(x, (list, tuple)) else x for x in inputs]
-        return _with_out(op, operands, kwargs)
+        return with_out(op, operands, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if has_extension(func):
@@ -296,7 +280,7 @@ class Operators:
             raise ArgumentTypeError(
                 f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
             )
-        return _as_numpy(func, op, args, kwargs)
+        return as_numpy(func, op, args, kwargs)
 
     __hash__ = None  # type: ignore[assignment]  # equality is elementwise
 
@@ -329,59 +313,3 @@ class Operators:
     __ipow__, __imatmul__ = map(_in_place, ("pow", "matmul"))
     __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
     __ilshift__, __irshift__ = map(_in_place, ("bitwise_left_shift", "bitwise_right_shift"))
-
-    sum, prod, mean = map(_method, ("sum", "prod", "mean"))
-    max, min, var, std = map(_method, ("max", "min", "var", "std"))
-    any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
-    clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
-    argsort, nonzero, searchsorted, take = map(_method, ("argsort", "nonzero", "searchsorted", "take"))
-
-    def sort(self, axis: int | None = -1, *, stable: bool | None = None) -> None:
-        """Sorts the elements along ``axis`` in place: see `st.sort`."""
-        bind_into(self, OPS["sort"], (self,), (axis, False, bool(stable)))
-
-    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
-        """``st.repeat`` of this tensor."""
-        return call("repeat", self, repeats, axis=axis)
-
-    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Any:
-        """The cumulative sum along an axis; of the flattened tensor by default. See `st.cumulative_sum`."""
-        return _cumulative("cumulative_sum", self, axis, dtype)
-
-    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Any:
-        """The cumulative product along an axis; of the flattened tensor by default. See `st.cumulative_prod`."""
-        return _cumulative("cumulative_prod", self, axis, dtype)
-
-    def __format__(self, spec: str) -> str:
-        """Formats the element of a 0-d tensor as a Python scalar: ``f"{loss:.3f}"``.
-
-        Raises:
-            ArgumentTypeError: a format is given, and the tensor has dimensions.
-        """
-        x: Any = self
-        if not spec:
-            return str(x)
-        if x.ndim:
-            raise ArgumentTypeError(
-                f"format: {spec!r} of a tensor of shape {x.shape}; a format is for one element, such as x.item(), or "
-                "for a tensor without dimensions"
-            )
-        return format(x.item(), spec)
-
-    @property
-    def _is_scalar(self) -> bool:
-        """Whether NumPy would return this value as an immutable scalar instead of a 0-d array.
-
-        This holds for the 0-d results of operators and of full indices. Created tensors, transferred tensors and views
-        are arrays.
-        """
-        x: Any = self
-        return not x._aval.ndim and x._write_state is None and not hasattr(x._storage, "base")
-
-    def conj(self, out: Any = None) -> ShardedTensor:
-        """``st.conj`` of this tensor."""
-        return _with_out(OPS["conj"], (self,), {"out": out})  # type: ignore[no-any-return]
-
-    def conjugate(self, out: Any = None) -> ShardedTensor:
-        """``st.conj`` of this tensor."""
-        return self.conj(out)

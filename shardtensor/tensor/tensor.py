@@ -8,32 +8,27 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from shardtensor.backend.device import Device, HostArray
-from shardtensor.core import OPS, bind_into, call
+from shardtensor.core import call
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
     ConcretizationError,
-    ShapeError,
     ShardTensorError,
 )
 from shardtensor.host.fork import in_children
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, on_existing_devices
-from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
-from shardtensor.tensor.display import described, few_values, printed
-from shardtensor.tensor.flat import Flat
-from shardtensor.tensor.numpy_protocols import Operators, from_lists
+from shardtensor.tensor.conversions import Conversions, is_column_major
+from shardtensor.tensor.methods import Methods
 from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_while_read, reading, storage_of
 from shardtensor.tensor.pytree import LEAF_TYPES
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
@@ -57,7 +52,7 @@ class Shard:
     data: Any
 
 
-class ShardedTensor(Operators):
+class ShardedTensor(Methods, Conversions):
     """A NumPy-like array sharded over many devices.
 
     Tensors are created by `st.asarray`, `st.zeros`, `st.device_put` and similar functions, and by every operator;
@@ -77,75 +72,10 @@ class ShardedTensor(Operators):
     [1 2 3 4 5 6]
     """
 
-    __slots__ = ("__weakref__", "_aval", "_storage", "_write_state")
-
-    _aval: Aval
-    _storage: Any  # a Storage, a DeferredStorage, or the View of another tensor
-    _write_state: WriteState | None
+    __slots__ = ()
 
     def __init__(self) -> None:
         raise ArgumentTypeError("ShardedTensor: not made by calling the class; use st.asarray or st.device_put")
-
-    # -- attributes --------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> Shape:
-        """The size of each dimension."""
-        return self._aval.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of the elements."""
-        return self._aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self._aval.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self._aval.size
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the elements; replicated elements count once."""
-        return self._aval.nbytes
-
-    @property
-    def itemsize(self) -> int:
-        """The bytes of one element."""
-        return self._aval.dtype.itemsize
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """The `st.NamedSharding`, which determines the index of every device's shard."""
-        return self._aval.sharding
-
-    @property
-    def device(self) -> Device | Mesh:
-        """The group of devices that hold the tensor, never its layout: the mesh, or the device if there is only one."""
-        mesh = self._aval.sharding.mesh
-        return mesh if mesh.size > 1 else mesh.flat[0]
-
-    @property
-    def committed(self) -> bool:
-        """Whether the tensor was placed explicitly; other tensors are transferred to operands that were.
-
-        A tensor created without ``device=`` is not committed.
-        """
-        return self._aval.committed
-
-    def devices(self) -> set[Device]:
-        """The set of devices that hold a part of the tensor."""
-        return self._aval.sharding.device_set
-
-    @property
-    def is_donated(self) -> bool:
-        """Whether the memory of the tensor was donated by ``donate=True``."""
-        storage = self._storage
-        return isinstance(getattr(storage, "base", self)._storage, Donated)
 
     @property
     def addressable_shards(self) -> list[Shard]:
@@ -197,16 +127,6 @@ class ShardedTensor(Operators):
         """Splits the tensor into a list of batches of rows: see `st.to_batched_list`."""
         return call("to_batched_list", self, batch_size=batch_size, leftover=leftover)  # type: ignore[no-any-return]
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
-        array: HostArray = call("to_host", self)
-        if dtype is None or array.dtype == np.dtype(dtype):
-            return array.copy() if copy else array
-        if copy is False:
-            raise ShapeError(
-                f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
-            )
-        return array.astype(dtype)
-
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
         """Returns the module `shardtensor`, the namespace of the array API standard.
 
@@ -216,203 +136,6 @@ class ShardedTensor(Operators):
         if api_version not in (None, *API_VERSIONS):
             raise ArgumentError(f"__array_namespace__: api_version={api_version!r}; wanted {', '.join(API_VERSIONS)}")
         return importlib.import_module(__name__.partition(".")[0])
-
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return call("dlpack_device", self)  # type: ignore[no-any-return]
-
-    def tobytes(self, order: str = "C") -> bytes:
-        """Returns the bytes of the elements, in row-major order or, for ``order="F"``, in column-major order."""
-        return np.asarray(self).tobytes("F" if self._is_column_major(order, "tobytes") else "C")
-
-    def tolist(self) -> Any:
-        """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
-        return np.asarray(self).tolist()
-
-    def item(self) -> Any:
-        """Returns the only element as a Python scalar.
-
-        Raises:
-            ShapeError: the tensor does not have exactly one element.
-        """
-        return self._only_element("item").item()
-
-    def __bool__(self) -> bool:
-        hint = " (x.any() and x.all() are true or false)"
-        return bool(self._only_element("bool", hint).reshape(())[()])
-
-    def _only_element(self, caller: str, hint: str = "") -> HostArray:
-        if self.size != 1:
-            raise ShapeError(
-                f"{caller}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one{hint}"
-            )
-        return np.asarray(self)
-
-    def __int__(self) -> int:
-        return int(self._scalar("int"))
-
-    def __float__(self) -> float:
-        return float(self._scalar("float"))
-
-    def __complex__(self) -> complex:
-        return complex(self._scalar("complex"))
-
-    @overload
-    def __round__(self) -> int: ...
-
-    @overload
-    def __round__(self, ndigits: int) -> float: ...
-
-    def __round__(self, ndigits: int | None = None) -> float:
-        number: float = round(self._scalar("round").item(), ndigits)
-        return number
-
-    def __trunc__(self) -> int:
-        number: int = math.trunc(self._scalar("trunc").item())
-        return number
-
-    def __floor__(self) -> int:
-        number: int = math.floor(self._scalar("floor").item())
-        return number
-
-    def __ceil__(self) -> int:
-        number: int = math.ceil(self._scalar("ceil").item())
-        return number
-
-    def __index__(self) -> int:
-        if self.ndim or self.dtype.kind not in "iu":
-            given = f"a tensor of shape {self.shape} and dtype {self.dtype}"
-            raise ArgumentTypeError(f"index: {given} is no index; wanted an integer one without dimensions")
-        return int(self._scalar("index"))
-
-    def _scalar(self, caller: str) -> Any:
-        """Returns the element of a 0-d tensor. Other tensors raise an error, as in NumPy and the array API standard."""
-        if self.ndim:
-            raise ArgumentTypeError(
-                f"{caller}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
-                "only element of any shape)"
-            )
-        return np.asarray(self)[()]
-
-    # -- elements and views ------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        if not self.ndim:
-            raise ArgumentTypeError("len: the tensor has no dimensions")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[ShardedTensor]:
-        if not self.ndim:
-            raise ArgumentTypeError("iter: the tensor has no dimensions")
-        return (self[i] for i in range(self.shape[0]))
-
-    def __getitem__(self, index: Any) -> ShardedTensor:
-        return call("getitem", self, index)  # type: ignore[no-any-return]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        bind_into(self, OPS["setitem"], (self, value, index), ())
-
-    @property
-    def real(self) -> ShardedTensor:
-        """The real part, as a view."""
-        return call("real", self)  # type: ignore[no-any-return]
-
-    @real.setter
-    def real(self, value: Any) -> None:
-        (self if self.dtype.kind != "c" or self._is_scalar else self.real)[...] = value
-
-    @property
-    def imag(self) -> ShardedTensor:
-        """The imaginary part; a view if the dtype is complex."""
-        return call("imag", self)  # type: ignore[no-any-return]
-
-    @imag.setter
-    def imag(self, value: Any) -> None:
-        if self.dtype.kind != "c":
-            raise ArgumentTypeError(f"imag: a tensor of {self.dtype} has no imaginary part to write to")
-        (self if self._is_scalar else self.imag)[...] = value
-
-    def fill(self, value: Any) -> None:
-        """Writes a scalar to every element."""
-        self[...] = value
-
-    @property
-    def T(self) -> ShardedTensor:  # noqa: N802 - the standard's name
-        """The transpose, with all dimensions in reverse order, as a view."""
-        return call("permute_dims", self, tuple(range(self.ndim))[::-1])  # type: ignore[no-any-return]
-
-    @property
-    def mT(self) -> ShardedTensor:  # noqa: N802 - the standard's name
-        """The transpose of the last two dimensions, as a view."""
-        return call("matrix_transpose", self)  # type: ignore[no-any-return]
-
-    def transpose(self, *axes: Any) -> ShardedTensor:
-        """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
-        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], SupportsIndex) else axes
-        return self.T if order is None or not len(order) else call("permute_dims", self, tuple(order))
-
-    def swapaxes(self, axis1: int, axis2: int, /) -> ShardedTensor:
-        """Returns a view with two dimensions exchanged: see `st.swapaxes`."""
-        return call("swapaxes", self, axis1, axis2)  # type: ignore[no-any-return]
-
-    def ravel(self, order: str = "C") -> ShardedTensor:
-        """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
-        `st.ravel`.
-        """
-        x = self.T if self._is_column_major(order, "ravel") else self
-        flat = call("reshape", x, shape=(-1,))
-        view_spec = getattr(flat._storage, "view_spec", None)
-        straight = view_spec is None or flat.size == 1 or (view_spec.strides == (1,) and not view_spec.part)
-        return flat if straight else x.flatten()
-
-    def flatten(self, order: str = "C") -> ShardedTensor:
-        """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""
-        x = self.T if self._is_column_major(order, "flatten") else self
-        return call("reshape", x, shape=(-1,), copy=True)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def _is_column_major(order: str, caller: str) -> bool:
-        """Whether an ``order=`` argument means column-major order.
-
-        Raises:
-            ArgumentError: it is none of NumPy's orders.
-        """
-        if order not in ("C", "F", "A", "K"):
-            raise ArgumentError(f"{caller}: order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
-        return order == "F"
-
-    @property
-    def flat(self) -> Flat:
-        """The elements in row-major order, to iterate over and to index; ``x.flat[i] = v`` writes to the tensor."""
-        return Flat(self)
-
-    @flat.setter
-    def flat(self, value: Any) -> None:
-        given = from_lists(value, "flat") if isinstance(value, (list, tuple)) else value
-        self[...] = call("resize", given, self.shape)
-
-    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ShardedTensor:
-        """Returns the elements in another shape, read and placed in row-major order, or in column-major order for
-        ``order="F"``: see `st.reshape`.
-        """
-        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape
-        if self._is_column_major(order, "reshape"):
-            return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
-        return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
-
-    def astype(self, dtype: npt.DTypeLike, order: str = "K", *, copy: bool = True) -> ShardedTensor:
-        """Returns the elements in another dtype: see `st.astype`. ``order``, the layout in memory, has no effect."""
-        self._is_column_major(order, "astype")
-        return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
 
     # -- copies ------------------------------------------------------------------------------------
 
@@ -424,7 +147,7 @@ class ShardedTensor(Operators):
         The copy of a value that NumPy would return as a scalar, such as the sum of all elements, cannot be written
         either.
         """
-        self._is_column_major(order, "copy")
+        is_column_major(order, "copy")
         return call("copy", self)  # type: ignore[no-any-return]
 
     def __copy__(self) -> ShardedTensor:
@@ -489,19 +212,6 @@ class ShardedTensor(Operators):
                 "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
                 "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
             )
-
-    # -- display -----------------------------------------------------------------------------------
-
-    def __repr__(self) -> str:
-        return described(self)
-
-    def __str__(self) -> str:
-        return printed(self)
-
-    def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import tensor_html
-
-        return tensor_html(self, few_values(self))
 
 
 LEAF_TYPES.add(ShardedTensor)

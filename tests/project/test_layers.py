@@ -33,8 +33,8 @@ LAYERS = [
 LATE = {"shardtensor.sharding.visualize", "shardtensor.sharding.html", "shardtensor.demo"}
 """Modules that are loaded on use, by functions of modules below them."""
 
-FOR_TYPES = {"shardtensor.tensor.numpy_protocols": {"shardtensor.tensor.tensor"}}
-"""Imports for type checkers only: the type that the operators of Python return is declared above them."""
+FOR_TYPES = {f"shardtensor.tensor.{m}": {"shardtensor.tensor.tensor"} for m in ("methods", "numpy_protocols")}
+"""Imports for type checkers only: the type that operators and methods return is declared above them."""
 
 
 def module_of(path: Path) -> str:

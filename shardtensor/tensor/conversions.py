@@ -1,0 +1,160 @@
+"""`Conversions`: what Python, NumPy and DLPack convert tensors to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.backend.device import HostArray
+from shardtensor.core import call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.tensor.display import described, few_values, printed
+from shardtensor.tensor.handle import Handle
+
+
+class Conversions(Handle):
+    """The base class of tensors that converts them to host arrays, bytes, Python scalars, text and DLPack capsules."""
+
+    __slots__ = ()
+
+    # -- host arrays and DLPack --------------------------------------------------------------------
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
+        array: HostArray = call("to_host", self)
+        if dtype is None or array.dtype == np.dtype(dtype):
+            return array.copy() if copy else array
+        if copy is False:
+            raise ShapeError(
+                f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
+            )
+        return array.astype(dtype)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return call("dlpack_device", self)  # type: ignore[no-any-return]
+
+    # -- Python's objects --------------------------------------------------------------------------
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """Returns the bytes of the elements, in row-major order or, for ``order="F"``, in column-major order."""
+        return np.asarray(self).tobytes("F" if is_column_major(order, "tobytes") else "C")
+
+    def tolist(self) -> Any:
+        """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
+        return np.asarray(self).tolist()
+
+    def item(self) -> Any:
+        """Returns the only element as a Python scalar.
+
+        Raises:
+            ShapeError: the tensor does not have exactly one element.
+        """
+        return self._only_element("item").item()
+
+    def __bool__(self) -> bool:
+        hint = " (x.any() and x.all() are true or false)"
+        return bool(self._only_element("bool", hint).reshape(())[()])
+
+    def _only_element(self, caller: str, hint: str = "") -> HostArray:
+        if self.size != 1:
+            raise ShapeError(
+                f"{caller}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one{hint}"
+            )
+        return np.asarray(self)
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    @overload
+    def __round__(self) -> int: ...
+
+    @overload
+    def __round__(self, ndigits: int) -> float: ...
+
+    def __round__(self, ndigits: int | None = None) -> float:
+        number: float = round(self._scalar("round").item(), ndigits)
+        return number
+
+    def __trunc__(self) -> int:
+        number: int = math.trunc(self._scalar("trunc").item())
+        return number
+
+    def __floor__(self) -> int:
+        number: int = math.floor(self._scalar("floor").item())
+        return number
+
+    def __ceil__(self) -> int:
+        number: int = math.ceil(self._scalar("ceil").item())
+        return number
+
+    def __index__(self) -> int:
+        if self.ndim or self.dtype.kind not in "iu":
+            given = f"a tensor of shape {self.shape} and dtype {self.dtype}"
+            raise ArgumentTypeError(f"index: {given} is no index; wanted an integer one without dimensions")
+        return int(self._scalar("index"))
+
+    def _scalar(self, caller: str) -> Any:
+        """Returns the element of a 0-d tensor. Other tensors raise an error, as in NumPy and the array API standard."""
+        if self.ndim:
+            raise ArgumentTypeError(
+                f"{caller}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
+                "only element of any shape)"
+            )
+        return np.asarray(self)[()]
+
+    def __format__(self, spec: str) -> str:
+        """Formats the element of a 0-d tensor as a Python scalar: ``f"{loss:.3f}"``.
+
+        Raises:
+            ArgumentTypeError: a format is given, and the tensor has dimensions.
+        """
+        if not spec:
+            return str(self)
+        if self.ndim:
+            raise ArgumentTypeError(
+                f"format: {spec!r} of a tensor of shape {self.shape}; a format is for one element, such as x.item(), "
+                "or for a tensor without dimensions"
+            )
+        return format(self.item(), spec)
+
+    # -- display -----------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return described(self)
+
+    def __str__(self) -> str:
+        return printed(self)
+
+    def _repr_html_(self) -> str:
+        from shardtensor.sharding.html import tensor_html
+
+        return tensor_html(self, few_values(self))
+
+
+def is_column_major(order: str, caller: str) -> bool:
+    """Whether an ``order=`` argument means column-major order.
+
+    Raises:
+        ArgumentError: it is none of NumPy's orders.
+    """
+    if order not in ("C", "F", "A", "K"):
+        raise ArgumentError(f"{caller}: order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
+    return order == "F"
