@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from shardtensor.testing import linear_algebra_cases, manipulation_cases  # noqa: F401 - they add their cases
+from shardtensor.testing import (  # noqa: F401 - they add their cases
+    linear_algebra_cases,
+    manipulation_cases,
+    statistical_cases,
+)
 from shardtensor.testing.cases import (
     CASES,
     ELSEWHERE,
     Case,
-    array_indices,
-    assigned,
     check,
     elementwise_cases,
-    indices,
     sharded_somehow,
     wanted,
 )
+from shardtensor.testing.indexing_cases import array_indices, assigned, indices
 
 __all__ = [
     "CASES",

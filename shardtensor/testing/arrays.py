@@ -11,7 +11,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import HostArray
 from shardtensor.testing.base import Kit
-from shardtensor.testing.cases import indices
+from shardtensor.testing.indexing_cases import indices
 from shardtensor.testing.layouts import DTYPES, array, shapes
 
 FROM_HOST = "Backend.from_host: a copy of the host array, which may be written afterwards"

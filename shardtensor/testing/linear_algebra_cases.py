@@ -153,3 +153,35 @@ def _transform(data: Any, dtype: str) -> Case:
         "norm": data.draw(some.sampled_from(["backward", "ortho", "forward"])),
     }
     return Case([x], params=params, answer=lambda name: getattr(np.fft, name)(x, **params))
+
+
+@case("matmul")
+def _matmul(data: Any) -> Case:
+    n, k, m = (data.draw(some.sampled_from([0, 1, 2, 5, 9])) for _ in range(3))
+    batch = data.draw(broadcastable(2))
+    left = (k,) if data.draw(some.integers(0, 3)) == 0 else (*batch[0], n, k)
+    right = (k,) if data.draw(some.integers(0, 3)) == 0 else (*batch[1], k, m)
+    dtypes = [data.draw(some.sampled_from(["int64", "float32", "float64", "complex64"])) for _ in range(2)]
+    return Case([array(s, d, seed(data)) for s, d in zip((left, right), dtypes, strict=True)])
+
+
+@case("vecdot")
+def _vecdot(data: Any) -> Case:
+    k = data.draw(some.sampled_from([0, 1, 3, 8]))
+    a, b = data.draw(broadcastable(2))
+    axis = data.draw(some.sampled_from([-1, -2])) if a and b else -1
+    left, right = [(*s[: len(s) + 1 + axis], k, *s[len(s) + 1 + axis :]) for s in (a, b)]
+    d = data.draw(some.sampled_from(["float64", "complex128"]))
+    return Case([array(left, d, seed(data)), array(right, d, seed(data))], params={"axis": axis})
+
+
+@case("tensordot")
+def _tensordot(data: Any) -> Case:
+    a, b = data.draw(shapes(1, 2)), data.draw(shapes(1, 2))
+    shared = data.draw(shapes(0, 2))
+    axes: Any = len(shared)
+    left, right = (*a, *shared), (*shared, *b)
+    if shared and data.draw(some.booleans()):
+        right = (*b, *shared)
+        axes = (list(range(-len(shared), 0)), tuple(range(len(b), len(b) + len(shared))))
+    return Case([array(left, "float64", seed(data)), array(right, "float64", seed(data))], params={"axes": axes})
