@@ -50,6 +50,8 @@ class Op:
             if the rule is no string).
         optional: the names of the operands that may be None, which is their default.
         params: the names of the other arguments, in order. `bind` receives their values, defaults included.
+        options: the names of keyword arguments that the operator itself lacks. A call in which one of them differs from
+            its default is that of `extended`, a composition of operators; rules, kernels and plans never see them.
         positional: the number of arguments that can be passed by position.
         variadic: whether the operator takes a sequence of arrays, as one argument or as ``*arrays``.
         dispatch: the function that users call.
@@ -69,6 +71,7 @@ class Op:
             of that name, the operands are first cast to the dtypes in which that computes, and the result to its dtype.
         composite: for operators that are composed of other operators: a function of the operator's own arguments. It
             returns NotImplemented for arguments with which the operator has to run itself.
+        extended: for operators with options: a function of the operator's own arguments and, by name, of the options.
         small: for composed operators that return one independent tensor: the function of the operator's own arguments
             that computes the result from whole host arrays, as a new array. It is used for small results, for which
             the calls of other operators would take much longer.
@@ -121,6 +124,7 @@ class Op:
     assigns: bool = False
     escapes: bool = False
     trees: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     spmd: bool = False
     dtype: Any = None
     blocks: bool = True
@@ -128,6 +132,7 @@ class Op:
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)
     composite: Function | None = dataclasses.field(default=None, init=False)
+    extended: Function | None = dataclasses.field(default=None, init=False)
     small: Function | None = dataclasses.field(default=None, init=False)
     algorithm: Function | None = dataclasses.field(default=None, init=False)
     infer: Function | None = dataclasses.field(default=None, init=False)
@@ -151,7 +156,7 @@ class Op:
             count = self.rule.partition("->")[0].count(",") + 1 if isinstance(self.rule, str) else 1
             self.operands = tuple(arguments)[:count]
         self.optional = tuple(n for n in self.operands if arguments[n].default is None)
-        self.params = tuple(n for n in arguments if n not in self.operands)
+        self.params = tuple(n for n in arguments if n not in self.operands + self.options)
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments.values())
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
@@ -296,8 +301,8 @@ def operator(
 
 
 def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
-    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``, ``small``,
-    ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``, or as several of these.
+    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
+    ``extended``, ``small``, ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``, or as several of these.
     """
 
     def attach(body: Body) -> Body:
@@ -329,9 +334,9 @@ def _dispatcher(op: Op, function: Function, arguments: Sequence[inspect.Paramete
     """
     operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
     params = f"({''.join(n + ', ' for n in op.params)})"
-    scope: dict[str, Any] = {"_bind": bind, "_op": op, "_several": _several}
+    scope: dict[str, Any] = {"_bind": bind, "_extended": _extended, "_op": op, "_several": _several}
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
-    exec(_compiled(_header(arguments), operands, params), scope)
+    exec(_compiled(_header(arguments), operands, params, op.options), scope)
     op.split = scope["_split"]
     dispatch: Function = scope["_dispatch"]
     dispatch.__code__ = dispatch.__code__.replace(co_name=op.name, co_filename=f"<operator {op.name}>")
@@ -339,10 +344,24 @@ def _dispatcher(op: Op, function: Function, arguments: Sequence[inspect.Paramete
 
 
 @functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
-def _compiled(header: str, operands: str, params: str) -> Any:
-    source = f"def _dispatch({header}): return _bind(_op, {operands}, {params})\n"
+def _compiled(header: str, operands: str, params: str, options: tuple[str, ...]) -> Any:
+    plain = f"_bind(_op, {operands}, {params})"
+    if options:  # Comparing them with their defaults costs the calls without options a few nanoseconds.
+        given = " or ".join([f"{n} is not _default_{n}" for n in options])
+        named = ", ".join([f"{n}={n}" for n in options])
+        plain = f"_extended(_op, {operands}, {params}, {named}) if {given} else {plain}"
+    source = f"def _dispatch({header}): return {plain}\n"
     source += f"def _split({header}): return {operands}, {params}"
     return compile(source, "<operator>", "exec")
+
+
+def _extended(op: Op, operands: Operands, params: Params, /, **options: Any) -> Any:
+    """Calls an operator with options; errors are raised in its name."""
+    assert op.extended is not None
+    try:
+        return op.extended(*operands, *params, **options)
+    except ShardTensorError as error:
+        raise_in_the_name_of(op, error)
 
 
 def _header(arguments: Sequence[inspect.Parameter]) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.registry import array_backend
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.elementwise import multiply
@@ -24,6 +23,7 @@ from shardtensor.functions.manipulation import expand_dims, permute_dims, squeez
 from shardtensor.functions.products import SMALL, contract, diagonal
 from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.layout import Shape
+from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ShardedTensor
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -62,7 +62,7 @@ def einsum(
     """
     text, arrays = (subscripts, operands) if isinstance(subscripts, str) else _interleaved((subscripts, *operands))
     values: list[Any] = [x if hasattr(x, "shape") else np.asarray(x) for x in arrays]
-    kinds = tuple([(tuple(x.shape), _dtype_of(x)) for x in values])
+    kinds = tuple([(tuple(x.shape), dtype_of(x)) for x in values])
     key = optimize if isinstance(optimize, (bool, str)) else tuple(map(str, optimize))
     for function, positions, args, params in _program(text, kinds, None if dtype is None else np.dtype(dtype), key):
         values.append(function(*[values[i] for i in positions], *args, **params))
@@ -136,11 +136,6 @@ def _interleaved(arguments: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
     count = len(arguments) // 2
     left = ",".join([text(labels) for labels in arguments[1 : 2 * count : 2]])
     return left + ("->" + text(arguments[-1]) if len(arguments) % 2 else ""), tuple(arguments[: 2 * count : 2])
-
-
-def _dtype_of(x: Any) -> np.dtype[Any]:
-    backend = array_backend(x)  # In a mapped function, arrays are those of the backend.
-    return backend.dtype_of(x) if backend else x.dtype
 
 
 def _parsed(text: str, ndims: tuple[int, ...]) -> tuple[tuple[Term, ...], Term]:

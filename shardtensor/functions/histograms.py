@@ -20,6 +20,7 @@ from shardtensor.functions.manipulation import flip, reshape
 from shardtensor.functions.searching import searchsorted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -108,9 +109,9 @@ def _bincount(x: Any, weights: Any, minlength: int) -> Any:
         raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
     if python.index(minlength) < 0:
         raise ArgumentError(f"minlength is {minlength}; wanted a number from 0 on")
-    kind = _dtype_of(x).kind
+    kind = dtype_of(x).kind
     if kind not in "biu":
-        raise ArgumentTypeError(f"x has dtype {_dtype_of(x)}; wanted integers")
+        raise ArgumentTypeError(f"x has dtype {dtype_of(x)}; wanted integers")
     length = minlength
     if np.shape(x)[0]:
         # NumPy itself looks for negative elements.
@@ -121,11 +122,6 @@ def _bincount(x: Any, weights: Any, minlength: int) -> Any:
     else:
         weights = None  # As in NumPy, the sums of no weights are integers.
     return counts_of_integers(x, weights, length=length)
-
-
-def _dtype_of(x: Any) -> np.dtype[Any]:
-    backend = array_backend(x)
-    return backend.dtype_of(x) if backend else x.dtype
 
 
 # -- histograms ------------------------------------------------------------------------------------
@@ -231,7 +227,7 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
         )
     if weights is not None and np.shape(weights) != np.shape(x):
         raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
-    if _dtype_of(x).kind == "b":
+    if dtype_of(x).kind == "b":
         x = call("astype", x, np.uint8)
     x = x if np.ndim(x) else reshape(x, (1,))
     weights = weights if weights is None or np.ndim(weights) else reshape(weights, (1,))
@@ -264,7 +260,7 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
         raise ArgumentTypeError(f"bins is {bins!r:.60}; wanted an integer, or edges") from None
     if count < 1:
         raise ArgumentError(f"bins is {count}; wanted a number from 1 on")
-    dtype = _dtype_of(x)
+    dtype = dtype_of(x)
     if range is not None:
         first, last = range
     else:

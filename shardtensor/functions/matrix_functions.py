@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.registry import array_backend
 from shardtensor.core import call, implements
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
@@ -41,7 +40,7 @@ from shardtensor.functions.statistical import max as greatest
 from shardtensor.functions.statistical import min as least
 from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.rules import normalize_axes
-from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- the standard's products and diagonals, along the last dimensions ------------------------------
@@ -191,7 +190,7 @@ def matrix_power(x: ArrayLike, n: int, /) -> ShardedTensor:
     if rest < 0:
         x, rest = inv(x), -rest
     if not rest:
-        return add(zeros_like(x), np.eye(shape_of(x)[-1], dtype=_dtype_of(x)))
+        return add(zeros_like(x), np.eye(shape_of(x)[-1], dtype=dtype_of(x)))
     result, factor = None, x
     while True:
         if rest & 1:
@@ -200,11 +199,6 @@ def matrix_power(x: ArrayLike, n: int, /) -> ShardedTensor:
         if not rest:
             return result  # type: ignore[return-value]
         factor = matmul(factor, factor)
-
-
-def _dtype_of(x: Any) -> np.dtype[Any]:
-    backend = array_backend(x)  # In a mapped function, arrays are those of the backend.
-    return backend.dtype_of(x) if backend else x.dtype
 
 
 def multi_dot(arrays: Sequence[ArrayLike], /) -> ShardedTensor:
@@ -281,9 +275,7 @@ def lstsq(
     if len(shape) != 2 or len(right) not in (1, 2) or right[0] != shape[0]:
         raise LinearAlgebraError(f"lstsq: a has shape {shape} and b {right}; wanted (m, n), and (m,) or (m, k)")
     left, values, rows = svd(a, full_matrices=False)
-    limit = (
-        float(np.finfo(_dtype_of(values)).eps) * (1 if rcond == -1 else max(shape)) if rcond in (None, -1) else rcond
-    )
+    limit = float(np.finfo(dtype_of(values)).eps) * (1 if rcond == -1 else max(shape)) if rcond in (None, -1) else rcond
     large = greater(values, multiply(vector_norm(values, ord=np.inf), limit))
     rank = int(sum_over(large))
     factors = where(large, divide(1, where(large, values, 1)), 0)

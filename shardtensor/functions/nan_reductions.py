@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend.registry import array_backend
-from shardtensor.core import call, implements, operator
+from shardtensor.core import OPS, call, implements, operator
 from shardtensor.errors import ArgumentError
+from shardtensor.functions import masked_reductions as _options
 from shardtensor.sharding.rules import extremum
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 _Axis = int | tuple[int, ...] | None
+
+_WHERE = ("where",)
+_BOTH = ("initial", "where")
 
 
 def _dtype_by(name: str) -> Callable[..., Any]:
@@ -28,9 +32,16 @@ def _dtype_by(name: str) -> Callable[..., Any]:
     return lambda x, **params: getattr(np, name)(x, **params)
 
 
-@operator()
+@operator(options=_BOTH)
 def nansum(
-    x: ArrayLike, /, *, axis: _Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
 ) -> ShardedTensor:
     """Returns the `sum` of the elements along ``axis`` that are not NaN.
 
@@ -39,9 +50,16 @@ def nansum(
     """
 
 
-@operator()
+@operator(options=_BOTH)
 def nanprod(
-    x: ArrayLike, /, *, axis: _Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
 ) -> ShardedTensor:
     """Returns the product (`prod`) of the elements along ``axis`` that are not NaN.
 
@@ -50,8 +68,16 @@ def nanprod(
     """
 
 
-@operator(extremum, combine="nanmax", dtype=_dtype_by("max"))
-def nanmax(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+@operator(extremum, combine="nanmax", dtype=_dtype_by("max"), options=_BOTH)
+def nanmax(
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
+) -> ShardedTensor:
     """Returns the greatest element along ``axis`` that is not NaN (`max`); NaN where all are.
 
     >>> st.nanmax(st.asarray([1.0, float("nan"), 2.0])).item()
@@ -59,8 +85,16 @@ def nanmax(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
     """
 
 
-@operator(extremum, combine="nanmin", dtype=_dtype_by("min"))
-def nanmin(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+@operator(extremum, combine="nanmin", dtype=_dtype_by("min"), options=_BOTH)
+def nanmin(
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
+) -> ShardedTensor:
     """Returns the least element along ``axis`` that is not NaN (`min`); NaN where all are.
 
     >>> st.nanmin(st.asarray([1.0, float("nan"), 2.0])).item()
@@ -68,8 +102,8 @@ def nanmin(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
     """
 
 
-@operator()
-def nanmean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+@operator(options=_WHERE)
+def nanmean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False, where: ArrayLike = True) -> ShardedTensor:
     """Returns the `mean` of the elements along ``axis`` that are not NaN; NaN where there are none.
 
     >>> st.nanmean(st.asarray([1.0, float("nan"), 2.0])).item()
@@ -77,8 +111,10 @@ def nanmean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> S
     """
 
 
-@operator()
-def nanvar(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+@operator(options=_WHERE)
+def nanvar(
+    x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+) -> ShardedTensor:
     """Returns the variance (`var`) of the elements along ``axis`` that are not NaN; NaN where there are too few.
 
     >>> st.nanvar(st.asarray([1.0, float("nan"), 2.0])).item()
@@ -86,8 +122,10 @@ def nanvar(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keep
     """
 
 
-@operator()
-def nanstd(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+@operator(options=_WHERE)
+def nanstd(
+    x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+) -> ShardedTensor:
     """Returns the standard deviation (`std`) of the elements along ``axis`` that are not NaN: the root of `nanvar`.
 
     >>> st.nanstd(st.asarray([1.0, float("nan"), 2.0])).item()
@@ -134,15 +172,9 @@ def nancumprod(x: ArrayLike, /, *, axis: int | None = None, dtype: npt.DTypeLike
     """
 
 
-def _dtype_of(x: Any) -> np.dtype[Any]:
-    backend = array_backend(x)
-    dtype: np.dtype[Any] = backend.dtype_of(x) if backend else np.asarray(x).dtype if np.isscalar(x) else x.dtype
-    return dtype
-
-
 def _filled(x: Any, value: float) -> Any:
     """Returns x with ``value`` in place of NaN."""
-    return call("where", call("isnan", x), value, x) if _dtype_of(x).kind in "fc" else x
+    return call("where", call("isnan", x), value, x) if dtype_of(x).kind in "fc" else x
 
 
 def _declare_sum(function: Callable[..., Any], name: str, value: float) -> None:
@@ -171,7 +203,7 @@ def _declare_index(function: Callable[..., Any], name: str, value: float) -> Non
     @implements(function, "composite")
     def composite(x: Any, axis: Any, keepdims: bool) -> Any:
         found = call(name, _filled(x, value), axis=axis, keepdims=keepdims)
-        if _dtype_of(x).kind in "fc":
+        if dtype_of(x).kind in "fc":
             empty = call("any", call("all", call("isnan", x), axis=axis))
             if not lacks_elements(empty) and bool(empty):
                 raise ArgumentError(f"all elements along axis {axis} are NaN, where the result is undefined")
@@ -195,38 +227,52 @@ _declare_cumulative(nancumsum, "cumulative_sum", 0)
 _declare_cumulative(nancumprod, "cumulative_prod", 1)
 
 
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype in which sums are accumulated: float32 for float16."""
-    return np.result_type(dtype, np.float32)
+# -- means and variances, and the options ----------------------------------------------------------
 
 
-def _count(x: Any, axis: Any, keepdims: bool) -> Any:
-    return call("sum", call("logical_not", call("isnan", x)), axis=axis, keepdims=keepdims)
+def _chosen(x: Any, where: Any) -> Any:
+    """Returns the mask of the elements that are not NaN and that ``where`` selects."""
+    numbers = call("logical_not", call("isnan", x)) if dtype_of(x).kind in "fc" else np.True_
+    return numbers if where is True else call("logical_and", numbers, _options.mask_of(where, shape_of(x)))
+
+
+def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..., Any], **few: float) -> None:
+    @implements(function, "composite")
+    def composite(x: Any, *params: Any) -> Any:
+        if dtype_of(x).kind in "fc":
+            return masked(x, *params, where=_chosen(x, True), **few)
+        return call(name, x, **dict(zip(OPS[name].params, params, strict=False)))
+
+    @implements(function, "extended")
+    def extended(x: Any, *params: Any, where: Any) -> Any:
+        return masked(x, *params, where=_chosen(x, where), **few)
 
 
 @implements(nanmean, "composite")
 def _nanmean(x: Any, axis: Any, keepdims: bool) -> Any:
-    dtype = _dtype_of(x)
-    if dtype.kind not in "fc":
-        return call("mean", x, axis=axis, keepdims=keepdims)
-    total = call("sum", _filled(x, 0), axis=axis, dtype=_wide(dtype), keepdims=keepdims)
-    with np.errstate(invalid="ignore"):
-        return call("astype", call("divide", total, _count(x, axis, keepdims)), dtype, copy=False)
+    if dtype_of(x).kind in "fc":
+        return _options.masked_mean(x, axis, None, keepdims, where=_chosen(x, True))
+    return call("mean", x, axis=axis, keepdims=keepdims)
 
 
-@implements(nanvar, "composite")
-def _nanvar(x: Any, axis: Any, correction: float, keepdims: bool) -> Any:
-    dtype = _dtype_of(x)
-    if dtype.kind not in "fc":
-        return call("var", x, axis=axis, correction=correction, keepdims=keepdims)
-    wide = call("astype", x, _wide(dtype), copy=False)
-    distance = call("abs", _filled(call("subtract", wide, nanmean(wide, axis=axis, keepdims=True)), 0))
-    spread = call("sum", call("square", distance), axis=axis, keepdims=keepdims)
-    freedom = call("subtract", _count(x, axis, keepdims), correction)
-    freedom = call("where", call("greater", freedom, 0), freedom, _math.nan)  # Fewer elements have no variance.
-    return call("astype", call("divide", spread, freedom), np.empty(0, dtype).real.dtype, copy=False)
+@implements(nanmean, "extended")
+def _masked_nanmean(x: Any, axis: Any, keepdims: bool, *, where: Any) -> Any:
+    return _options.masked_mean(x, axis, None, keepdims, where=_chosen(x, where))
 
 
-@implements(nanstd, "composite")
-def _nanstd(x: Any, axis: Any, correction: float, keepdims: bool) -> Any:
-    return call("sqrt", nanvar(x, axis=axis, correction=correction, keepdims=keepdims))
+_declare_spread(nanvar, "var", _options.masked_var, few=_math.nan)
+_declare_spread(nanstd, "std", _options.masked_std, few=_math.nan)
+
+
+@implements(nansum, "extended")
+def _masked_nansum(x: Any, axis: Any, dtype: Any, keepdims: bool, **options: Any) -> Any:
+    return call("sum", _filled(x, 0), axis=axis, dtype=dtype, keepdims=keepdims, **options)
+
+
+@implements(nanprod, "extended")
+def _masked_nanprod(x: Any, axis: Any, dtype: Any, keepdims: bool, **options: Any) -> Any:
+    return call("prod", _filled(x, 1), axis=axis, dtype=dtype, keepdims=keepdims, **options)
+
+
+implements(nanmax, "extended")(_options.extremum_of("nanmax", "maximum", skips_nan=True))
+implements(nanmin, "extended")(_options.extremum_of("nanmin", "minimum", skips_nan=True))

@@ -38,7 +38,7 @@ from shardtensor.functions.searching import argmax
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.tensor.operands import sharded_dtype
+from shardtensor.tensor.operands import dtype_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _Where = Device | Mesh | NamedSharding | None
@@ -253,14 +253,9 @@ def _result_dtype(parameters: Sequence[Any], dtype: Any, caller: str) -> np.dtyp
     """Returns the dtype that the caller gave, else that of parameters of a floating-point dtype, else float64."""
     if dtype is not None:
         return _float_dtype(dtype, caller)
-    dtypes = [_dtype_of(p) for p in parameters if not isinstance(p, float)]
+    dtypes = [dtype_of(p) for p in parameters if not isinstance(p, float)]
     found = np.result_type(*dtypes) if dtypes else np.dtype(np.float64)
     return _float_dtype(found if found.kind == "f" else np.float64, caller)
-
-
-def _dtype_of(array: Any) -> np.dtype[Any]:
-    backend = None if isinstance(array, ShardedTensor) else array_backend(array)
-    return np.dtype(array.dtype) if backend is None else backend.dtype_of(array)
 
 
 def _from_0_to(most: float) -> Callable[[float], bool]:

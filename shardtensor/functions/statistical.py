@@ -4,6 +4,9 @@ Common to all of them:
 
 - ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
 - With ``keepdims``, the reduced dimensions remain, with size 1.
+- ``where``, an array of bools that broadcasts to x's shape, selects the elements that are reduced.
+- ``initial``, a scalar, is combined with each result, as one more element. An extremum needs it if ``where`` is given
+  or there are no elements.
 - The remaining dimensions keep their sharding. A reduction over a sharded dimension leaves partial results along the
   mesh axes that shard it. They are combined along a fixed tree, so that the same mesh gives the same bits, and the
   result is replicated along those axes.
@@ -11,22 +14,27 @@ Common to all of them:
 Raises:
     AxisError: x has no such axis, or an axis occurs twice.
     ShapeError: the reduced dimensions have no elements, and the function has no value for none (`max` and `min`).
-    ArgumentTypeError: the function is not defined for x's dtype.
+    ArgumentTypeError: the function is not defined for x's dtype, or ``where`` is no array of bools.
+    ArgumentError: an extremum has ``where``, but not ``initial``.
 """
 
 from __future__ import annotations
 
 import numpy.typing as npt
 
-from shardtensor.core import operator
+from shardtensor.core import implements, operator
+from shardtensor.functions import masked_reductions as _options
 from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _Axis = int | tuple[int, ...] | None
 
+_WHERE = ("where",)
+_BOTH = ("initial", "where")
 
-@operator(reduction, combine="all")
-def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+
+@operator(reduction, combine="all", options=_WHERE)
+def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, where: ArrayLike = True) -> ShardedTensor:
     """Tests whether all elements along ``axis`` are true (nonzero, NaN included).
 
     The result has dtype bool. It is True where there are no elements.
@@ -36,8 +44,8 @@ def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> Shard
     """
 
 
-@operator(reduction, combine="any")
-def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+@operator(reduction, combine="any", options=_WHERE)
+def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, where: ArrayLike = True) -> ShardedTensor:
     """Tests whether any element along ``axis`` is true (nonzero, NaN included).
 
     The result has dtype bool. It is False where there are no elements.
@@ -47,8 +55,16 @@ def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> Shard
     """
 
 
-@operator(extremum, combine="max")
-def max(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+@operator(extremum, combine="max", options=_BOTH)
+def max(
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    *,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
+) -> ShardedTensor:
     """Returns the greatest element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
@@ -58,9 +74,15 @@ def max(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> Shard
     """
 
 
-@operator(reduction, combine="mean")
+@operator(reduction, combine="mean", options=_WHERE)
 def mean(
-    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    where: ArrayLike = True,
 ) -> ShardedTensor:
     """Returns the arithmetic mean along ``axis``; NaN where there are no elements.
 
@@ -72,8 +94,16 @@ def mean(
     """
 
 
-@operator(extremum, combine="min")
-def min(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+@operator(extremum, combine="min", options=_BOTH)
+def min(
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    *,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
+) -> ShardedTensor:
     """Returns the least element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
@@ -83,9 +113,16 @@ def min(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> Shard
     """
 
 
-@operator(reduction, combine="prod")
+@operator(reduction, combine="prod", options=_BOTH)
 def prod(
-    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
 ) -> ShardedTensor:
     """Returns the product of the elements along ``axis``; 1 where there are no elements.
 
@@ -97,8 +134,10 @@ def prod(
     """
 
 
-@operator(reduction, combine="std")
-def std(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+@operator(reduction, combine="std", options=_WHERE)
+def std(
+    x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+) -> ShardedTensor:
     """Returns the standard deviation along ``axis``: the square root of `var`.
 
     Arguments and dtype are those of `var`.
@@ -108,9 +147,16 @@ def std(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdim
     """
 
 
-@operator(reduction, combine="sum")
+@operator(reduction, combine="sum", options=_BOTH)
 def sum(
-    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    initial: ArrayLike | None = None,
+    where: ArrayLike = True,
 ) -> ShardedTensor:
     """Returns the sum of the elements along ``axis``; 0 where there are no elements.
 
@@ -123,8 +169,10 @@ def sum(
     """
 
 
-@operator(reduction, combine="var")
-def var(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+@operator(reduction, combine="var", options=_WHERE)
+def var(
+    x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+) -> ShardedTensor:
     """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
 
     The result is real, also for complex x, and has dtype float64 for integers and bools, otherwise the precision of x
@@ -134,3 +182,14 @@ def var(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdim
     >>> st.var(st.asarray([1.0, 3.0, 5.0, 7.0])).item(), st.var(st.asarray([1.0, 3.0]), correction=1).item()
     (5.0, 2.0)
     """
+
+
+implements(all, "extended")(_options.logical("all", True))
+implements(any, "extended")(_options.logical("any", False))
+implements(max, "extended")(_options.extremum_of("max", "maximum"))
+implements(min, "extended")(_options.extremum_of("min", "minimum"))
+implements(mean, "extended")(_options.masked_mean)
+implements(prod, "extended")(_options.sum_of("prod", "multiply", 1))
+implements(std, "extended")(_options.masked_std)
+implements(sum, "extended")(_options.sum_of("sum", "add", 0))
+implements(var, "extended")(_options.masked_var)

@@ -148,7 +148,7 @@ def _call_form(function: Any, op: Op, count: int, keywords: tuple[str, ...]) -> 
         )
     if twice := sorted({*theirs[:count]} & {*keywords}):
         raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
-    ours = (*op.operands, *op.params, "out")
+    ours = (*op.operands, *op.params, *op.options, "out")
     # The operands are in the same order, but some have other names, and NumPy has parameters between them.
     others = [n for n in theirs if n not in ours], [n for n in op.operands if n not in theirs]
     names = {name: name for name in ours} | dict(zip(*others, strict=False))

@@ -25,6 +25,15 @@ def shape_of(x: Any) -> Shape:
     return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
 
 
+def dtype_of(x: Any) -> np.dtype[Any]:
+    """Returns the dtype of a tensor, an array of any library, or a scalar."""
+    backend = None if isinstance(x, (ShardedTensor, np.ndarray)) else array_backend(x)
+    if backend is not None:
+        return backend.dtype_of(x)
+    dtype: np.dtype[Any] = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return dtype
+
+
 def sharded_dtype(dtype: Any) -> np.dtype[Any]:
     """Returns a dtype as the `numpy.dtype` that a tensor can have: bool, numeric or time.
 
