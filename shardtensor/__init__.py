@@ -159,6 +159,7 @@ _CHAPTERS = {
     "functions.nan_reductions": (
         "nanargmax nanargmin nancumprod nancumsum nanmax nanmean nanmin nanprod nanstd nansum nanvar"
     ),
+    "functions.number_parts": "divmod frexp modf",
     "functions.order_statistics": "median nanmedian nanpercentile nanquantile percentile quantile",
     "functions.products": "cross diagonal dot inner kron outer trace",
     "functions.rearrangement": (
@@ -227,6 +228,11 @@ if _typing.TYPE_CHECKING:
         nanstd as nanstd,
         nansum as nansum,
         nanvar as nanvar,
+    )
+    from shardtensor.functions.number_parts import (
+        divmod as divmod,
+        frexp as frexp,
+        modf as modf,
     )
     from shardtensor.functions.order_statistics import (
         median as median,

@@ -6,6 +6,7 @@ from shardtensor.testing import (  # noqa: F401 - they add their cases
     linear_algebra_cases,
     manipulation_cases,
     statistical_cases,
+    ufunc_cases,
 )
 from shardtensor.testing.cases import (
     CASES,

@@ -269,6 +269,53 @@ def norm_finish(xp: Any, context: ShardContext, state: Any, *, ord: Any, **param
     return size if ord in (0, 1, math.inf, -math.inf) else xp.pow(size, 1 / ord)
 
 
+# -- reductions by ufuncs: the state is (position of the name in `FOLDS`, array)
+
+FOLDS = ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "hypot", "logaddexp", "logical_xor")
+"""The associative ufuncs that have a neutral element, and whose reductions are no operators of their own."""
+
+
+def _fold_partial(xp: Any, context: ShardContext, x: Any, *, ufunc: str, **params: Any) -> Any:
+    return FOLDS.index(ufunc), reduced_by(xp, context, x, ufunc=ufunc, **params)
+
+
+def reduced_by(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, axis: Any, keepdims: bool) -> Any:
+    """Reduces an array of one device by a ufunc in `FOLDS`."""
+    axes = reduced_axes(axis, x.ndim)
+    if xp is np:
+        return np.asarray(getattr(np, ufunc).reduce(x, axis=axes, keepdims=keepdims))
+    if ufunc == "logical_xor":
+        x = xp.not_equal(x, 0)
+    elif context is not None:
+        x = xp.asarray(x, dtype=context.dtype)
+    kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape)])
+    if 0 in [x.shape[d] for d in axes]:
+        zero = xp.zeros(kept, dtype=x.dtype)
+        neutral = -math.inf if ufunc == "logaddexp" else 0
+        x = xp.bitwise_invert(zero) if ufunc == "bitwise_and" else xp.full_like(zero, neutral)
+    for d in axes:
+        x = folded(xp, getattr(xp, ufunc), x, d)
+    return x if keepdims else xp.squeeze(x, axis=axes)
+
+
+def folded(xp: Any, apply: Callable[[Any, Any], Any], x: Any, axis: int) -> Any:
+    """Reduces an array of at least one element along an axis, which remains, by halving it."""
+    at = (slice(None),) * axis
+    while (count := x.shape[axis]) > 1:
+        half = count // 2
+        halves = apply(x[(*at, slice(0, 2 * half, 2))], x[(*at, slice(1, 2 * half, 2))])
+        x = xp.concat([halves, x[(*at, slice(2 * half, None))]], axis=axis) if count % 2 else halves
+    return x
+
+
+def _fold_merge(xp: Any, a: Any, b: Any) -> Any:
+    return a[0], getattr(xp, FOLDS[a[0]])(a[1], b[1])
+
+
+def _fold_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
+    return state[1]
+
+
 def _by(name: str) -> Merge:
     return lambda xp, a, b: getattr(xp, name)(a, b)
 
@@ -298,6 +345,7 @@ MONOIDS: dict[str, Monoid] = {
     "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
     "nanmax": Monoid(_not_nan("maximum"), exact="biufc"),
     "nanmin": Monoid(_not_nan("minimum"), exact="biufc"),
+    "fold": Monoid(_fold_merge, _fold_partial, _fold_finish),
     "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
     "diagonal": Monoid(_diagonal_merge, diagonal_partial, exact="biufcmM"),
     "trace": Monoid(_by("add"), trace_partial, exact="biu"),

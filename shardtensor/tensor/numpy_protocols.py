@@ -7,6 +7,7 @@ operator in `OPS`.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,10 @@ def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
             raise ArgumentTypeError(
                 f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
             )
+
+
+def _is_list(x: object) -> bool:
+    return isinstance(x, (list, tuple))
 
 
 def _operand(x: Any, caller: str) -> Any:
@@ -259,16 +264,12 @@ class Operators(Handle):
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        op = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
-        others = sorted(set(kwargs) - {"out", *(op.params if op else ())})
-        if method != "__call__" or others or op is None or len(op.operands) != len(inputs):
-            what = f"numpy.{ufunc.__name__}{'' if method == '__call__' else '.' + method}"
-            asked = f" with {', '.join(others)}" if others else ""
-            raise ArgumentTypeError(
-                f"{what}: has no sharded form here{asked}; np.asarray(x) gives the whole array on the host"
-            )
-        operands = [from_lists(x, op.name) if isinstance(x, (list, tuple)) else x for x in inputs]
-        return with_out(op, operands, kwargs)
+        if method == "__call__" and not kwargs:
+            op = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
+            if op is not None and len(op.operands) == len(inputs) and not any(map(_is_list, inputs)):
+                return op.dispatch(*inputs)
+        module = importlib.import_module("shardtensor.functions.ufunc_calls")  # It is above this package.
+        return module.call_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if has_extension(func):

@@ -15,7 +15,11 @@ import shardtensor.testing.manipulation_cases
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
-from shardtensor.testing import manipulation_cases, statistical_cases  # noqa: F401 - they register their cases
+from shardtensor.testing import (  # noqa: F401 - they register their cases
+    manipulation_cases,
+    statistical_cases,
+    ufunc_cases,
+)
 from shardtensor.testing.base import Kit
 from shardtensor.testing.cases import CASES, check, sharded_somehow, wanted
 from shardtensor.testing.indexing_cases import array_indices, indices

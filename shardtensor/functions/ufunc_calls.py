@@ -1,0 +1,272 @@
+"""Calls of NumPy's ufuncs with tensors: ``out``, ``where``, ``dtype``, ``casting``, and the methods of ufuncs.
+
+`shardtensor.tensor.numpy_protocols` calls `call_ufunc` for all calls that are more than an operator of arrays. The
+function itself is the operator of the ufunc's name, and what NumPy does around it is composed of operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.registry import array_backend
+from shardtensor.core import OPS, Op, bind_into, call
+from shardtensor.errors import ArgumentTypeError, AxisError, ShapeError
+from shardtensor.functions import ufunc_methods as methods
+from shardtensor.functions.masked_reductions import is_empty, logical, mask_of, of_nothing, selected, with_initial
+from shardtensor.functions.monoids import FOLDS
+from shardtensor.sharding.rules import normalize_axis
+from shardtensor.tensor.numpy_functions import NUMPY_NAMES
+from shardtensor.tensor.numpy_protocols import from_lists
+from shardtensor.tensor.operands import dtype_of, shape_of
+from shardtensor.tensor.tensor import ShardedTensor
+
+Options = dict[str, Any]
+
+
+def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Options) -> Any:
+    """Calls a ufunc, or the method of a ufunc, with tensors among the inputs or outputs, as NumPy calls it.
+
+    Raises:
+        ArgumentTypeError: there is no operator of the ufunc, or it lacks the method or an option.
+        ShapeError, AxisError, ArgumentError: the arguments are invalid, as for NumPy.
+    """
+    listed = [isinstance(x, (list, tuple)) and not (method == "at" and k == 1) for k, x in enumerate(inputs)]
+    operands = [from_lists(x, ufunc.__name__) if lists else x for x, lists in zip(inputs, listed, strict=True)]
+    return _METHODS[method](ufunc, operands, dict(options))
+
+
+def _operator_of(ufunc: np.ufunc, what: str, count: int) -> Op:
+    op: Op | None = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
+    if op is None or len(op.operands) != count:
+        raise _missing(what)
+    return op
+
+
+def _missing(what: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"numpy.{what}: has no sharded form here; np.asarray(x) gives the whole array on the host")
+
+
+def _check_rest(what: str, options: Options) -> None:
+    """Raises ArgumentTypeError for options that no caller has taken; the layout in memory is not visible."""
+    for name in ("order", "subok"):
+        options.pop(name, None)
+    if options:
+        raise ArgumentTypeError(
+            f"numpy.{what}: has no sharded form here with {', '.join(sorted(options))}; np.asarray(x) gives the whole "
+            "array on the host"
+        )
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+def _call(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
+    op = _operator_of(ufunc, ufunc.__name__, len(operands))
+    outs = options.pop("out", None) or (None,) * ufunc.nout
+    where, casting = options.pop("where", True), options.pop("casting", "same_kind")
+    signature = options.pop("signature", options.pop("sig", None))
+    dtype = options.pop("dtype", None)
+    params = {name: options.pop(name) for name in op.params if name in options}
+    _check_rest(ufunc.__name__, options)
+    if dtype is not None or signature is not None or casting != "same_kind":
+        if dtype is not None:
+            signature = (None,) * ufunc.nin + (np.dtype(dtype),) * ufunc.nout
+        operands = _in_dtypes(ufunc, operands, signature, casting)
+    mask = True
+    if where is not True:
+        shapes = [shape_of(x) for x in (*operands, *outs) if x is not None]
+        mask = mask_of(where, np.broadcast_shapes(np.shape(where), *shapes))
+        operands = [_harmless(ufunc, x, mask) for x in operands]
+    if len(outs) == 1 and isinstance(outs[0], ShardedTensor) and mask is True and casting == "same_kind":
+        bind_into(outs[0], op, *op.split(*operands, **params))  # Eager mode computes in place.
+        return outs[0]
+    found = op.dispatch(*operands, **params)
+    results = found if isinstance(found, tuple) else (found,)
+    made = tuple([_stored(ufunc.__name__, r, o, mask, casting) for r, o in zip(results, outs, strict=True)])
+    return made[0] if len(made) == 1 else made
+
+
+def _in_dtypes(ufunc: np.ufunc, operands: Sequence[Any], signature: Any, casting: Any) -> list[Any]:
+    """Returns the operands in the dtypes in which NumPy computes, given its arguments ``signature`` and ``casting``.
+
+    Raises:
+        ArgumentTypeError: NumPy has no such loop, or does not cast an operand to its dtype.
+    """
+    kinds = [type(x) if type(x) in (int, float, complex) else dtype_of(x) for x in operands]
+    try:
+        named = {} if signature is None else {"signature": signature}
+        loop = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, **named)
+    except TypeError as error:
+        raise ArgumentTypeError(f"numpy.{ufunc.__name__}: {error}") from None
+    pairs = zip(operands, kinds, loop, strict=False)
+    return [x if isinstance(k, type) or k == d else call("astype", x, d) for x, k, d in pairs]
+
+
+_SAFE = {"arctanh": 0.5}
+"""Values for which ufuncs compute a number without a warning, where that is not one."""
+
+
+def _harmless(ufunc: np.ufunc, x: Any, mask: Any) -> Any:
+    """Returns an operand with a harmless value in place of the elements that are not selected: NumPy neither computes
+    them nor warns of them, and raises no error for them.
+    """
+    dtype = dtype_of(x)
+    if dtype.kind in "mM":
+        return x
+    value = np.asarray(_SAFE.get(ufunc.__name__, 1), dtype)[()].item()
+    return call("where", mask, x if shape_of(x) or array_backend(x) else call("asarray", x), value)
+
+
+def _stored(name: str, result: Any, out: Any, mask: Any, casting: Any) -> Any:
+    """Writes the selected elements of a result into ``out``, a tensor or a host array, and returns it.
+
+    Raises:
+        ArgumentTypeError: ``casting`` does not allow the dtypes, or ``out`` is no array.
+        ShapeError: the shapes do not fit.
+    """
+    if out is None:
+        return result
+    if isinstance(out, np.ndarray):
+        np.copyto(out, np.asarray(result), casting=casting, where=np.asarray(mask))
+        return out
+    if not isinstance(out, ShardedTensor):
+        raise ArgumentTypeError(f"{name}: out is a {type(out).__name__}; wanted a tensor or a host array")
+    given = dtype_of(result)
+    if not np.can_cast(given, out.dtype, casting):
+        raise ArgumentTypeError(
+            f"{name}: the result has dtype {given}, and casting={casting!r} does not allow out of {out.dtype}"
+        )
+    if np.broadcast_shapes(shape_of(result), out.shape) != out.shape:
+        raise ShapeError(f"{name}: the result has shape {shape_of(result)}, and out {out.shape}")
+    result = call("astype", result, out.dtype, copy=False)
+    if mask is True:
+        out[...] = result
+    else:
+        bind_into(out, OPS["where"], (mask, result, out), ())
+    return out
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+_REDUCTIONS = {
+    "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "fmax": "nanmax", "fmin": "nanmin",
+    "logical_and": "all", "logical_or": "any",
+}  # fmt: skip
+"""The operators that reduce by a ufunc."""
+
+
+def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
+    name, (x,) = ufunc.__name__, operands
+    what = f"{name}.reduce"
+    (out,) = options.pop("out", None) or (None,)
+    axis, keepdims = options.pop("axis", 0), bool(options.pop("keepdims", False))
+    dtype, where = options.pop("dtype", None), options.pop("where", True)
+    initial = options.pop("initial", None)
+    initial = None if initial is np._NoValue else initial
+    _check_rest(what, options)
+    if not shape_of(x) and axis in (0, -1):  # NumPy takes a scalar for one row.
+        axis = None
+    if name in ("add", "multiply"):
+        found = call(_REDUCTIONS[name], x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
+    elif name in ("logical_and", "logical_or"):
+        neutral = name == "logical_and"
+        found = logical(_REDUCTIONS[name], neutral)(x, axis, keepdims, where=where)
+        found = with_initial(name, found, initial)
+    else:
+        x = x if dtype is None else call("astype", x, dtype, copy=False)
+        if name in _REDUCTIONS:
+            found = call(_REDUCTIONS[name], x, axis=axis, keepdims=keepdims, initial=initial, where=where)
+        else:
+            found = _folded(ufunc, x, axis, keepdims, initial, where)
+    return _stored(what, found, out, True, "same_kind")
+
+
+def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, where: Any) -> Any:
+    """Reduces by a ufunc that has no operator of its own.
+
+    Raises:
+        ArgumentTypeError: the result depends on the grouping of the elements.
+    """
+    name = ufunc.__name__
+    if name not in FOLDS:
+        raise ArgumentTypeError(
+            f"numpy.{name}.reduce: has no sharded form here, because its result depends on the order in which elements "
+            f"are combined; wanted one of {', '.join((*_REDUCTIONS, *FOLDS))}, or np.asarray(x) for the whole "
+            "array on the host"
+        )
+    neutral = methods.neutral_of(name, dtype_of(x))
+    if is_empty(x, axis):
+        return with_initial(name, of_nothing(x, axis, keepdims, neutral), initial)
+    chosen = selected(x, where, neutral)
+    return with_initial(name, methods.fold(chosen, ufunc=name, axis=axis, keepdims=keepdims), initial)
+
+
+def _axis_of(what: str, x: Any, axis: Any) -> int:
+    if not shape_of(x):
+        raise ArgumentTypeError(f"numpy.{what}: x has no dimensions; wanted at least one")
+    try:
+        return normalize_axis(axis, len(shape_of(x)))
+    except AxisError as error:
+        raise AxisError(f"numpy.{what}: {error}") from None
+
+
+def _accumulate(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
+    name, (x,) = ufunc.__name__, operands
+    what = f"{name}.accumulate"
+    (out,) = options.pop("out", None) or (None,)
+    axis, dtype = _axis_of(what, x, options.pop("axis", 0)), options.pop("dtype", None)
+    _check_rest(what, options)
+    if name in ("add", "multiply"):
+        found = call("cumulative_sum" if name == "add" else "cumulative_prod", x, axis=axis, dtype=dtype)
+    else:
+        _check_binary(ufunc, what)
+        x = x if dtype is None else call("astype", x, dtype, copy=False)
+        found = methods.accumulated(x, ufunc=_operator_of(ufunc, what, 2).name, axis=axis)
+    return _stored(what, found, out, True, "same_kind")
+
+
+def _check_binary(ufunc: np.ufunc, what: str) -> None:
+    """Raises ArgumentTypeError unless the ufunc combines two elements into one."""
+    if ufunc.nin != 2 or ufunc.nout != 1 or ufunc.signature:
+        raise ArgumentTypeError(f"numpy.{what}: wanted a ufunc of two arrays that returns one")
+
+
+def _outer(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
+    _check_binary(ufunc, f"{ufunc.__name__}.outer")
+    a, b = operands
+    if shape_of(b):
+        shape = (*shape_of(a), *(1,) * len(shape_of(b)))
+        a = call("reshape", a, shape) if shape_of(a) else a
+    return _call(ufunc, [a, b], options)
+
+
+def _reduceat(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
+    what = f"{ufunc.__name__}.reduceat"
+    _check_binary(ufunc, what)
+    x, indices = operands
+    (out,) = options.pop("out", None) or (None,)
+    axis, dtype = _axis_of(what, x, options.pop("axis", 0)), options.pop("dtype", None)
+    _check_rest(what, options)
+    starts = methods.positions_of(indices, what, shape_of(x)[axis])
+    if dtype is not None:
+        x = call("astype", x, dtype, copy=False)
+    name = _operator_of(ufunc, what, 2).name
+    return _stored(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out, True, "same_kind")
+
+
+def _at(ufunc: np.ufunc, operands: list[Any], options: Options) -> None:
+    what = f"{ufunc.__name__}.at"
+    _check_rest(what, options)
+    x, index, *values = operands
+    op = _operator_of(ufunc, what, 1 + len(values))
+    if not isinstance(x, ShardedTensor):
+        raise ArgumentTypeError(f"numpy.{what}: a is a {type(x).__name__}; wanted a tensor, which is written")
+    methods.update(x, index, op.name, values, what)
+
+
+_METHODS: dict[str, Callable[[np.ufunc, list[Any], Options], Any]] = {
+    "__call__": _call, "reduce": _reduce, "accumulate": _accumulate, "outer": _outer, "reduceat": _reduceat, "at": _at,
+}  # fmt: skip

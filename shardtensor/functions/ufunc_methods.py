@@ -1,0 +1,272 @@
+"""What the methods of NumPy's ufuncs compute, for ufuncs whose reductions and cumulative functions are no operators.
+
+`fold` reduces by an associative ufunc, `accumulated` and `segments` combine elements along a dimension that is whole on
+each device, and `updated` writes to elements that may occur several times. Public functions are those of the ufuncs:
+see `shardtensor.functions.ufunc_calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import HOST
+from shardtensor.backend.functions import function_of
+from shardtensor.backend.registry import array_backend, backend_of
+from shardtensor.core import OPS, bind_into, call, implements, operator
+from shardtensor.errors import ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.functions.monoids import FOLDS, folded, reduced_by
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import reduction
+from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+
+def neutral_of(name: str, dtype: np.dtype[Any]) -> Any:
+    """Returns the element that changes nothing, of a ufunc in `FOLDS`: for unsigned integers, all bits are the greatest
+    one.
+    """
+    if name == "bitwise_and":
+        return True if dtype.kind == "b" else int(np.invert(np.zeros((), dtype)))
+    return getattr(np, name).identity
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def _fold_dtype(x: Any, *, ufunc: str, **params: Any) -> Any:
+    return getattr(np, ufunc).reduce(np.ravel(x), keepdims=True)
+
+
+@operator(reduction, combine="fold", dtype=_fold_dtype, blocks=False, error_name="reduce")
+def fold(
+    x: ArrayLike, /, *, ufunc: str, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+) -> ShardedTensor:
+    """Reduces along ``axis`` by one of the ufuncs in `FOLDS`; sharding and errors are those of `sum`.
+
+    >>> from shardtensor.functions.ufunc_methods import fold
+    >>> fold(st.asarray([6, 3, 1]), ufunc="bitwise_xor").item()
+    4
+    """
+
+
+implements(fold, "kernel")(reduced_by)
+
+
+# -- along a dimension that is whole ---------------------------------------------------------------
+
+
+def _along(ndim: int, axis: int, name: str) -> str:
+    names = [f"d{d}" for d in range(ndim)]
+    left, right = [" ".join([*names[:axis], n, *names[axis + 1 :]]) for n in ("k!", name)]
+    return f"{left} -> {right}"
+
+
+def _accumulated_rule(shapes: Sequence[Shape], *, ufunc: str, axis: int) -> str:
+    return _along(len(shapes[0]), axis, "k")
+
+
+def _accumulated_dtype(x: Any, *, ufunc: str, axis: int) -> Any:
+    return getattr(np, ufunc).accumulate(np.ravel(x))
+
+
+@operator(_accumulated_rule, dtype=_accumulated_dtype, blocks=False, error_name="accumulate")
+def accumulated(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
+    """Applies a ufunc of two arrays to each element and the result before it: `numpy.ufunc.accumulate`.
+
+    The result has x's shape. A split of ``axis`` moves to another dimension.
+
+    >>> from shardtensor.functions.ufunc_methods import accumulated
+    >>> accumulated(st.asarray([2, 5, 3]), ufunc="maximum", axis=0).tolist()
+    [2, 5, 5]
+    """
+
+
+@implements(accumulated, "kernel")
+def _accumulated(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, axis: int) -> Any:
+    if xp is np:
+        return getattr(np, ufunc).accumulate(x, axis=axis)
+    apply, at = _function(ufunc, x), (slice(None),) * axis
+    if ufunc in _ASSOCIATIVE:  # Each pass doubles the number of elements that each element combines.
+        step = 1
+        while step < x.shape[axis]:
+            sums = apply(x[(*at, slice(None, -step))], x[(*at, slice(step, None))])
+            x, step = xp.concat([x[(*at, slice(step))], sums], axis=axis), 2 * step
+        return xp.asarray(x, copy=True) if step == 1 else x
+    lines = [x[(*at, slice(1))]] if x.shape[axis] else [x]
+    for i in range(1, x.shape[axis]):
+        lines.append(apply(lines[-1], x[(*at, slice(i, i + 1))]))
+    return xp.concat(lines, axis=axis)
+
+
+_ASSOCIATIVE = frozenset((*FOLDS, "add", "fmax", "fmin", "logical_and", "logical_or", "maximum", "minimum", "multiply"))
+
+
+def _function(name: str, x: Any) -> Any:
+    """Returns the elementwise function of an operator on the arrays of x's backend."""
+    return function_of(array_backend(x) or backend_of(HOST), name)
+
+
+def positions_of(indices: Any, what: str, size: int) -> tuple[int, ...]:
+    """Returns the argument ``indices`` of `numpy.ufunc.reduceat`, which is read on the host.
+
+    Raises:
+        ArgumentTypeError: they are no integers.
+        ShapeError: they do not have one dimension.
+        IndexingError: an index is out of bounds.
+    """
+    starts = np.asarray(indices)
+    if starts.ndim != 1:
+        raise ShapeError(f"numpy.{what}: indices has {starts.ndim} dimensions; wanted one")
+    if starts.size and starts.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"numpy.{what}: indices has dtype {starts.dtype}; wanted integers")
+    for i in starts.tolist():
+        if not 0 <= i < size:
+            raise IndexingError(f"numpy.{what}: index {i} is out of bounds for a dimension of size {size}")
+    return tuple(map(int, starts.tolist()))
+
+
+def _segments_rule(shapes: Sequence[Shape], *, ufunc: str, starts: tuple[int, ...], axis: int) -> tuple[str, Shape]:
+    shape = shapes[0]
+    return _along(len(shape), axis, "segments"), (*shape[:axis], len(starts), *shape[axis + 1 :])
+
+
+def _segments_dtype(x: Any, *, ufunc: str, **params: Any) -> Any:
+    return getattr(np, ufunc).reduceat(np.ravel(x), [0])
+
+
+@operator(_segments_rule, dtype=_segments_dtype, blocks=False, error_name="reduceat")
+def segments(x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int) -> ShardedTensor:
+    """Reduces the segments of x along ``axis`` that begin at ``starts``: `numpy.ufunc.reduceat`.
+
+    A split of ``axis`` moves to another dimension.
+
+    >>> from shardtensor.functions.ufunc_methods import segments
+    >>> segments(st.arange(6), ufunc="add", starts=(0, 2, 5), axis=0).tolist()
+    [1, 9, 5]
+    """
+
+
+@implements(segments, "kernel")
+def _segments(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, starts: tuple[int, ...], axis: int) -> Any:
+    if xp is np:
+        return getattr(np, ufunc).reduceat(x, np.asarray(starts, np.intp), axis=axis)
+    if context is not None:
+        x = xp.asarray(x, dtype=context.dtype)
+    apply, at, parts = _function(ufunc, x), (slice(None),) * axis, []
+    for start, end in zip(starts, (*starts[1:], x.shape[axis]), strict=True):
+        part = x[(*at, slice(start, max(end, start + 1)))]
+        parts.append(folded(xp, apply, part, axis) if ufunc in _ASSOCIATIVE else _in_order(apply, part, at))
+    return xp.concat(parts, axis=axis) if parts else x[(*at, slice(0))]
+
+
+def _in_order(apply: Any, x: Any, at: tuple[slice, ...]) -> Any:
+    found = x[(*at, slice(1))]
+    for i in range(1, x.shape[len(at)]):
+        found = apply(found, x[(*at, slice(i, i + 1))])
+    return found
+
+
+# -- writes to elements that may occur several times -----------------------------------------------
+
+
+def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what: str) -> None:
+    """Writes the results of an operator to the elements ``x[index]``, once for each time that an element is indexed.
+
+    Index arrays are read on the host, as by ``x[index]``. Where no element occurs twice, the call is ``x[index] =
+    op(x[index], value)``.
+
+    Raises:
+        IndexingError: the index is out of bounds.
+        ShapeError: the values do not broadcast to the shape of the elements.
+    """
+    places = _coordinates(x.shape, index, what)
+    if values and np.broadcast_shapes(shape_of(values[0]), places.shape[1:]) != places.shape[1:]:
+        raise ShapeError(f"numpy.{what}: values of shape {shape_of(values[0])} for elements of {places.shape[1:]}")
+    flat = np.ravel_multi_index(tuple(places.reshape(len(places), -1)), x.shape) if x.size and x.ndim else places[:1]
+    if np.unique(flat).size == flat.size:
+        x[index] = call(name, x[index], *values)
+        return
+    listed = [_spread(v, places.shape[1:], x.dtype) for v in values] or [None]
+    bind_into(x, OPS["updated"], (x, np.ascontiguousarray(places.reshape(x.ndim, -1)), *listed), (name,))
+
+
+def _coordinates(shape: Shape, index: Any, what: str) -> np.ndarray[Any, Any]:
+    """Returns the coordinates of the elements that an index selects, in one more leading dimension."""
+    entries = index if isinstance(index, tuple) else (index,)
+    known = tuple([np.asarray(e) if isinstance(e, ShardedTensor) else e for e in entries])
+    lines = [np.arange(n).reshape((n,) + (1,) * (len(shape) - d - 1)) for d, n in enumerate(shape)]
+    try:
+        return np.array([np.broadcast_to(line, shape)[known] for line in lines], np.int64)
+    except IndexError as error:
+        raise IndexingError(f"numpy.{what}: {error}") from None
+
+
+def _spread(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    """Returns the values of `update` in one dimension; a Python scalar takes the dtype of the elements if it can."""
+    if type(value) in (bool, int, float, complex):
+        value = np.asarray(value, np.result_type(dtype, value))
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(np.broadcast_to(value, shape)).reshape(-1)
+    return call("reshape", call("broadcast_to", value, shape), (-1,))
+
+
+def _updated_rule(shapes: Sequence[Shape], *, ufunc: str) -> str:
+    names = " ".join([f"d{d}" for d in range(len(shapes[0]))])
+    return f"{names}, c! k!, {'k!' if shapes[2] else ''} -> {names}"
+
+
+def _updated_dtype(x: Any, places: Any, values: Any = None, *, ufunc: str) -> Any:
+    return x
+
+
+@operator(
+    _updated_rule,
+    operands=("x", "places", "values"),
+    dtype=_updated_dtype,
+    blocks=False,
+    error_name="at",
+)
+def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None, *, ufunc: str) -> ShardedTensor:
+    """Returns x after `numpy.ufunc.at`: the ufunc is applied once for each column of ``places``, the coordinates.
+
+    x keeps its sharding. Each device applies the ufunc to the elements of its shard.
+
+    >>> from shardtensor.functions.ufunc_methods import updated
+    >>> updated(st.zeros(3), np.array([[0, 2, 0]]), np.ones(3), ufunc="add").tolist()
+    [2.0, 0.0, 1.0]
+    """
+
+
+@implements(updated, "kernel")
+def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values: Any, *, ufunc: str) -> Any:
+    made = xp.asarray(x, copy=True)
+    if context is not None:
+        box = context.boxes[0]
+        inside = None
+        for d, (begin, end) in enumerate(box):
+            here = (places[d] >= begin) & (places[d] < end)
+            inside = here if inside is None else inside & here
+        begins = xp.asarray([begin for begin, _ in box], dtype=places.dtype)
+        places = places[:, inside] - begins[:, None]
+        values = None if values is None else values[inside]
+    given = () if values is None else (values,)
+    if xp is np:
+        getattr(np, ufunc).at(made, tuple(places), *given)
+        return made
+    # Libraries differ in what they do with repeated indices, so each round writes every element at most once.
+    apply = _function(ufunc, x)
+    flat = xp.zeros_like(places[0])
+    for d, n in enumerate(made.shape):
+        flat = flat * n + places[d]
+    order = xp.argsort(flat, stable=True)
+    ordered = flat[order]
+    rank = xp.arange(flat.shape[0], dtype=places.dtype) - xp.searchsorted(ordered, ordered)
+    for k in range(int(xp.max(rank)) + 1 if flat.shape[0] else 0):
+        chosen = order[rank == k]
+        at = tuple([places[d][chosen] for d in range(len(made.shape))])
+        made[at] = xp.asarray(apply(made[at], *[v[chosen] for v in given]), dtype=made.dtype)
+    return made
