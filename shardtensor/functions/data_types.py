@@ -13,6 +13,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host import blockwise
 from shardtensor.sharding.layout import Where
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.sharding.view_spec import ViewSpec, part_of
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -52,6 +53,30 @@ def _astype(xp: Any, context: ShardContext, x: Any, *, dtype: Any, copy: bool, d
 
 
 implements(astype, "blockwise")(blockwise.cast)
+
+
+def _bitcast_dtype(x: Any, *, dtype: np.dtype[Any]) -> Any:
+    return np.empty(1, dtype)
+
+
+@operator("... -> ...", dtype=_bitcast_dtype, error_name="view")
+def bitcast(x: ArrayLike, /, dtype: np.dtype[Any]) -> ShardedTensor:
+    """Returns the bits of the elements as elements of another dtype of the same size: a view, as `numpy.ndarray.view`.
+
+    >>> from shardtensor.functions.data_types import bitcast
+    >>> bitcast(st.asarray([1.0]), np.dtype("int64")).tolist() == [1023 << 52]
+    True
+    """
+
+
+@implements(bitcast, "kernel")
+def _bitcast(xp: Any, context: ShardContext | None, x: Any, *, dtype: np.dtype[Any]) -> Any:
+    return xp.asarray(part_of(x, dtype), copy=True)
+
+
+@implements(bitcast, "view_spec")
+def _bitcast_view(view_spec: ViewSpec, dtype: np.dtype[Any]) -> ViewSpec | None:
+    return None if isinstance(view_spec.part, str) else view_spec.only(dtype)
 
 
 def _dtype_of(x: Any) -> Any:

@@ -7,6 +7,7 @@ see `shardtensor.functions.ufunc_calls`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,7 +158,7 @@ def _segments(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, star
     if context is not None:
         x = xp.asarray(x, dtype=context.dtype)
     apply, at, parts = _function(ufunc, x), (slice(None),) * axis, []
-    for start, end in zip(starts, (*starts[1:], x.shape[axis]), strict=True):
+    for start, end in itertools.pairwise((*starts, x.shape[axis])):
         part = x[(*at, slice(start, max(end, start + 1)))]
         parts.append(folded(xp, apply, part, axis) if ufunc in _ASSOCIATIVE else _in_order(apply, part, at))
     return xp.concat(parts, axis=axis) if parts else x[(*at, slice(0))]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import array_backend
 from shardtensor.sharding.copy_plan import Line, Region, with_new_dimensions
 from shardtensor.sharding.index import Index, Span, to_numpy
 from shardtensor.sharding.layout import Grid, Ints, Shape
@@ -128,6 +129,26 @@ def box_of(index: Index, shape: Shape) -> BoxIndex:
 # -- view specs ------------------------------------------------------------------------------------
 
 
+Part = str | np.dtype[Any] | None
+
+
+def part_of(array: Any, part: Part) -> Any:
+    """Returns a part of the elements of an array of any library, as a view: see `ViewSpec`."""
+    if part is None:
+        return array
+    if isinstance(part, str):
+        return getattr(array, part)
+    backend = array_backend(array)
+    return array.view(part if backend is None else backend.xp.empty((0,), dtype=part).dtype)
+
+
+def part_dtype(dtype: np.dtype[Any], part: Part) -> np.dtype[Any]:
+    """Returns the dtype of a part of elements of ``dtype``."""
+    if isinstance(part, np.dtype):
+        return part
+    return dtype if part is None else np.empty(0, dtype).real.dtype
+
+
 @dataclass(slots=True, eq=False)
 class ViewSpec:
     """The mapping from the elements of a view to those of its base array, which is in row-major order.
@@ -137,7 +158,8 @@ class ViewSpec:
         shape: the shape of the view.
         strides, offset: NumPy's strides of the view and its offset in the base array, in elements.
         chains: the mesh axes that split each dimension of the view.
-        part: ``"real"`` or ``"imag"`` for a view of one part of complex numbers, else None.
+        part: ``"real"`` or ``"imag"`` for a view of one part of complex numbers, a dtype for a view of the same bits as
+            elements of that dtype, else None.
         scalar: whether it is one element that NumPy would return as a scalar, which is a copy.
     """
 
@@ -145,7 +167,7 @@ class ViewSpec:
     strides: tuple[int, ...]
     offset: int
     chains: tuple[Chain, ...]
-    part: str | None = None
+    part: Part = None
     scalar: bool = False
     shape: Shape = field(init=False)
 
@@ -223,8 +245,8 @@ class ViewSpec:
             where.append(i)
         return Index(reversed(where))
 
-    def only(self, part: str | None) -> ViewSpec:
-        """Returns this view spec restricted to the real or imaginary part; ``part`` None gives whole elements."""
+    def only(self, part: Part) -> ViewSpec:
+        """Returns this view spec with another part of the elements; None gives whole elements."""
         return ViewSpec(self.boxes, self.strides, self.offset, self.chains, part)
 
     def of(self, backend: Backend, array: Any) -> Any:
@@ -235,7 +257,7 @@ class ViewSpec:
         array = self.boxes[0].of(backend, array)
         for box in self.boxes[1:]:
             array = box.of(backend, backend.xp.reshape(array, box.over))
-        return getattr(array, self.part) if self.part else array
+        return part_of(array, self.part)
 
     def same(self, other: ViewSpec) -> bool:
         """Whether both view specs have the same shape and map to the same elements in the same order."""

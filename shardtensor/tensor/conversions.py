@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import operator as python
 from typing import Any, overload
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
 from shardtensor.core import call
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
 from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.handle import Handle
 
@@ -55,13 +57,38 @@ class Conversions(Handle):
         """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
         return np.asarray(self).tolist()
 
-    def item(self) -> Any:
-        """Returns the only element as a Python scalar.
+    def item(self, *index: Any) -> Any:
+        """Returns an element as a Python scalar: the only one, that at a position in row-major order, or at an index of
+        all dimensions.
 
         Raises:
-            ShapeError: the tensor does not have exactly one element.
+            ShapeError: no index is given, and the tensor does not have exactly one element.
+            IndexingError: the index is out of bounds, or not of all dimensions.
         """
-        return self._only_element("item").item()
+        if not index:
+            return self._only_element("item").item()
+        at = index[0] if len(index) == 1 and isinstance(index[0], tuple) else index
+        if len(at) == 1 and self.ndim != 1:
+            position, size = python.index(at[0]), self.size
+            if not -size <= position < size:
+                raise IndexingError(f"item: position {position} is out of bounds for {size} elements")
+            at = np.unravel_index(position % size, self.shape)
+        if len(at) != self.ndim:
+            raise IndexingError(f"item: {len(at)} indices for {self.ndim} dimensions")
+        return call("getitem", self, tuple(at)).item()
+
+    def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:
+        """Writes the elements in row-major order to a file, as `numpy.ndarray.tofile`: their bytes, one block of rows
+        after the other, or with ``sep``, a text that separates them, as text in that format.
+
+        Args:
+            fid: a path, or a file that is open for writing bytes.
+        """
+        if sep:
+            np.asarray(self).tofile(fid, sep, format)
+            return
+        files = importlib.import_module("shardtensor.functions.files")  # It is above this package.
+        files.write_elements(fid, self)
 
     def __bool__(self) -> bool:
         hint = " (x.any() and x.all() are true or false)"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
+import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import OPS, bind_into, call
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.tensor.conversions import is_column_major
+from shardtensor.tensor.flags import Flags, flags_of
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.numpy_protocols import Operators, as_numpy, from_lists, with_out
 
@@ -31,14 +34,90 @@ def _method(name: str) -> Callable[..., ShardedTensor]:
     return method
 
 
-def _cumulative(name: str, x: Any, axis: int | None, dtype: Any) -> Any:
-    return call(name, call("reshape", x, shape=(-1,)) if axis is None else x, axis=axis or 0, dtype=dtype)
+def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any:
+    x = call("reshape", x, shape=(-1,)) if axis is None else x
+    return with_out(OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
+
+
+def _function(name: str) -> Callable[..., ShardedTensor]:
+    """Returns the method that is NumPy's function of the same name, which calls its form for tensors."""
+    function = getattr(np, name)
+
+    def method(self: Any, *args: Any, **params: Any) -> ShardedTensor:
+        return function(self, *args, **params)  # type: ignore[no-any-return]
+
+    method.__name__ = name
+    method.__doc__ = f"``numpy.{name}`` of this tensor."
+    return method
+
+
+_REFUSED = {
+    "byteswap": "the bytes of elements are in the order of the machine; np.asarray(x).byteswap() gives a host array",
+    "ctypes": "the elements are in the memories of several devices; np.asarray(x).ctypes gives those of a host array",
+    "data": "the elements are in the memories of several devices; x.addressable_shards gives the array of each device",
+    "dump": "pickle.dump(x, file) writes a tensor and its sharding, st.save(file, x) only the elements",
+    "dumps": "pickle.dumps(x) returns a tensor and its sharding",
+    "getfield": "tensors have no fields; x.view(dtype) and x.real are views of the elements",
+    "resize": "the layout of a tensor does not change; st.resize(x, shape) returns another one",
+    "setfield": "tensors have no fields; x.view(dtype)[...] = value and x.real = value write to them",
+}
+"""The attributes of NumPy's arrays that tensors lack, and what to use instead."""
 
 
 class Methods(Operators):
     """The base class of tensors that has the methods of NumPy's arrays."""
 
     __slots__ = ()
+
+    __array_priority__ = 100.0
+    """How libraries that do not know `__array_ufunc__` choose between the operands of an operator."""
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(call("any", call("equal", self, value)))
+
+    if not TYPE_CHECKING:  # Type checkers would take it for a definition of every name.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> ShardedTensor | None:
+        """The tensor to which writes to this one go: None if it is no view."""
+        return getattr(self._storage, "base", None)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides that the array would have in NumPy, in bytes; see ``x.addressable_shards`` for the shards."""
+        itemsize = (self if self.base is None else self.base).dtype.itemsize
+        return tuple([n * itemsize for n in self._element_strides])
+
+    @property
+    def _element_strides(self) -> tuple[int, ...]:
+        view_spec = getattr(self._storage, "view_spec", None)
+        if view_spec is not None:
+            return view_spec.strides  # type: ignore[no-any-return]
+        return tuple([math.prod(self.shape[d + 1 :]) for d in range(self.ndim)])
+
+    @property
+    def flags(self) -> Flags:
+        """The flags of a NumPy array with the same views: see `Flags`."""
+        return flags_of(self.shape, self._element_strides, self.base is None, not self._is_scalar)
+
+    def setflags(self, write: bool | None = None, align: bool | None = None, uic: bool | None = None) -> None:
+        """Accepts only the flags that the tensor has.
+
+        Raises:
+            ArgumentError: another flag is to be set.
+        """
+        flags = self.flags
+        if write not in (None, flags.writeable) or align not in (None, True) or uic:
+            raise ArgumentError(
+                f"setflags: write={write}, align={align}, uic={uic}; the flags of a tensor cannot change (writeable is "
+                f"{flags.writeable}); x.copy() can be written without effect on x"
+            )
 
     # -- elements and views ------------------------------------------------------------------------
 
@@ -108,7 +187,9 @@ class Methods(Operators):
         x = self.T if is_column_major(order, "ravel") else self
         flat = call("reshape", x, shape=(-1,))
         view_spec = getattr(flat._storage, "view_spec", None)
-        straight = view_spec is None or flat.size == 1 or (view_spec.strides == (1,) and not view_spec.part)
+        straight = (
+            view_spec is None or flat.size == 1 or (view_spec.strides == (1,) and not isinstance(view_spec.part, str))
+        )
         return flat if straight else x.flatten()
 
     def flatten(self, order: str = "C") -> ShardedTensor:
@@ -135,10 +216,42 @@ class Methods(Operators):
             return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
 
-    def astype(self, dtype: npt.DTypeLike, order: str = "K", *, copy: bool = True) -> ShardedTensor:
-        """Returns the elements in another dtype: see `st.astype`. ``order``, the layout in memory, has no effect."""
+    def astype(
+        self, dtype: npt.DTypeLike, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
+    ) -> ShardedTensor:
+        """Returns the elements in another dtype: see `st.astype`. ``order``, the layout in memory, has no effect, and
+        neither has ``subok``.
+
+        Raises:
+            ArgumentTypeError: ``casting`` does not allow the dtypes.
+        """
         is_column_major(order, "astype")
+        if casting != "unsafe" and not np.can_cast(self.dtype, dtype, casting):  # type: ignore[arg-type]
+            raise ArgumentTypeError(f"astype: {self.dtype} to {np.dtype(dtype)} is not allowed by casting={casting!r}")
         return call("astype", self, dtype, copy=copy)  # type: ignore[no-any-return]
+
+    def view(self, dtype: Any = None, type: Any = None) -> ShardedTensor:
+        """Returns a view of all elements: of their bits as elements of ``dtype``, if that is given.
+
+        Args:
+            dtype: a dtype of the same size. ``type``, in its place or by name, is a class of which x is an instance.
+
+        Raises:
+            ArgumentTypeError: the dtype has another size, tensors cannot have it, or x is of another class.
+        """
+        if isinstance(dtype, builtins.type) and not issubclass(dtype, np.generic) and issubclass(dtype, Methods):
+            dtype, type = None, dtype
+        if type is not None and not isinstance(self, type):
+            raise ArgumentTypeError(f"view: type is {type.__name__}; wanted {builtins.type(self).__name__}")
+        if dtype is None:
+            return self[...]
+        wanted: np.dtype[Any] = np.dtype(dtype)
+        if wanted.itemsize != self.itemsize or wanted.kind not in "biufcmM":
+            raise ArgumentTypeError(
+                f"view: {wanted} for elements of {self.dtype}; wanted a number, bool or time of {self.itemsize} bytes "
+                "(np.asarray(x).view(dtype) views a host array; st.stack([x.real, x.imag], -1) splits complex numbers)"
+            )
+        return call("bitcast", self, wanted)  # type: ignore[no-any-return]
 
     # -- operators -----------------------------------------------------------------------------------
 
@@ -147,22 +260,61 @@ class Methods(Operators):
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
     clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
     argsort, nonzero, searchsorted, take = map(_method, ("argsort", "nonzero", "searchsorted", "take"))
+    argpartition, choose, diagonal = map(_function, ("argpartition", "choose", "diagonal"))
+    dot, trace = map(_function, ("dot", "trace"))
 
-    def sort(self, axis: int | None = -1, *, stable: bool | None = None) -> None:
-        """Sorts the elements along ``axis`` in place: see `st.sort`."""
-        bind_into(self, OPS["sort"], (self,), (axis, False, bool(stable)))
+    def sort(
+        self, axis: int | None = -1, kind: str | None = None, order: None = None, *, stable: bool | None = None
+    ) -> None:
+        """Sorts the elements along ``axis`` in place: see `st.sort`. Elements have no fields, so ``order`` is None."""
+        if kind not in (None, "quicksort", "heapsort", "mergesort", "stable") or order is not None:
+            raise ArgumentError(f"sort: kind={kind!r} and order={order!r}; wanted one of NumPy's kinds, and no order")
+        bind_into(self, OPS["sort"], (self,), (axis, False, bool(stable) or kind in ("mergesort", "stable")))
+
+    def partition(self, kth: Any, axis: int = -1) -> None:
+        """Partitions the elements along ``axis`` in place: see `st.partition`."""
+        self[...] = call("partition", self, kth, axis=axis)
+
+    def compress(self, condition: Any, axis: int | None = None, out: Any = None) -> ShardedTensor:
+        """``numpy.compress`` of this tensor."""
+        return np.compress(condition, self, axis=axis, out=out)  # type: ignore[call-overload, no-any-return]
+
+    def put(self, indices: Any, values: Any, mode: str = "raise") -> None:
+        """Writes values to the elements at positions in row-major order. The values are repeated; where a position
+        occurs twice, the last one counts. Positions are read on the host.
+
+        Args:
+            indices: integers.
+            values: values of any shape.
+            mode: what is done with positions out of bounds: "raise", "wrap" or "clip".
+
+        Raises:
+            IndexingError: a position is out of bounds.
+            ArgumentError: there is no such mode.
+        """
+        linear, size = np.asarray(indices).ravel(), self.size
+        if mode not in ("raise", "wrap", "clip"):
+            raise ArgumentError(f"put: mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
+        if (linear.size and not size) or (mode == "raise" and ((linear < -size) | (linear >= size)).any()):
+            raise IndexingError(f"put: a position is out of bounds for {size} elements")
+        if not linear.size:
+            return
+        linear = np.clip(linear, 0, size - 1) if mode == "clip" else linear % size
+        places = np.unravel_index(linear, self.shape)
+        given = np.asarray(values) if isinstance(values, (list, tuple, bool, int, float, complex)) else values
+        self[places] = call("resize", given, linear.shape)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Any:
         """``st.repeat`` of this tensor."""
         return call("repeat", self, repeats, axis=axis)
 
-    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Any:
+    def cumsum(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
         """The cumulative sum along an axis; of the flattened tensor by default. See `st.cumulative_sum`."""
-        return _cumulative("cumulative_sum", self, axis, dtype)
+        return _cumulative("cumulative_sum", self, axis, dtype, out)
 
-    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Any:
+    def cumprod(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
         """The cumulative product along an axis; of the flattened tensor by default. See `st.cumulative_prod`."""
-        return _cumulative("cumulative_prod", self, axis, dtype)
+        return _cumulative("cumulative_prod", self, axis, dtype, out)
 
     def conj(self, out: Any = None) -> ShardedTensor:
         """``st.conj`` of this tensor."""

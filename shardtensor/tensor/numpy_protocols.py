@@ -178,6 +178,8 @@ def as_numpy(function: Any, op: Op, args: Sequence[Any], kwargs: dict[str, Any])
             continue
         if name == "order" and ours is None and value in ("C", "A", "K", "F" if op.creates else "K"):
             continue  # The layout in memory is not visible.
+        if name == "kind" and "stable" in op.params and value in ("quicksort", "heapsort", "mergesort", "stable"):
+            continue  # Sorting is stable by default.
         if ours is None:
             raise ArgumentTypeError(
                 f"numpy.{function.__name__}: has no sharded form here with {name}={value!r:.60}; leave {name} out, or "
@@ -248,8 +250,9 @@ _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     "broadcast_arrays": lambda *args, subok=False: call("broadcast_arrays", *args),
     "atleast_1d": lambda *arys: call("atleast_1d", *arys), "atleast_2d": lambda *arys: call("atleast_2d", *arys),
     "atleast_3d": lambda *arys: call("atleast_3d", *arys),
-    "cumsum": lambda a, axis=None, dtype=None: a.cumsum(axis, dtype), "ndim": lambda a: a.ndim,
-    "cumprod": lambda a, axis=None, dtype=None: a.cumprod(axis, dtype), "shape": lambda a: a.shape,
+    "cumsum": lambda a, axis=None, dtype=None, out=None: a.cumsum(axis, dtype, out), "ndim": lambda a: a.ndim,
+    "cumprod": lambda a, axis=None, dtype=None, out=None: a.cumprod(axis, dtype, out), "shape": lambda a: a.shape,
+    "put": lambda a, ind, v, mode="raise": a.put(ind, v, mode),
     "transpose": lambda a, axes=None: a.transpose(axes),
     "result_type": _result_type,
 }  # fmt: skip

@@ -20,6 +20,13 @@ def _number_part(data: Any) -> Case:
     return Case([x], answer=lambda name: np.frexp(x)[name == "exponent"])
 
 
+@case("bitcast")
+def _bitcast(data: Any) -> Case:
+    x = some_array(data, dtypes=["int32", "float32"])
+    dtype = np.dtype(data.draw(some.sampled_from(["int32", "float32"])))
+    return Case([x], (dtype,), answer=np.array(x.view(dtype)))
+
+
 @case("fold")
 def _fold(data: Any) -> Case:
     kinds = {"int32": ["bitwise_and", "bitwise_or", "bitwise_xor", "gcd"], "float64": ["hypot", "logaddexp"]}

@@ -101,7 +101,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
     internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards", "contract"}
     internal |= {"with_halos", "convolve_valid", "coordinate", "spanned"}
-    internal |= {"accumulated", "exponent", "fold", "mantissa", "segments", "updated"}
+    internal |= {"accumulated", "bitcast", "exponent", "fold", "mantissa", "segments", "updated"}
     internal |= {"counts_between", "counts_of_integers", "topk_indices"}
     assert set(OPS) - {*st.__all__, *st.linalg.__all__, *st.fft.__all__, *st.random.__all__} == internal
 

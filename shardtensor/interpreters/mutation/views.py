@@ -32,7 +32,17 @@ from shardtensor.sharding.copy_plan import host_grid, identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.sharding.view_spec import BoxIndex, ShardedBox, ViewSpec, aligned, box_of, located
+from shardtensor.sharding.view_spec import (
+    BoxIndex,
+    Part,
+    ShardedBox,
+    ViewSpec,
+    aligned,
+    box_of,
+    located,
+    part_dtype,
+    part_of,
+)
 from shardtensor.tensor.ownership import keep_while_read, lent, storage_of
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -133,7 +143,7 @@ class View:
         if len(view_spec.boxes) == 1:
             (box,) = view_spec.boxes
             array = box.arranged(np, call("to_host", x, index=Index(box.entries)))
-            return read_only(_part(array, view_spec))
+            return read_only(part_of(array, view_spec.part))
         return _picked_to_host(x, view_spec)
 
 
@@ -147,7 +157,7 @@ def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
     if shared:
         return lent(x, view_spec.of(x._aval.backend, whole_array(x)))
     array = plan.run(shard_arrays(x), x.dtype)[0].reshape(view_spec.shape)
-    return read_only(_part(array, view_spec))
+    return read_only(part_of(array, view_spec.part))
 
 
 class ScalarElement(DeferredStorage):
@@ -291,7 +301,7 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     view_spec = op.view_spec(view_spec, *params)
     if view_spec is None or 0 in view_spec.shape:
         return None
-    if view_spec.part and base._aval.dtype.kind != "c":
+    if isinstance(view_spec.part, str) and base._aval.dtype.kind != "c":
         if view_spec.part == "imag":
             return None
         view_spec = view_spec.only(None)
@@ -301,10 +311,9 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
 
 
 @functools.lru_cache(8192)
-def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: str | None) -> Aval:
-    dtype = base.dtype if part is None else np.empty(0, base.dtype).real.dtype
+def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: Part) -> Aval:
     sharding: NamedSharding = base.sharding.with_spec(P(*chains))
-    return aval(shape, dtype, sharding, base.committed)
+    return aval(shape, part_dtype(base.dtype, part), sharding, base.committed)
 
 
 def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTensor:
@@ -320,12 +329,12 @@ def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTe
         storage = storage.exported
         base = tensor(source, storage)
     if source.backend.shared_memory:
-        array = np.array(_part(whole_array(base, "getitem")[index], view_spec))
+        array = np.array(part_of(whole_array(base, "getitem")[index], view_spec.part))
         return tensor(value, ScalarElement(value, source, index, (array,)))
     holders, backend = _element_of(source, index), source.backend
     if source.offloaded and hasattr(storage, "to_host"):
         # The tensor is offloaded to host memory: only this element is copied to the devices.
-        host, devices = _part(storage.to_host(index), view_spec), holders.grid.devices
+        host, devices = part_of(storage.to_host(index), view_spec.part), holders.grid.devices
         record_transfer(
             "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
         )
@@ -333,12 +342,8 @@ def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTe
     arrays, parts = shard_arrays(base), []
     for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
         with backend.on(device):
-            parts.append(backend.xp.asarray(_part(box.of(backend, arrays[k]), view_spec), copy=True))
+            parts.append(backend.xp.asarray(part_of(box.of(backend, arrays[k]), view_spec.part), copy=True))
     return tensor(value, ScalarElement(value, source, index, tuple(parts)))
-
-
-def _part(array: Any, view_spec: ViewSpec) -> Any:
-    return getattr(array, view_spec.part) if view_spec.part else array
 
 
 @implements(view, "algorithm")
@@ -392,6 +397,8 @@ def evaluate(x: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
             x = value_of("reshape", x, box.over, None)
         if not box.is_whole:
             x = _boxed(x, box)
+    if isinstance(view_spec.part, np.dtype):
+        return value_of("bitcast", x, view_spec.part)
     return value_of(view_spec.part, x) if view_spec.part else x
 
 
@@ -452,7 +459,7 @@ def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], view_spec: ViewS
             return box.of(backend, array)
         if len(view_spec.boxes) > 1:
             array = backend.xp.reshape(array, box.over)
-        return _part(box.of(backend, array), view_spec)
+        return part_of(box.of(backend, array), view_spec.part)
 
 
 def gather_unrecorded(x: Any, caller: str) -> Any:

@@ -33,7 +33,7 @@ from shardtensor.interpreters.mutation.views import local_view, locate
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_view_spec
+from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, part_dtype, whole_view_spec
 from shardtensor.tensor.operands import as_operand, converted
 from shardtensor.tensor.ownership import exclusive_arrays, replaced, set_joined
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
@@ -130,7 +130,7 @@ def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
 @implements(put, "algorithm", "infer")
 def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
     new = _duplicate(x)
-    dtype = new.dtype if view_spec.part is None else np.empty(0, new.dtype).real.dtype
+    dtype = part_dtype(new.dtype, view_spec.part)
     _check_result("setitem", value, view_spec.shape, dtype)
     if view_spec.size:
         _write(new, view_spec, Elementwise("setitem", None, (value,), dtype))
