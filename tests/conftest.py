@@ -26,6 +26,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import registry
 from shardtensor.errors import BackendError
+from shardtensor.testing.checked import CheckedBackend
 from tests import fakecupy
 
 for _name in st.__all__:  # Modules that are imported on first use: tests of all operators iterate over the table.
@@ -34,6 +35,18 @@ for _name in st.__all__:  # Modules that are imported on first use: tests of all
 os.environ["SHARDTENSOR_BACKEND"] = "numpy"
 registry.default_backend()  # also where there is a GPU
 del os.environ["SHARDTENSOR_BACKEND"]
+
+
+class Grouped(CheckedBackend):
+    """Checked devices of which every four share a memory, as the logical devices of a GPU do."""
+
+    name = "grouped"
+
+    def __init__(self) -> None:
+        super().__init__(sharing=4)
+
+
+registry._loaded["grouped"] = Grouped()
 
 
 def usable(name: str) -> str:

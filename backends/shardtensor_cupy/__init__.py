@@ -1,4 +1,4 @@
-"""The ``cupy`` backend: CUDA GPUs driven by CuPy. Each logical device has a stream; several may share one GPU."""
+"""The ``cupy`` backend: CUDA GPUs driven by CuPy. Logical devices on one GPU share its memory and its stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ _DTYPES = frozenset("?bBhHiIlLqQefdFD")
 class CuPyBackend(Backend):
     """One device per GPU, or as many logical devices as `st.set_num_devices` sets, assigned to the GPUs in blocks.
 
-    Execution is asynchronous: calls return before the GPU has finished, and each device executes them in order on its
-    own stream. The environment variable ``SHARDTENSOR_CUPY_P2P`` controls direct copies between GPUs: with ``auto``
-    (the default) they are used between peers, with ``off`` never.
+    Execution is asynchronous: calls return before the GPU has finished, and each GPU executes them in order on one
+    stream of the library. The logical devices of a GPU therefore share arrays without events: a tensor on them is one
+    array, and an operator that does not depend on the split is one launch. The environment variable
+    ``SHARDTENSOR_CUPY_P2P`` controls direct copies between GPUs: with ``auto`` (the default) they are used between
+    peers, with ``off`` never.
     """
 
     name = "cupy"
@@ -48,9 +50,12 @@ class CuPyBackend(Backend):
         models = [self._model(gpu) for gpu in range(gpus)]
         self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(gpu_of)])
         wait = self._copier.flights.wait
-        self._logical_devices = {
-            d: LogicalDevice(self._cupy, d, gpu, gpus, wait) for d, gpu in zip(self._devices, gpu_of, strict=True)
-        }
+        first: dict[int, LogicalDevice] = {}
+        self._logical_devices: dict[Device, LogicalDevice] = {}
+        for device, gpu in zip(self._devices, gpu_of, strict=True):
+            logical = LogicalDevice(self._cupy, device, gpu, gpus, wait, first.get(gpu))
+            self._logical_devices[device] = logical
+            first.setdefault(gpu, logical)
 
     def _model(self, gpu: int) -> str:
         name = self._cupy.cuda.runtime.getDeviceProperties(gpu)["name"]
@@ -101,6 +106,10 @@ class CuPyBackend(Backend):
             left.remove(row[-1])
         return row[:count]
 
+    def memory_space(self, device: Device) -> int:
+        """Returns the number of the GPU."""
+        return int(self._logical_devices[device].gpu.id)
+
     def memory_info(self, device: Device) -> tuple[int, int]:
         """Returns the bytes (free, total) of the device's GPU; unused blocks in CuPy's memory pool count as free."""
         return self._logical_devices[device].memory()
@@ -108,7 +117,7 @@ class CuPyBackend(Backend):
     # -- order -------------------------------------------------------------------------------------
 
     def record(self, device: Device) -> Any:
-        """Records and returns an event on the device's stream."""
+        """Records and returns an event on the stream of the device's GPU."""
         return self._logical_devices[device].record()
 
     def wait(self, device: Device, token: Any) -> None:

@@ -1,4 +1,4 @@
-"""A logical device (a GPU with two streams), and the context manager that makes it current."""
+"""A logical device (a GPU and its two streams), and the context manager that makes it current."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from shardtensor.errors import BackendError, DeviceMemoryError
 class LogicalDevice:
     """A GPU and two streams on it. Both are blocking streams, so that they are ordered with code on the null stream.
 
+    The logical devices of one GPU have the same streams. With a stream for each of them, every access to an array of
+    another one would need events, also those that CuPy's memory pool makes: it gives a block that one stream has
+    released to the stream that allocated it, which would not wait for the first.
+
+    Args:
+        cupy: the module.
+        device: the `Device` that it implements.
+        gpu: the number of the GPU.
+        gpus: the number of GPUs of the machine.
+        wait: blocks until the copies in flight are complete.
+        beside: another logical device of the GPU, if there is one.
+
     Attributes:
         device: the `Device` that it implements.
         gpu: the GPU; several logical devices may share one.
@@ -22,13 +34,24 @@ class LogicalDevice:
 
     __slots__ = ("_cupy", "_current_stream", "_wait_for_copies", "copies", "device", "gpu", "has_others", "stream")
 
-    def __init__(self, cupy: Any, device: Device, gpu: int, gpus: int, wait: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cupy: Any,
+        device: Device,
+        gpu: int,
+        gpus: int,
+        wait: Callable[[], None],
+        beside: LogicalDevice | None = None,
+    ) -> None:
         self._cupy = cupy
         self._wait_for_copies = wait
         self._current_stream = cupy.cuda.get_current_stream
         self.device = device
         self.has_others = gpus > 1
         self.gpu = cupy.cuda.Device(gpu)
+        if beside:
+            self.stream, self.copies = beside.stream, beside.copies
+            return
         with self.gpu:
             self.stream = cupy.cuda.Stream()
             self.copies = cupy.cuda.Stream()

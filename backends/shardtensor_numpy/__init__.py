@@ -31,7 +31,7 @@ class NumPyBackend(Backend):
     """
 
     name = "numpy"
-    shared_memory = True
+    on_host = True
 
     def __init__(self) -> None:
         self._devices = tuple(Device(self.name, i) for i in range(logical_device_count()))

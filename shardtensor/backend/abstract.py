@@ -28,7 +28,7 @@ class AbstractBackend(Backend):
 
     name = NAME
     simulated = True
-    shared_memory = True  # Nothing is copied on this machine.
+    on_host = True  # Nothing is copied on this machine.
     xp = SimpleNamespace()
 
     def devices(self) -> Sequence[Device]:

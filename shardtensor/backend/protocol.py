@@ -57,9 +57,9 @@ class Backend(abc.ABC):
     simulated: bool = False
     """Whether its devices do not exist and its arrays have no elements; see `shardtensor.backend.abstract`."""
 
-    shared_memory: bool = False
-    """Whether all devices share the host's memory and arrays are NumPy's: the shards of a tensor are then views of one
-    buffer.
+    on_host: bool = False
+    """Whether arrays are NumPy's, in the host's memory, which all devices then share (see `memory_space`): the threads
+    and the memory pool of the library work for them.
     """
 
     negative_strides: bool = True
@@ -132,6 +132,15 @@ class Backend(abc.ABC):
     def adjacent_devices(self, count: int) -> Sequence[Device]:
         """Returns ``count`` devices, ordered so that neighbours have the fastest links; `make_mesh` uses it."""
         return self.devices()[:count]
+
+    def memory_space(self, device: Device) -> Hashable:
+        """Identifies the memory that ``device`` allocates from: equal for devices that share a memory and a queue, so
+        that each computes on the others' arrays as on its own, without a copy or an event.
+
+        The elements of a tensor whose devices all share a memory are one array, of which the shards are views. By
+        default each device has a memory of its own, and all devices on the host share one.
+        """
+        return HOST_MEMORY if self.on_host else device
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
         """Returns the bytes (free, total) of the memory that ``device`` allocates from; None if they are unknown."""
@@ -246,18 +255,17 @@ class Backend(abc.ABC):
         """Identifies the memory of an array: equal for all arrays that share it, as long as one of them exists.
 
         None if something else than the library and its users may write to the memory, or if it is unknown: such arrays
-        are copied before they are written. The default knows the memory of NumPy's arrays, where memory is shared.
+        are copied before they are written. The default knows the memory of NumPy's arrays.
         """
-        return memory_of(array) if self.shared_memory else None
+        return memory_of(array) if self.on_host else None
 
     def begin_write(self, array: Any) -> bool:
         """Prepares an array, whose memory nothing else holds, for a write in place; its device is current.
 
         An implementation makes the array writable, and orders the device after other devices that still read it. False
-        if the array cannot be written, or two of its elements have the same address. The default tests NumPy's arrays,
-        where memory is shared.
+        if the array cannot be written, or two of its elements have the same address. The default tests NumPy's arrays.
         """
-        return not self.shared_memory or (bool(array.flags.forc) and make_writable(array))
+        return not self.on_host or (bool(array.flags.forc) and make_writable(array))
 
     # -- other memories and libraries --------------------------------------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, Device, HostArray
+from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import MOST_DEVICES, Backend, device_counts, requested_devices, starting
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
 from shardtensor.host.fork import in_children
@@ -27,7 +27,7 @@ class _Host(Backend):
     """The backend of host arrays: with it, transfers from and to the host are planned like those between devices."""
 
     name = "host"
-    shared_memory = True
+    on_host = True
     xp = np
 
     def devices(self) -> Sequence[Device]:
@@ -203,6 +203,19 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
     return backend
 
 
+@functools.lru_cache(8192)
+def shared_memory(devices: tuple[Device, ...]) -> Hashable | None:
+    """Identifies the memory that all of these devices share; None if they have several memories."""
+    spaces = set(map(_memory_space, devices))
+    return spaces.pop() if len(spaces) == 1 else None
+
+
+@functools.lru_cache(8192)
+def _memory_space(device: Device) -> Hashable:
+    backend = backend_of(device)
+    return HOST_MEMORY if backend.on_host else (backend.name, backend.memory_space(device))
+
+
 def known(devices: Sequence[Device]) -> list[Device]:
     """Returns for each device the equal `Device` of a backend in use, which has the kind of this machine's device; if
     there is none, the device itself.
@@ -215,7 +228,7 @@ def known(devices: Sequence[Device]) -> list[Device]:
 def array_backend(x: object) -> Backend | None:
     """Returns the backend in use to which the array ``x`` belongs; None for host arrays and for other objects."""
     for backend in _loaded.values():
-        if not backend.shared_memory and backend.is_array(x):
+        if not backend.on_host and backend.is_array(x):
             return backend
     return None
 

@@ -18,7 +18,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, shared_memory
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, binomial_tree, combine, tree_of
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.offload import offloaded
@@ -46,8 +46,9 @@ class ArrayCommunicator(Communicator):
     def __init__(self, caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> None:
         super().__init__(caller, axis, devices, sizes)
         self.backends: list[Backend] = [backend_of(d) for d in devices]
-        self.shared_memory = all(b.shared_memory for b in self.backends)
-        self.copies = not self.shared_memory
+        self.on_host = all(b.on_host for b in self.backends)
+        self.share_memory = shared_memory(tuple(devices)) is not None
+        self.copies = not self.share_memory
         self._sent: set[tuple[int, int]] = set()
 
     def settle(self) -> None:
@@ -92,7 +93,7 @@ class ArrayCommunicator(Communicator):
     # -- collectives -------------------------------------------------------------------------------
 
     def _all_reduce(self, arrays: Sequence[Any], ufunc: str, mean: bool, group: Group) -> list[Any]:
-        if self.shared_memory:
+        if self.on_host:
             total = _reduced(getattr(np, ufunc), arrays, group.tree)
             return [self._deliver(0, total / len(arrays) if mean else total)] * len(arrays)
         if len(arrays) == 1 and not mean:
@@ -100,11 +101,13 @@ class ArrayCommunicator(Communicator):
         together = None if mean else self._by_library(arrays, ufunc)
         if together is not None:
             return [self._deliver(k, array) for k, array in enumerate(together)]
+        if self.share_memory:
+            group = group._replace(chunked=False)
         results = all_reduce(group, arrays, self._reduce_ops(arrays, ufunc, mean))
         return [self._deliver(k, results[k]) for k in group.members]
 
     def _all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
-        if self.shared_memory:
+        if self.share_memory:
             whole = self._adjacent(arrays, axis) if tiled else None
             return [self._joined(0, arrays, axis, tiled) if whole is None else whole] * len(arrays)
         return [self._joined(k, arrays, axis, tiled) for k in range(len(arrays))]
@@ -112,7 +115,7 @@ class ArrayCommunicator(Communicator):
     def _reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
         parts = _parts(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
         tree = tree_of((True,) * len(arrays), self.sizes)
-        if self.shared_memory:
+        if self.on_host:
             whole = _reduced(getattr(np, ufunc), arrays, tree)
             return [self._deliver(k, whole[part]) for k, part in enumerate(parts)]
         pieces = self._pieces(arrays, [parts] * len(arrays))
@@ -133,7 +136,7 @@ class ArrayCommunicator(Communicator):
         if whole is not None:
             return [whole[part] for part in cuts[0]]
         pieces = self._pieces(arrays, cuts)
-        if self.shared_memory:
+        if self.on_host:
             return [self._deliver(k, out) for k, out in enumerate(_joined(pieces, concat_axis, tiled))]
         return [self._joined(k, column, concat_axis, tiled) for k, column in enumerate(pieces)]
 
@@ -148,8 +151,8 @@ class ArrayCommunicator(Communicator):
         return results
 
     def _broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
-        if self.shared_memory:
-            return [self._deliver(source, blockwise.copied(arrays[source]))] * len(arrays)
+        if self.share_memory:
+            return [self._deliver(source, copied(arrays[source], self.devices[source]))] * len(arrays)
         held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
         for i, k in binomial_tree(source, range(len(arrays))):
             held[k] = self._bring(held[i], i, k)
@@ -163,7 +166,7 @@ class ArrayCommunicator(Communicator):
         They must be read-only, and their memory must be that of ``given`` arrays or of results of collectives, which no
         program can write to.
         """
-        if not self.shared_memory or any(a.flags.writeable for a in arrays):
+        if not self.on_host or any(a.flags.writeable for a in arrays):
             return None
         known = [{id(memory_pool.owner_of(x)) for x in given} for given in self.given]
         owners = [id(memory_pool.owner_of(a)) for a in arrays]
@@ -180,16 +183,20 @@ class ArrayCommunicator(Communicator):
         hold_memory(self.backends[0], whole)  # The result refers to the buffer, not to the leases of its parts.
         return self.backends[0].export(whole)
 
+    def _together(self, source: int, destination: int) -> bool:
+        """Whether two devices share a memory."""
+        return self.share_memory or shared_memory((self.devices[source], self.devices[destination])) is not None
+
     def _bring(self, array: Any, source: int, destination: int) -> Any:
         """Returns an array on another device; the same object if that device can read the array where it is."""
-        if self.devices[source] == self.devices[destination] or self.shared_memory:
+        if self._together(source, destination):
             return array
         self._sent.add((source, destination))
         return send(array, self.devices[source], self.devices[destination])
 
     def _owned(self, array: Any, source: int, destination: int) -> Any:
         """Returns the result of `_bring` as memory that no mapped function has a reference to."""
-        if self.devices[source] == self.devices[destination] or self.shared_memory:
+        if self._together(source, destination):
             return copied(array, self.devices[destination])
         return array
 
@@ -245,7 +252,7 @@ class ArrayCommunicator(Communicator):
     def _deliver(self, k: int, array: Any) -> Any:
         """Returns a result as mapped functions receive it: read-only where the library can enforce it."""
         backend = self.backends[k]
-        if backend.shared_memory:
+        if backend.on_host:
             _remember(np.asarray(array))
         return backend.export(array)
 

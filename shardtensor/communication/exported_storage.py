@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.communication.transfer import only_array
+from shardtensor.communication.transfer import copied
 from shardtensor.communication.transfer_log import record_copy
-from shardtensor.host.blockwise import copied
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.value import Aval
 
@@ -38,7 +37,7 @@ class Exported(DeferredStorage):
             if self._is_released():
                 return self.exported
         array = self.read(lambda array: array)
-        return Storage(array) if self._value.backend.shared_memory else Storage(arrays=(array,))
+        return Storage(array)
 
     def shared(self) -> Storage:
         """The same: a copy is no consumer's, and other handles may share it."""
@@ -49,26 +48,26 @@ class Exported(DeferredStorage):
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
         with self._lock:
             held = not self._is_released()
-            array = only_array(self.exported)
+            array = self.exported.array
         with backend.on(device):
             if not held:
                 return take(array)
             # The consumer may have queued writes to the memory.
             backend.wait_for_caller(device)
             part = take(array)
-            part = copied(part) if backend.shared_memory else backend.xp.asarray(part, copy=True)
+            part = copied(part, device)
         record_copy("to_dlpack", int(part.nbytes), device)
         return part
 
     @property
     def array(self) -> Any:
         """See `Storage`."""
-        return self.stored().array if self._value.backend.shared_memory else None
+        return self.stored().array
 
     @property
-    def arrays(self) -> Any:
+    def arrays(self) -> None:
         """See `Storage`."""
-        return None if self._value.backend.shared_memory else self.stored().arrays
+        return
 
     def settle(self) -> None:
         """Returns at once: no transfer is in progress."""
@@ -76,7 +75,7 @@ class Exported(DeferredStorage):
     def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
         """Returns whether a consumer still holds the memory, and if so the result of ``make`` for one more consumer."""
         with self._lock:
-            return (False, None) if self._is_released() else (True, make(only_array(self.exported)))
+            return (False, None) if self._is_released() else (True, make(self.exported.array))
 
     def is_released(self) -> bool:
         """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""
@@ -88,7 +87,7 @@ class Exported(DeferredStorage):
         if not self._released:
             device = value.sharding.mesh.flat[0]
             with value.backend.on(device):
-                held = [storage.array if storage.arrays is None else storage.arrays[0]]
+                held = [storage.array]
                 self._released = value.backend.is_exclusive(held, 1)
             if self._released:
                 value.backend.wait_for_caller(device)  # The consumer may have queued writes to the memory.

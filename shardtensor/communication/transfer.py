@@ -17,11 +17,11 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, shared_memory
 from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.host import memory_pool
+from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_grid, identity, plan_reshard
@@ -29,6 +29,7 @@ from shardtensor.sharding.index import Index, region_of
 from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.ownership import set_joined
+from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays
 from shardtensor.tensor.value import Aval, join
 
@@ -113,7 +114,7 @@ class TransferPlan(RecordedPlan):
         share the work; otherwise 0.
         """
         grids = (self.result, *self.sources)
-        on_host = all(backend_of(device).shared_memory for grid in grids for device in grid.devices)
+        on_host = all(backend_of(device).on_host for grid in grids for device in grid.devices)
         return sum(int(c.sizes.sum()) for c in self.copies) if on_host else 0
 
     @functools.cached_property
@@ -143,7 +144,7 @@ class TransferPlan(RecordedPlan):
                 part = part if as_they_lie else backend.contiguous(part)
                 return as_dtype(backend, part, dtype)
         with backend.on(device):
-            empty = memory_pool.empty if backend.shared_memory else backend.xp.empty
+            empty = memory_pool.empty if backend.on_host else backend.xp.empty
             out = empty(shape, dtype=dtype)
             if fill is not None:
                 out[...] = fill
@@ -173,8 +174,7 @@ class Message(NamedTuple):
     @property
     def is_local(self) -> bool:
         """Whether the destination can read the array where it is."""
-        one_memory = backend_of(self.source).shared_memory and backend_of(self.destination).shared_memory
-        return self.source == self.destination or one_memory
+        return self.source == self.destination or shared_memory((self.source, self.destination)) is not None
 
     def packs_with(self) -> Any:
         """A key that is equal for messages that may be sent as one; None for long arrays, which are sent alone."""
@@ -240,6 +240,8 @@ def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
 def copied(array: Any, device: Device) -> Any:
     """Returns a copy of an array on its device."""
     backend = backend_of(device)
+    if backend.on_host:
+        return blockwise.copied(array)
     with backend.on(device):
         return backend.xp.asarray(array, copy=True)
 
@@ -249,8 +251,7 @@ def array_on(x: Any, device: Device, caller: str) -> Any:
     if type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
         return only_array(x._storage)
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
-    move = operand_transfer(source, as_sharding(device, x.ndim, caller))
-    return move.whole(x, caller) if backend_of(device).shared_memory else move.shards(x, caller)[0]
+    return operand_transfer(source, as_sharding(device, x.ndim, caller)).whole(x, caller)
 
 
 def send(array: Any, source: Device, destination: Device) -> Any:
@@ -295,7 +296,7 @@ class OperandTransfer:
         ArgumentTypeError: of operand and sharding, only one is on simulated devices.
     """
 
-    __slots__ = ("_movement", "source", "stays", "target")
+    __slots__ = ("_movement", "memory", "source", "stays", "target")
 
     def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
         simulated = backend_of(target.mesh.flat[0]).simulated
@@ -309,6 +310,7 @@ class OperandTransfer:
         self.target = target
         self._movement: TransferPlan | None = None
         self.stays = isinstance(source, Aval) and source.grid.same(target.grid(source.shape))
+        self.memory = shared_memory(target.mesh.flat)
 
     @property
     def movement(self) -> TransferPlan:
@@ -321,7 +323,10 @@ class OperandTransfer:
 
     def keeps(self, k: int) -> bool:
         """Whether the shard on the k-th device of the target may share memory with the operand."""
-        return self.stays or any(piece.local for piece in self.movement.incoming[k])
+        if self.stays:
+            return True
+        sources, here = self.source.grid.devices, self.target.mesh.flat[k]
+        return any(shared_memory((sources[piece.j], here)) is not None for piece in self.movement.incoming[k])
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
         """Checks the transfer against the guard and records it; see `record_transfer`."""
@@ -331,12 +336,14 @@ class OperandTransfer:
         """Returns the messages of the transfer, computed for any number of devices only when they are listed."""
         return _schedule(self, operator, explicit)
 
-    def whole(self, x: Any, operator: str, explicit: bool = False) -> HostArray:
-        """Returns the operand as one buffer, for a backend whose devices share a memory."""
-        foreign = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
+    def whole(self, x: Any, operator: str, explicit: bool = False) -> Any:
+        """Returns the operand as one buffer, in the memory that all devices of the target share."""
+        in_place = self.source.memory == self.memory
         if not self.stays and is_recording():
-            self.announce(operator, explicit, copied=foreign)
-        return gather(x, operator)
+            self.announce(operator, explicit, copied=not in_place)
+        if in_place:
+            return whole_array(x, operator) if isinstance(x, ShardedTensor) else np.asarray(x)
+        return _movement_to_one(self.source, self.target.mesh.flat[0]).run((pieces_of(x),), self.source.dtype)[0]
 
     def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
         """Returns the operand as one array for each device of the target."""
@@ -366,9 +373,10 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
     """Returns all elements of an operand in host memory, read-only by convention; the transfer is not recorded."""
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
-    if x._aval.backend.shared_memory:
-        return whole_array(x, caller)
-    array: HostArray = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
+    if x._aval.backend.on_host:
+        array: HostArray = whole_array(x, caller)
+    else:
+        array = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
     return array
 
 
@@ -379,12 +387,19 @@ def to_host_movement(value: Aval, index: Index | None = None) -> TransferPlan:
     return TransferPlan((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
+@functools.lru_cache(1024)
+def _movement_to_one(source: Aval | HostAval, device: Device) -> TransferPlan:
+    """Returns the plan that copies an operand to one device."""
+    target = as_sharding(device, source.ndim, "transfer").grid(source.shape)
+    return TransferPlan((identity(source.shape),), (source.grid,), target)
+
+
 def pieces_of(x: Any) -> Sequence[Any]:
     """Returns the arrays of an operand: one for each device of a tensor, otherwise the host array itself."""
     return shard_arrays(x) if isinstance(x, ShardedTensor) else (np.asarray(x),)
 
 
-def whole_array(x: ShardedTensor, caller: str = "join") -> HostArray:
+def whole_array(x: ShardedTensor, caller: str = "join") -> Any:
     """Returns the one buffer of a tensor whose devices share a memory. Separate arrays are joined, once."""
     storage = x._storage
     pieces, array = storage.arrays, storage.array  # in this order, as another thread may join them
@@ -394,6 +409,6 @@ def whole_array(x: ShardedTensor, caller: str = "join") -> HostArray:
             device = x._aval.sharding.mesh.flat[0]
             record_copy(caller, copied, device)
         storage = current_storage(x)
-        if storage.arrays is pieces:
+        if type(storage) is Storage and storage.arrays is pieces:
             set_joined(x, storage, array, copied)
-    return array  # type: ignore[no-any-return]
+    return array

@@ -30,7 +30,7 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
     if x._is_scalar or base._aval.offloaded:  # A scalar is immutable, and other tensors may share an offloaded storage.
         return None
 
-    if base._aval.backend.shared_memory and type(base._storage) is Storage:
+    if base._aval.memory is not None and type(base._storage) is Storage:
         whole_array(base, "to_dlpack")  # A storage of several arrays becomes one of a single buffer.
 
     def of_view(array: Any) -> Any:

@@ -45,10 +45,9 @@ def _with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | comple
     value, fill = x._aval, None if isinstance(boundary, str) else boundary
     plan = _plan(value, depth, boundary if fill is None else None)
     if is_recording():
-        plan.announce(value.dtype.itemsize, not value.backend.shared_memory, "map_overlap")
+        plan.announce(value.dtype.itemsize, value.memory is None, "map_overlap")
     arrays = plan.run((pieces_of(x),), value.dtype, fill=fill)
-    storages = [Storage(a) if value.backend.shared_memory else Storage(arrays=(a,)) for a in arrays]
-    return [tensor(part, storage) for part, storage in zip(_parts(value, depth), storages, strict=True)]
+    return [tensor(part, Storage(array)) for part, array in zip(_parts(value, depth), arrays, strict=True)]
 
 
 @implements(with_halos, "infer")

@@ -115,7 +115,7 @@ def _bincount(x: Any, weights: Any, minlength: int) -> Any:
     length = minlength
     if np.shape(x)[0]:
         # NumPy itself looks for negative elements.
-        checked = x._aval.backend.shared_memory if isinstance(x, ShardedTensor) else not array_backend(x)
+        checked = x._aval.backend.on_host if isinstance(x, ShardedTensor) else not array_backend(x)
         if kind == "i" and not checked and int(call("min", x)) < 0:
             raise ArgumentError(_NEGATIVE)
         length = max(length, int(call("max", x)) + 1)

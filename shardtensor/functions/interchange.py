@@ -36,7 +36,7 @@ from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.ownership import hold, storage_of
-from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.storage import of_shards
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval, on_devices
 
@@ -127,7 +127,7 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
     if devices:
         source = _shared(source, what, devices[0], copy)
     target = as_sharding(where or (devices[0] if devices else default_mesh().flat[0]), source.ndim, "from_dlpack")
-    if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).shared_memory:
+    if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).on_host:
         given = f"{what} is one array for {target.mesh!r}, whose devices have separate memories"
         raise _needs_copy(f"{given}; give a list with an array for each")
     _check_kind(what, target, copy)
@@ -176,7 +176,7 @@ def _shared(x: Any, what: str, device: Device, copy: bool | None) -> Any:
     """
     backend = backend_of(device)
     try:
-        if not backend.shared_memory and _is_reversed(x):  # PyTorch aborts the process for negative strides.
+        if not backend.on_host and _is_reversed(x):  # PyTorch aborts the process for negative strides.
             raise BufferError("strides are negative")
         with backend.on(device):
             array = backend.export(backend.from_dlpack(_Exported(x, copy), device))
@@ -251,9 +251,9 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     arrays = tuple([shard_arrays(part)[0] for part in parts])
     value = aval(shape, first.dtype, sharding, True)
     if not value.offloaded:
-        return mark_array(tensor(value, Storage(arrays=arrays)))
+        return mark_array(tensor(value, of_shards(arrays)))
     _check_kind("x", sharding, copy)
-    return reshard_to(tensor(on_devices(value), Storage(arrays=arrays)), sharding, "from_dlpack")
+    return reshard_to(tensor(on_devices(value), of_shards(arrays)), sharding, "from_dlpack")
 
 
 def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:
@@ -387,7 +387,7 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
         )
     if x.dtype.kind in "mM":
         raise InterchangeError(f"__dlpack__: DLPack has no {x.dtype}; give x.astype('int64')")
-    if there != here or (several and not backend.shared_memory):
+    if there != here or (several and not backend.on_host):
         if copy is False:
             raise InterchangeError(f"__dlpack__: copy=False, and x must be copied to the host from {_place(x, here)}")
         # The consumer may write to this memory, and the result of ``np.asarray`` is read-only.

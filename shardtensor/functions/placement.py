@@ -15,10 +15,9 @@ from shardtensor.backend.device import HostArray
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
-from shardtensor.communication.transfer_log import is_recording, record_transfer
+from shardtensor.communication.transfer_log import is_recording, record_transfer, recorded_by
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
-from shardtensor.host import blockwise
 from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
@@ -165,7 +164,7 @@ def reshard_to(
         _announce_memory_kind(x, value, caller)
     # By default a host array is copied, because the caller may write to it.
     shares = not host if may_alias is None else may_alias
-    storage = (_put_shared if value.backend.shared_memory else _put_separate)(x, value, move, caller, shares)
+    storage = (_put_separate if value.memory is None else _put_shared)(x, value, move, caller, shares)
     if donate and not host:  # The memory of a host array remains its owner's.
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
@@ -194,20 +193,26 @@ def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor
     return transfer_to(x, target, caller)
 
 
-def _put_shared(x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool) -> Storage:
+def _put_shared(
+    x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool
+) -> Storage | DeferredStorage:
     """Returns the storage for devices that share one memory: x's buffer if it may be shared, otherwise a copy of it."""
-    elsewhere = isinstance(x, ShardedTensor) and not x._aval.backend.shared_memory
-    whole = transfer.gather(x, caller)
-    if not may_alias and not elsewhere:
-        whole = blockwise.copied(whole)
-    elif not isinstance(x, ShardedTensor):
+    storage, here = getattr(x, "_storage", None), move.source.memory == value.memory
+    if isinstance(storage, OffloadedStorage) and move.stays:
+        return storage.coming()
+    copies = not (may_alias and here)
+    if is_recording() and (copies or not move.stays):
+        # Separate memories would send each transfer, but one buffer is copied: ``copying`` records these bytes.
+        itemsize, movement = move.source.dtype.itemsize, move.movement
+        nbytes = min(value.nbytes, movement.size * itemsize) if not here else value.nbytes if copies else 0
+        record_transfer(caller, 0, True, lambda: movement.records(itemsize, False, caller, True).copying(nbytes))
+    with recorded_by():
+        whole = move.whole(x, caller)
+    if here and copies:
+        whole = transfer.copied(whole, value.sharding.mesh.flat[0])
+    elif here and not isinstance(x, ShardedTensor):
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
-    nbytes = 0 if may_alias and not elsewhere else whole.nbytes
-    if is_recording() and (nbytes or not move.stays):
-        # Separate memories would send each transfer, but the host copies one buffer: ``copying`` records these bytes.
-        itemsize = move.source.dtype.itemsize
-        record_transfer(caller, 0, True, lambda: move.movement.records(itemsize, False, caller, True).copying(nbytes))
     return Storage(whole_of(whole, value))
 
 
@@ -358,7 +363,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
-    shared = value.backend.shared_memory
+    shared = value.backend.on_host
     if is_recording() or not shared:
         movement, n = transfer.to_host_movement(value, at), value.dtype.itemsize
         record_transfer("to_host", 0, True, lambda: movement.records(n, not shared, "to_host", True))
@@ -426,7 +431,7 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
         return x, aval(x.shape, wanted, x.sharding, x.committed)
     target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
     value = aval(x.shape, wanted, target, device is not None)
-    if copy is False and not isinstance(x, ShardedTensor) and not value.backend.shared_memory:
+    if copy is False and not isinstance(x, ShardedTensor) and not value.backend.on_host:
         raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")
     return x, value
 

@@ -191,7 +191,7 @@ def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
     if not np.ndim(x):
         raise ShapeError("x is 0-d; wanted at least one dimension (st.reshape(x, (1,)) has one)")
     rows, dtype = _Rows(x, "nonzero"), np.dtype("int64")
-    if rows.backend.shared_memory:
+    if rows.backend.on_host:
         found = np.nonzero(rows.whole())
         if is_recording():
             bounds = np.searchsorted(found[0], rows.grid.offsets[0])

@@ -183,7 +183,7 @@ def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedT
             made[1 + wanted[0]] = made[1 + wanted[0]][0]
         return made
     rows = Rows(x, name)
-    if not rows.backend.shared_memory:
+    if not rows.backend.on_host:
         return _of_shards(rows, shape, x.dtype, wanted, equal_nan)
     whole = rows.whole()
     made = list(_on_host(whole, wanted, equal_nan))

@@ -52,12 +52,12 @@ def _layout(op: Op, mesh: Mesh, *params_and_kinds: Any) -> Aval | None:
     count = len(op.params)
     params, kinds = params_and_kinds[:count], params_and_kinds[count:]
     tensors = [kind for kind in kinds if isinstance(kind, Aval)]
-    if not tensors or not all(kind.backend.shared_memory and not kind.offloaded for kind in tensors):
+    if not tensors or not all(kind.backend.on_host and not kind.offloaded for kind in tensors):
         return None
     assert op.composite is not None
     with interpreting(INFER), recorded_by():
         value: Aval = op.composite(*map(_without_elements, kinds), *params)._aval
-    return value if value.ndim and value.nbytes < POOLED_FROM and value.backend.shared_memory else None
+    return value if value.ndim and value.nbytes < POOLED_FROM and value.backend.on_host else None
 
 
 def _without_elements(kind: Any) -> Any:

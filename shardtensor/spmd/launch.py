@@ -266,10 +266,7 @@ def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list
     with backend.on(device):
         if backend.is_exclusive(held) and backend.begin_write(held[0]):
             return held[0]
-        if backend.shared_memory:
-            mine = copied_array(held[0])
-        else:
-            mine = backend.contiguous(backend.xp.asarray(held[0], copy=True))
+        mine = copied_array(held[0]) if backend.on_host else backend.contiguous(backend.xp.asarray(held[0], copy=True))
     record_copy(caller, int(mine.nbytes), device)
     return mine
 
@@ -433,11 +430,11 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequen
     """Returns an array that a call returned, the only item of a list, as a tensor."""
     backend = here.backend
     # Arrays that nothing writes to, and of which the array may be a view.
-    more = received(held[0]) if backend.shared_memory else ()
+    more = received(held[0]) if backend.on_host else ()
     kept = (*shards, *more) if more else shards
     array, copied = backend.adopt(held, kept)
     held.clear()
-    exclusive = copied or (backend.shared_memory and array.base is None)  # A shard is passed as a view.
+    exclusive = copied or (backend.on_host and array.base is None)  # A shard is passed as a view.
     exclusive = exclusive or backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
     return _on_one(array, copied, exclusive, here, caller)
 
@@ -447,5 +444,4 @@ def _on_one(array: Any, copied: bool, exclusive: bool, here: DeviceInterpreter, 
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
     leases: Any = ([],) if exclusive else ()
-    storage = Storage(array, None, leases) if here.backend.shared_memory else Storage(None, (array,), leases)
-    return tensor(here.aval_of(array), storage)
+    return tensor(here.aval_of(array), Storage(array, None, leases))

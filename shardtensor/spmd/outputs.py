@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import array_backend, backend_of
+from shardtensor.backend.registry import array_backend, backend_of, shared_memory
 from shardtensor.communication.transfer import send
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.core import implements, operator
@@ -211,7 +211,7 @@ def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, in
 
 def _transfers(a: ShardedTensor, b: ShardedTensor, caller: str) -> Iterator[Transfer]:
     """Yields the records of a comparison by `_same`, which sends the shards of ``b`` to the devices of ``a``."""
-    copies, grid = not a._aval.backend.shared_memory, b._aval.grid
+    copies, grid = not a._aval.backend.on_host, b._aval.grid
     for k, (here, there) in enumerate(zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)):
         nbytes = math.prod(grid.shape(k)) * b.itemsize
         yield Transfer(nbytes, nbytes * copies, there, here, caller, True)
@@ -230,7 +230,7 @@ def _alike(x: Any, y: Any, here: Device, there: Device) -> bool:
     if x is y:
         return True
     backend = backend_of(here)
-    other = y if backend.shared_memory else send(y, there, here)
+    other = send(y, there, here) if shared_memory((here, there)) is None else y
     with backend.on(here):
         xp, same = backend.xp, backend.xp.equal(x, other)
         if bool(backend.to_host(backend.asarray(xp.all(same)), here)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import Device
+from shardtensor.backend.device import HOST_MEMORY, Device
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
@@ -58,6 +58,8 @@ class HostAval:
 
     __slots__ = ("dtype", "nbytes", "ndim", "shape")
 
+    memory = HOST_MEMORY
+
     def __init__(self, shape: Shape, dtype: np.dtype[Any]) -> None:
         self.shape = shape
         self.dtype = sharded_dtype(dtype)
@@ -103,7 +105,7 @@ def as_operand(x: Any, caller: str) -> Any:
 def on_one_device(array: Any, dtype: np.dtype[Any], device: Device, committed: bool = True) -> ShardedTensor:
     """Returns the tensor of that dtype whose only shard is ``array``, which it shares, on ``device``."""
     value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "device"), committed)
-    return tensor(value, Storage(array) if value.backend.shared_memory else Storage(arrays=(array,)))
+    return tensor(value, Storage(array))
 
 
 def located(x: Any) -> Any:
@@ -112,7 +114,7 @@ def located(x: Any) -> Any:
     In a mapped function on such devices, host arrays are arrays of the device of the call, so that a transfer starts
     there. Any other operand is returned unchanged.
     """
-    if not isinstance(x, np.ndarray) or (device := current_device()) is None or not backend_of(device).shared_memory:
+    if not isinstance(x, np.ndarray) or (device := current_device()) is None or not backend_of(device).on_host:
         return x
     return on_one_device(read_only(x), x.dtype, device, committed=False)
 

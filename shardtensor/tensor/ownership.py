@@ -25,7 +25,8 @@ from shardtensor.backend.ownership import lease_of, memory_of, read_only
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import array_backend
 from shardtensor.host.fork import in_children
-from shardtensor.tensor.storage import Donated, Leases, PendingWrite, Storage
+from shardtensor.tensor.storage import Donated, Leases, PendingWrite, Storage, of_shards
+from shardtensor.tensor.value import Aval
 
 READS: dict[int, list[Any]] = {}
 """The operators in progress: the ``id`` of a list, and the list. Its first item is the operands; the others are pairs
@@ -186,7 +187,7 @@ def export(x: Any, array: Any, position: int | None = None) -> Any:
 def lent(x: Any, array: HostArray) -> HostArray:
     """Returns a read-only view of a host array that may share the memory of a tensor, and records its lease."""
     exported = read_only(array)
-    if x._aval.backend.shared_memory or memory_of(exported) is None:
+    if x._aval.backend.on_host or memory_of(exported) is None:
         lease(storage_of(x), lease_of(exported))
     return exported
 
@@ -215,7 +216,7 @@ def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], ba
         leases if k not in new else [] if backend.memory_of(arrays[k]) is not None else None
         for k, leases in enumerate(before)
     ]
-    made = Storage(None, arrays, tuple(parts))
+    made = of_shards(arrays, tuple(parts))
     with _linking:
         for k, leases in enumerate(before):
             if leases is not None and k not in new:
@@ -223,13 +224,13 @@ def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], ba
     return made
 
 
-def set_joined(x: Any, storage: Storage, array: HostArray, copied: int) -> None:
+def set_joined(x: Any, storage: Storage, array: Any, copied: int) -> None:
     """Replaces the arrays of a storage of ``x`` by one buffer, which was joined from them by copying so many bytes."""
     parts = storage.leases
     if copied:
         if READS:
             keep_while_read(x, Storage(None, storage.arrays, parts))
-        storage.leases = ([],)
+        storage.leases = ([] if x._aval.backend.memory_of(array) is not None else None,)
     elif parts and all(leases is parts[0] for leases in parts):
         storage.leases = parts[:1]
     else:
@@ -244,7 +245,7 @@ def set_joined(x: Any, storage: Storage, array: HostArray, copied: int) -> None:
 
 def is_new(array: Any, operands: Sequence[Any]) -> bool:
     """Whether a host array with memory of its own, the result of an operator, is not the array of an operand itself."""
-    if array is None or array.base is not None:
+    if type(array) is not np.ndarray or array.base is not None:
         return False
     for x in operands:
         if x is array:
@@ -281,7 +282,7 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
             unknown.append(x)
     if unknown and (sources := _sources(entry)) is not None:
         for x in unknown:
-            _link(x._storage, x._aval.backend, sources, new)
+            _link(x._storage, x._aval, sources, new)
 
 
 def _sources(entry: list[Any]) -> Sources | None:
@@ -322,19 +323,19 @@ def _arrays_of(storage: Storage) -> Sequence[Any]:
     return (arrays or ()) if array is None else (array,)
 
 
-def _link(made: Storage, backend: Backend, sources: Sources, new: bool) -> None:
+def _link(made: Storage, value: Aval, sources: Sources, new: bool) -> None:
     """Sets the leases of the storage of a result, and adds its memories to ``sources``."""
     parts: list[Leases | None] = []
     seen = set()
     with _linking:
-        for memory in map(backend.memory_of, _arrays_of(made)):
+        for memory in map(value.backend.memory_of, _arrays_of(made)):
             given, leases = sources.get(memory, (None, [] if new and memory is not None else None))
             if leases is not None:
                 if memory in sources:
                     _add(leases, weakref.ref(made))
                     if given is not None:
                         _add(leases, weakref.ref(given))
-                if memory in seen and not backend.shared_memory:  # A write would be repeated for each of the arrays.
+                if memory in seen and value.memory is None:  # A write would be repeated for each of the arrays.
                     leases.append(_held)
             sources.setdefault(memory, (made, leases))
             seen.add(memory)

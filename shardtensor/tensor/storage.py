@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
@@ -20,7 +20,7 @@ class Storage:
 
     Attributes:
         arrays: one array of the backend per device, in mesh order; None where the tensor is one buffer.
-        array: the one buffer, where devices share a memory; None until the arrays of the devices are joined.
+        array: the one buffer, where all devices share a memory; None until the arrays of the devices are joined.
         leases: the leases of each array (see `shardtensor.tensor.ownership`); None in place of those of an array, or
             nothing, where it is unknown who holds the memory.
     """
@@ -28,6 +28,11 @@ class Storage:
     array: Any = None
     arrays: tuple[Any, ...] | None = None
     leases: tuple[Leases | None, ...] = ()
+
+
+def of_shards(arrays: Sequence[Any], leases: tuple[Leases | None, ...] = ()) -> Storage:
+    """Returns the storage with these arrays, one for each device; that of a single device is the whole buffer."""
+    return Storage(arrays[0], None, leases) if len(arrays) == 1 else Storage(None, tuple(arrays), leases)
 
 
 class DeferredStorage(abc.ABC):

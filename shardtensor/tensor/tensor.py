@@ -313,10 +313,13 @@ def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
     arrays = storage.arrays
     if arrays is not None:
         return arrays  # type: ignore[no-any-return]
-    whole, grid = storage.array, x._aval.grid
+    whole, grid, backend = storage.array, x._aval.grid, x._aval.backend
     if not x.ndim or len(grid.devices) == 1:
         return (whole,) * len(grid.devices)
-    return tuple([whole[index] for index in grid.indices])
+    if backend.on_host:
+        return tuple([whole[index] for index in grid.indices])
+    with backend.on(grid.devices[0]):
+        return tuple([backend.view(whole, index) for index in grid.indices])
 
 
 def current_storage(x: ShardedTensor) -> Any:

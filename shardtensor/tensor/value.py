@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of_group
+from shardtensor.backend.registry import backend_of_group, shared_memory
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
@@ -30,7 +30,8 @@ class Aval:
     """
 
     __slots__ = (
-        "backend", "committed", "dtype", "nbytes", "ndim", "offloaded", "shape", "sharding", "size", "unreduced",
+        "backend", "committed", "dtype", "memory", "nbytes", "ndim", "offloaded", "shape", "sharding", "size",
+        "unreduced",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +49,9 @@ class Aval:
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
         # Whether the storage is an `OffloadedStorage`: on some backends host memory and device memory are the same.
         self.offloaded = self.backend.pinned_host and sharding.memory_kind == "pinned_host"
+        # The memory that all devices share, in which the elements are one buffer as soon as an operator needs them
+        # whole; None if there are several.
+        self.memory = None if self.offloaded else shared_memory(sharding.mesh.flat)
         if not self.backend.has_dtype(dtype):
             raise ArgumentTypeError(
                 f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, pass another "
@@ -79,33 +83,44 @@ def on_devices(value: Aval) -> Aval:
     return aval(value.shape, value.dtype, value.sharding.with_memory_kind("device"), value.committed)
 
 
-def whole_of(array: Any, value: Aval) -> HostArray:
-    """Converts the result of a kernel to the buffer of a tensor: an array of the dtype of the aval.
+def whole_of(array: Any, value: Aval) -> Any:
+    """Converts the result of a kernel to an array of the dtype of the aval, since libraries differ in their type
+    promotion; its device is current.
 
-    The buffer stays writable, because NumPy copies read-only arrays before some reductions (argmax). What leaves the
-    library is a read-only view of it.
+    A buffer of the host stays writable, because NumPy copies read-only arrays before some reductions (argmax). What
+    leaves the library is a read-only view of it.
     """
     if type(array) is np.ndarray and array.dtype == value.dtype:
         return array
-    return np.asarray(array, dtype=value.dtype)
+    backend = value.backend
+    if isinstance(array, np.generic) or not hasattr(array, "dtype") or backend.dtype_of(array) != value.dtype:
+        return backend.xp.asarray(array, dtype=value.dtype)
+    return array
 
 
-def join(pieces: Sequence[HostArray], value: Aval) -> tuple[HostArray, int]:
-    """Joins the pieces of a value into one array, and returns it with the number of bytes copied.
+def join(pieces: Sequence[Any], value: Aval) -> tuple[Any, int]:
+    """Joins the pieces of a value, whose devices share a memory, into one array, and returns it with the number of
+    bytes copied.
 
-    Nothing is copied where the pieces are parts of one buffer in the layout of the result.
+    Nothing is copied where the pieces are parts of one buffer of the host in the layout of the result.
     """
-    grid = value.grid
-    owners = [k for k in grid.owners() if pieces[k].size]
-    if len(owners) == 1 and pieces[owners[0]].shape == value.shape:
+    grid, backend = value.grid, value.backend
+    owners = [k for k in grid.owners() if 0 not in pieces[k].shape]
+    if len(owners) == 1 and tuple(pieces[owners[0]].shape) == value.shape:
         return pieces[owners[0]], 0
-    whole = in_place([pieces[k] for k in owners], [[b for b, _ in grid.box(k)] for k in owners], value.shape)
-    if whole is not None:
-        return whole, 0
-    array = memory_pool.empty(value.shape, value.dtype)
-    for k in owners:
-        copy_into(array[grid.index(k)], pieces[k], breaks=True)
-    return array, array.nbytes
+    if backend.on_host:
+        whole = in_place([pieces[k] for k in owners], [[b for b, _ in grid.box(k)] for k in owners], value.shape)
+        if whole is not None:
+            return whole, 0
+        array: Any = memory_pool.empty(value.shape, value.dtype)
+        for k in owners:
+            copy_into(array[grid.index(k)], pieces[k], breaks=True)
+        return array, value.nbytes
+    with backend.on(grid.devices[0]):
+        array = backend.xp.empty(value.shape, dtype=value.dtype)
+        for k in owners:
+            array[grid.index(k)] = pieces[k]
+    return array, value.nbytes
 
 
 def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape: Shape) -> HostArray | None:

@@ -96,9 +96,9 @@ class ArrayTests(Kit):
         """`is_array` is false for Python objects, and for host arrays unless the backend shares the host's memory."""
         for x in (None, 1, 2.5, "text", [1, 2], object()):
             self.must(not self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", repr(x))
-        if not self.it.shared_memory:
+        if not self.it.on_host:
             found = self.it.is_array(np.ones(3))
-            self.must(not found, "Backend.is_array: NumPy's arrays are the host's, unless shared_memory is set", found)
+            self.must(not found, "Backend.is_array: NumPy's arrays are the host's, unless on_host is set", found)
 
     def test_scalars_become_arrays(self) -> None:
         """`asarray` converts whatever `is_array` accepts to an array: a full sum may be an array scalar."""

@@ -3,7 +3,7 @@
 Its arrays are NumPy arrays tagged with the device memory that holds them. These accesses raise an error that names the
 function called and, where devices are involved, the devices:
 
-* using an array while another device, or none, is current, which includes mixing arrays of two devices;
+* using an array while a device of another memory, or none, is current, which includes mixing arrays of two devices;
 * mixing host arrays with device arrays;
 * copying an array from another device without an event that orders the copy after the last write to the array;
 * an operation that reads and writes overlapping elements of one array, unless it is element by element.
@@ -27,6 +27,7 @@ from shardtensor.backend import (
     Backend,
     Device,
     HostArray,
+    current_device,
     lease_of,
     logical_device_count,
     memory_of,
@@ -305,6 +306,9 @@ def _unlock() -> None:
 class CheckedBackend(Backend):
     """Simulated devices (see `st.set_num_devices`) with separate memories, which detect invalid accesses.
 
+    A subclass can give each memory to several devices, as many as ``sharing``: the first of them is the device of all
+    their arrays.
+
     ``SHARDTENSOR_BACKEND=checked`` makes it the default backend.
 
     >>> x = st.ones((4,), device=st.make_mesh((2,), ("x",), devices=st.devices("checked")[:2]))
@@ -318,8 +322,9 @@ class CheckedBackend(Backend):
     priority = -1
     pinned_host = True
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: int = 1) -> None:
         self._devices = tuple(Device(self.name, i) for i in range(logical_device_count()))
+        self._sharing = sharing
         self._xp = _Namespace()
 
     def devices(self) -> Sequence[Device]:
@@ -331,27 +336,32 @@ class CheckedBackend(Backend):
         """The array-API namespace: NumPy's functions with checks."""
         return self._xp
 
+    def memory_space(self, device: Device) -> Device:
+        """Returns the first of the devices that share the memory of ``device``."""
+        return self._devices[device.id - device.id % self._sharing]
+
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:
         """Returns a context manager in which only the memory of ``device`` can be accessed."""
         before = _current.get()
-        _current.set(device)
+        _current.set(self.memory_space(device))
         try:
             yield
         finally:
             _current.set(before)  # reset(token) fails in another context, in which coroutines may leave the block.
 
     def is_array(self, x: object) -> bool:
-        """Whether ``x`` is a `CheckedArray`."""
-        return type(x) is CheckedArray
+        """Whether ``x`` is a `CheckedArray` of one of these devices."""
+        return type(x) is CheckedArray and (x._memory is None or x._memory.device.backend == self.name)
 
     def contiguous(self, array: Any) -> Any:
         """Returns the array if it is in row-major order, else a copy that is."""
         return _tagged(np.asarray(_bare(array, "contiguous"), order="C"), (array,))
 
     def device_of(self, array: Any) -> Device:
-        """Returns the device whose memory holds the array."""
-        return _memory_of(array, "device_of").device
+        """Returns the device whose memory holds the array: if several share it, the current one or the first."""
+        first, here = _memory_of(array, "device_of").device, current_device()
+        return here if here in self._devices and self.memory_space(here) == first else first
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """Copies an array to another device.
@@ -361,6 +371,7 @@ class CheckedBackend(Backend):
                 the last write to the array.
         """
         self._owned(array, source, "to_device")
+        source, destination = map(self.memory_space, (source, destination))
         if _device("to_device") != destination:
             raise BackendError(f"to_device: {_device('to_device')} is current and the copy goes to {destination}")
         if source != destination and _clocks.known(destination, source) < _memory_of(array, "to_device").written:
@@ -372,7 +383,7 @@ class CheckedBackend(Backend):
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to ``device``, which must be current."""
-        if _device("from_host") != device:
+        if _device("from_host") != self.memory_space(device):
             raise BackendError(f"from_host: {_device('from_host')} is current and the copy goes to {device}")
         return _tagged(np.array(array, order="C"))
 
@@ -413,13 +424,13 @@ class CheckedBackend(Backend):
 
     def record(self, device: Device) -> Any:
         """Returns the clocks of ``device`` as the token of an event."""
-        return _clocks.token(device)
+        return _clocks.token(self.memory_space(device))
 
     def wait(self, device: Device, token: Any) -> None:
         """Orders later work on ``device`` after the event ``token``."""
-        _clocks.learn(device, token)
+        _clocks.learn(self.memory_space(device), token)
 
     def _owned(self, array: Any, device: Device, caller: str) -> None:
         owner = _memory_of(array, caller).device
-        if owner != device:
+        if owner != self.memory_space(device):
             raise BackendError(f"{caller}: the array is in the memory of {owner}, not of {device}")

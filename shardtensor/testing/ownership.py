@@ -49,7 +49,7 @@ class OwnershipTests(Kit):
         device = self.devices[0]
         x = self.put(self.numbers(12), device)
         held = [self._hold(holder, x, device)]
-        if not self.it.is_array(held[0]) or (self.it.shared_memory and holder == "a host read"):
+        if not self.it.is_array(held[0]) or (self.it.on_host and holder == "a host read"):
             pytest.skip(f"{holder} is not an array that could be written")
         self._write_if_exclusive(held, device)
         self.same(self.get(x, device), self.numbers(12), EXCLUSIVE, f"an array after {holder} was written")

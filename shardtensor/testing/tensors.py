@@ -96,7 +96,7 @@ class TensorTests(Kit):
         """The backend's own arrays are accepted as operands, and later writes to them do not affect tensors."""
         device, host = self.devices[0], self.numbers(6)
         raw = self.put(host, device)
-        x = st.asarray(raw) if not self.it.shared_memory else st.device_put(raw, device)
+        x = st.asarray(raw) if not self.it.on_host else st.device_put(raw, device)
         y = st.device_put(host, device) + raw
         self.write(raw, 0, device)
         self._is(x, host)

@@ -1251,7 +1251,7 @@ def test_defaults_of_a_backend() -> None:
     assert stub.device_of(array) == device
     assert stub.export(array) is array
     assert stub.asarray(array) is array
-    assert (stub.priority, stub.shared_memory) == (0, False)
+    assert (stub.priority, stub.on_host) == (0, False)
     assert not stub.is_exclusive([np.zeros(3)])
     assert stub.memory_of(array) is None
     assert stub.begin_write(array)

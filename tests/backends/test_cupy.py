@@ -28,6 +28,7 @@ from shardtensor.backend import Backend, Device, registry
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import BackendError
 from shardtensor.host import threads
+from shardtensor.tensor.tensor import shard_arrays
 from tests import fakecupy
 from tests.fakecupy import Race, WrongDeviceError
 
@@ -108,7 +109,7 @@ def same(x: Any, wanted: Any) -> None:
 
 def address(x: st.ShardedTensor, k: int = 0) -> int:
     """Where a shard is. No reference is kept."""
-    return int(x._storage.arrays[k].data.ptr)
+    return int(shard_arrays(x)[k].data.ptr)
 
 
 def numbers(n: int = 24) -> np.ndarray:
@@ -119,21 +120,26 @@ def numbers(n: int = 24) -> np.ndarray:
 
 
 def moves(m: Machine) -> None:
-    """Work, a copy, work on the copy: between GPUs, and between devices that share one."""
-    for a, b in ((0, 1), (0, 2), (3, 0)):
+    """Work, a copy, work on the copy: between GPUs, of which the first copy is the test of the peers, and between
+    devices that share one.
+    """
+    for a, b in ((0, 1), (0, 2), (3, 0), (0, 2), (3, 0)):
         x = st.device_put(numbers(), m.devices[a]) * 2
         same(st.device_put(x, m.devices[b]) + 1, numbers() * 2 + 1)
 
 
 def copies_and_writes(m: Machine) -> None:
-    """The source is written while its copy is on its way: in place, and the copy does not see it."""
-    for b in (1, 2):
+    """The source is written while its copy is on its way: in place, and the copy does not see it. A device on the same
+    GPU shares the memory, until it is written.
+    """
+    for b in (1, 2, 2):
         x = st.device_put(numbers(), m.devices[0]) * 2
         place = address(x)
         y = st.device_put(x, m.devices[b])
+        assert (address(y) == place) == (b == 1)
         x += 1
         x[3:] = 0
-        assert address(x) == place
+        assert (address(x) == place) == (b == 2)
         same(y, numbers() * 2)
         same(x, [3, 5, 7] + [0] * 21)
 
@@ -212,7 +218,7 @@ def comes_back(m: Machine) -> None:
     away = st.device_put(x, st.NamedSharding(mesh, st.P(), memory_kind="pinned_host"))
     back = st.device_put(away, st.NamedSharding(mesh, st.P()))
     for k in (3, 2, 1, 0):
-        same(m.backend.to_host(back._storage.arrays[k], m.devices[k]), numbers() * 3)
+        same(m.backend.to_host(shard_arrays(back)[k], m.devices[k]), numbers() * 3)
 
 
 def comes_and_goes(m: Machine) -> None:
@@ -372,7 +378,7 @@ def leaves_stream(m: Machine) -> None:
     for y in st.pmap(work, outs):
         same(y + 1, numbers() * 3 + 1)
     for d in m.devices:
-        a = outs[d.id]._storage.arrays[0]
+        (a,) = shard_arrays(outs[d.id])
         with m.backend.on(d):
             b = work(a)
         with m.backend.on(d):
@@ -414,7 +420,7 @@ def leaves_device(m: Machine) -> None:
         before = m.state()
         for d, x in zip(m.devices, parts, strict=True):
             with m.backend.on(d):
-                y = work(x._storage.arrays[0])
+                y = work(*shard_arrays(x))
             assert m.state() == before
             same(x, m.backend.to_host(y, d) / 2)
 
@@ -567,10 +573,6 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
         CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),
     "what is offered is not written before it is read": (
         ArrayCommunicator.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
-    "devices on one GPU copy": (
-        Copier.d2d, "out = self._cupy.empty(array.shape, array.dtype)",
-        "if source.gpu.id == destination.gpu.id: return array\n"
-        "    out = self._cupy.empty(array.shape, array.dtype)", "copies_and_writes"),
 }  # fmt: skip
 
 
@@ -674,14 +676,64 @@ def test_as_many_devices_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         fakecupy.uninstall()
 
 
-def test_devices_on_one_gpu_share_nothing(gpus: Machine) -> None:
+def test_devices_on_one_gpu_share_memory(gpus: Machine) -> None:
     x = st.device_put(numbers(), gpus.devices[0])
     y = st.device_put(x, gpus.devices[1])
-    every = st.device_put(x, st.NamedSharding(gpus.mesh(), st.P()))
-    places = [address(x), address(y), *[address(every, k) for k in range(1, 4)]]
-    assert len(set(places)) == 5
+    both = st.device_put(x, st.NamedSharding(gpus.mesh(0, 1), st.P()))
+    assert {address(y), *[address(both, k) for k in range(2)]} == {address(x)}
     y[:] = 0
     same(x, numbers())
+    both[0] = 7
+    same(x, numbers())
+    assert address(x) != address(both) == address(both, 1)
+
+
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is launched on the GPUs from now on."""
+    simulated, names = importlib.import_module("tests.fakecupy.world").world, []
+    launch = simulated.launch
+
+    def listed(name: str, *args: Any, **kwargs: Any) -> Any:
+        names.append(name)
+        return launch(name, *args, **kwargs)
+
+    monkeypatch.setattr(simulated, "launch", listed)
+    return names
+
+
+def test_operators_on_one_gpu_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(8) as m:
+        rows, columns = [st.NamedSharding(m.mesh(0, 1, 2, 3), spec) for spec in (st.P("d"), st.P(None, "d"))]
+        host = numbers(70).reshape(10, 7)
+        x, y = st.device_put(host, rows), st.device_put(host, columns)
+        names = launched(monkeypatch)
+        z = x + y
+        assert names == ["add"]
+        with st.transfers() as log:
+            turned = st.reshard(z, columns)
+        assert names == ["add"] and address(turned) == address(z) and z.sharding != turned.sharding
+        assert (log.bytes > 0, log.copied) == (True, 0), "what separate memories would send, of which nothing is copied"
+        part = z[2:9:3].T
+        assert names == ["add"]
+        same(part, (2 * host)[2:9:3].T)
+        same(turned, 2 * host)
+        names.clear()
+        z += y
+        z[3] = 0
+        assert len(names) == 2
+        host[3] = 0
+        same(z, 3 * host)
+
+
+def test_bits_depend_on_the_mesh_only() -> None:
+    """The same mesh of logical devices, on one GPU, on two and on four."""
+    host, found = np.random.default_rng(3).random((37, 5)).astype(np.float32), set()
+    for gpu_count in (1, 2, 4):
+        with machine(4, devices=gpu_count) as m:
+            x = st.device_put(host, m.mesh())
+            results = [x.sum(axis=0), x.var(axis=0), st.cumulative_sum(x, axis=0), x.prod(), st.argmax(x, axis=0)]
+            found.add(b"".join([np.asarray(y).tobytes() for y in results]))
+    assert len(found) == 1
 
 
 def test_results_of_another_gpu_raise(gpus: Machine) -> None:
@@ -1136,7 +1188,7 @@ def test_reductions_by_nccl(name: str, dtype: str, reductions: list[bool], monke
             for shard in range(4):
                 d = m.devices[shard]
                 if y.sharding.mesh.size == 4:
-                    same(m.backend.to_host(y._storage.arrays[shard], d), wanted)
+                    same(m.backend.to_host(shard_arrays(y)[shard], d), wanted)
     kind = np.dtype(wanted.dtype)
     wants = kind.kind in "iu" and kind.char in "bBiIlL"
     assert reductions == ([True, False, False] if wants else [False] * len(reductions))

@@ -425,7 +425,7 @@ def tree_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bo
     index = sharding.devices_indices_map(x.shape)
     merge, reduce = ("multiply", "prod") if name == "prod" else ("add", "sum")
     out: dict[Any, Any] = {}
-    if load(mesh.flat[0].backend).shared_memory and all(sizes[a] == 1 for a in partial_axes):
+    if load(mesh.flat[0].backend).on_host and all(sizes[a] == 1 for a in partial_axes):
         total = getattr(np, reduce)(x, axis=axis, keepdims=True)
         cut = {d: [slice(None) if k in gone else s for k, s in enumerate(index[d])] for d in mesh.flat}
         out = {d: total[tuple(c)] if keepdims else total[tuple(c)].squeeze(tuple(gone)) for d, c in cut.items()}

@@ -80,7 +80,7 @@ def several_results(
         transfer, avals = layout_of(x, params)
         named = dict(zip(op.params, params, strict=True))
         backend, (kernel,) = avals[0].backend, bodies
-        if backend.shared_memory:
+        if backend.on_host:
             arrays = kernel(backend.xp, None, transfer.whole(x, op.name), **named)
             return form(*[tensor(v, Storage(whole_of(a, v))) for a, v in zip(arrays, avals, strict=True)])
         rows = []

@@ -185,7 +185,7 @@ def distributed(function: Callable[..., Any]) -> Callable[[Callable[..., Shards]
                 shards: Shards = AbstractShards(value, AbstractCommunicator(op.name, "", ()).shards(x))
             else:
                 kind = ArrayCommunicator
-                shards = (SharedShards if backend.shared_memory else Shards)(value, shard_arrays(x))
+                shards = (SharedShards if backend.on_host else Shards)(value, shard_arrays(x))
             along = functools.partial(MeshCommunicator, op.name, value, kind=kind)
             return body(shards, along, **dict(zip(op.params, params, strict=True)))
 

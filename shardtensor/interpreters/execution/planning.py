@@ -22,11 +22,12 @@ from shardtensor.communication.transfer import (
     OperandTransfer,
     TransferPlan,
     announce_reading,
+    array_on,
     gather,
     operand_transfer,
     pieces_of,
 )
-from shardtensor.communication.transfer_log import is_recording, logger
+from shardtensor.communication.transfer_log import is_recording, logger, recorded_by
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.data_movement import DataMovement
@@ -40,7 +41,7 @@ from shardtensor.sharding.rules import parse, propagate
 from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
-from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.storage import Storage, of_shards
 from shardtensor.tensor.tensor import (
     SCALARS,
     ShardedTensor,
@@ -255,19 +256,21 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
 
     def execution() -> tuple[str, Run]:
         strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes), schedules)
-        shared = value.backend.shared_memory
-        if shared and (in_blocks := strategies.in_blocks(rule, partial_axes)):
+        on_host, shared = value.backend.on_host, value.memory is not None
+        if on_host and (in_blocks := strategies.in_blocks(rule, partial_axes)):
             return "blocks", in_blocks
         if not partial_axes or not op.combine:
             name, run = ("whole", strategies.whole()) if shared else ("per shard", strategies.per_shard())
             return name, run if kept is value else lambda operands: _parts_of(run(operands), kept)
         monoid = MONOIDS[op.combine]
         reduce = strategies.reduce(monoid, partial_axes)
-        if not shared:
-            return "reduce", reduce
         # The partial result of every shard is needed only if a listener records the bytes of their combination.
-        exact = value.dtype.kind in monoid.exact
-        fast = strategies.whole() if exact else strategies.reduce_in_one_pass(monoid, partial_axes, reduce)
+        if shared and value.dtype.kind in monoid.exact:
+            fast = strategies.whole()
+        elif on_host:
+            fast = strategies.reduce_in_one_pass(monoid, partial_axes, reduce)
+        else:
+            return "reduce", reduce
         return "reduce", lambda operands: (reduce if is_recording() else fast)(operands)
 
     computed = value if not partial_axes else aval(shape, value.dtype, sharding, committed, partial_axes)
@@ -277,7 +280,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
 def _parts_of(x: ShardedTensor, value: Aval) -> ShardedTensor:
     """Returns a tensor that is replicated along mesh axes in the sharding of ``value``, which these axes split."""
     backend, grid = value.backend, value.grid
-    if backend.shared_memory:
+    if value.memory is not None:
         return tensor(value, Storage(x._storage.array))
     arrays = []
     for k, array in enumerate(shard_arrays(x)):
@@ -385,12 +388,28 @@ def _execute_movement(
         if is_recording():
             movement().announce(value.dtype.itemsize, copied, op.name, moved.explicit)
 
-    def whole(operands: Operands) -> ShardedTensor:
+    def on_host(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
         if moved.as_pieces:  # No data moves; the shards are joined when the whole buffer is first needed.
-            return tensor(value, Storage(arrays=tuple([moved.as_pieces(whole) for whole in wholes])))
+            return tensor(value, of_shards([moved.as_pieces(whole) for whole in wholes]))
         announce(moved.copies)
         return tensor(value, Storage(whole_of(moved.whole(*wholes), value)))
+
+    def in_one_memory(operands: Operands) -> ShardedTensor:
+        device = value.sharding.mesh.flat[0]
+        if first:
+            wholes = [first.whole(operands[0], op.name)]
+        else:
+            with recorded_by():  # The movement records what it transfers.
+                wholes = [array_on(x, device, op.name) for x in operands]
+        with value.backend.on(device):
+            if moved.flat:
+                announce(False)
+                return tensor(value, Storage(value.backend.xp.reshape(wholes[0], value.shape)))
+        announce(True)
+        grids = [as_sharding(device, array.ndim, op.name).grid(tuple(array.shape)) for array in wholes]
+        together = TransferPlan(moved.regions, grids, as_sharding(device, value.ndim, op.name).grid(value.shape))
+        return tensor(value, Storage(together.run([(array,) for array in wholes], value.dtype)[0]))
 
     def per_shard(operands: Operands) -> ShardedTensor:
         columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
@@ -405,7 +424,9 @@ def _execute_movement(
             results = _reshaped(results, result.devices, value.grid.shape)
         return tensor(value, offloaded(value, results))
 
-    return whole if value.backend.shared_memory else per_shard
+    if value.backend.on_host:
+        return on_host
+    return per_shard if value.memory is None or moved.as_pieces else in_one_memory
 
 
 def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
@@ -438,8 +459,8 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
 
     def execution() -> tuple[str, Run]:
         strategies = Strategies(op, value, params, nothing, _contexts(value, nothing, [()] * len(kinds)))
-        fill = strategies.whole() if value.backend.shared_memory else strategies.per_shard()
-        hosted = value.nbytes if value.backend.shared_memory else 0
+        fill = strategies.per_shard() if value.memory is None else strategies.whole()
+        hosted = value.nbytes if value.backend.on_host else 0
 
         def run(operands: Operands) -> ShardedTensor:
             reserve(hosted)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import shared_memory
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
-from shardtensor.communication.transfer import OperandTransfer, as_dtype, send, whole_array
+from shardtensor.communication.transfer import OperandTransfer, send, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid
@@ -71,7 +71,7 @@ class Strategies:
         self.schedules = schedules
         self.given = op.kernel
         self.indices: list[list[tuple[slice, ...]]] = []
-        if self.backend.shared_memory:
+        if value.memory is not None:
             self.indices = [[tuple([slice(*ends) for ends in p.boxes[i]]) for p in contexts] for i in range(len(moves))]
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
@@ -84,8 +84,9 @@ class Strategies:
         return function_of(self.backend, self.name)
 
     def whole(self) -> Run:
-        """Returns the plan that runs the operator once over whole buffers, for a backend with shared memory."""
-        name, value, moves, run, is_ufunc = self.name, self.value, self.moves, self._on_whole(), self.op.is_ufunc
+        """Returns the plan that runs the operator once over whole buffers, where devices share a memory."""
+        name, value, moves, is_ufunc = self.name, self.value, self.moves, self.op.is_ufunc and self.backend.on_host
+        run = self._on_whole() if self.backend.on_host else self._on_one_device()
         everything_stays = all(m is None or m.stays for m in moves)
 
         def run_plan(operands: Operands) -> ShardedTensor:
@@ -118,8 +119,19 @@ class Strategies:
             run = functools.partial(run, self.backend.xp, context)
         return functools.partial(run, **self.params) if self.params else run
 
+    def _on_one_device(self) -> Callable[..., Any]:
+        """Returns the operator as a function of whole buffers in the memory of the first device, which computes it."""
+        value, backend, device, kernel = self.value, self.backend, self.devices[0], self.kernel
+        context = ShardContext.everywhere(value.shape, self.contexts[0].shapes, value.dtype)
+
+        def run(*arrays: Any) -> Any:
+            with backend.on(device):
+                return whole_of(kernel(backend.xp, context, *arrays, **self.params), value)
+
+        return run
+
     def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Run | None:
-        """Returns the plan that runs a long reduction or product block by block, for a backend with shared memory.
+        """Returns the plan that runs a long reduction or product block by block, for arrays on the host.
 
         None for other operators, short operands, scalar operands and empty results.
 
@@ -162,46 +174,67 @@ class Strategies:
     def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Run:
         """Returns the plan that runs the operator once per shard and combines the partial results along their tree.
 
+        Where devices share a memory, replicas are computed once, and groups that hold the same parts share one result.
+
         Args:
             monoid: how partial results are computed, merged and finished.
             partial_axes: the mesh axes along which partial results are combined.
         """
-        groups = reduction_groups(self.value, self.moves, partial_axes)
-        return (self._reduce_shared if self.backend.shared_memory else self._reduce_separate)(monoid, groups)
-
-    def _reduce_shared(self, monoid: Monoid, groups: Sequence[Group]) -> Run:
-        """Returns the plan of a reduction where devices share a memory: it needs no current device and no copies, and
-        groups that hold the same parts share one result.
-        """
-        value, contexts, params, xp, name = self.value, self.contexts, self.params, self.backend.xp, self.name
-        partial: Any = monoid.partial or self.given or self._from_namespace
-        function = self._function if partial == self._from_namespace else None
-        parts = [tuple([contexts[k].boxes for k in group.contributors]) for group in groups]
-        first = {contexts[k].boxes: k for group in groups for k in reversed(group.contributors)}
-        # The partial results that are combined to each distinct result, and the group of each device.
-        distinct = {boxes: ([first[b] for b in boxes], g.tree) for boxes, g in zip(parts, groups, strict=True)}
-        holds = {k: boxes for group, boxes in zip(groups, parts, strict=True) for k in group.members}
-        indices = [None if move is None else index for move, index in zip(self.moves, self.indices, strict=True)]
-        merge = functools.partial(monoid.merge, xp)
+        value, groups = self.value, reduction_groups(self.value, self.moves, partial_axes)
+        partial, positions = monoid.partial or self.kernel, range(len(self.devices))
+        first = dict(zip(self._parts_at(reversed(positions)), reversed(positions), strict=True))
+        owner = [k if value.memory is None else first[part] for k, part in enumerate(self._parts_at(positions))]
+        computing = sorted({owner[k] for group in groups for k in group.contributors})
+        combine_group = self._combination(monoid)
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            wholes = [x if m is None else m.whole(x, name) for x, m in zip(operands, self.moves, strict=True)]
-            results = {}
-            for boxes, (positions, tree) in distinct.items():
-                states = []
-                for k in positions:
-                    arrays = [x if index is None else x[index[k]] for x, index in zip(wholes, indices, strict=True)]
-                    states.append(
-                        function(*arrays, **params) if function else partial(xp, contexts[k], *arrays, **params)
-                    )
-                total = combine(tree, states.__getitem__, merge)
-                results[boxes] = whole_of(monoid.finish(xp, contexts[positions[0]], total, **params), value)
+            columns = self._columns(operands)
+            computed = {k: self._run(partial, k, operands, columns) for k in computing}
             self._announce()
-            if len(results) == 1:
-                return tensor(value, Storage(results[parts[0]]))
-            return tensor(value, Storage(arrays=tuple([results[holds[k]] for k in range(len(contexts))])))
+            combined: dict[Any, Any] = {}
+            results: dict[int, Any] = {}
+            for group in groups:
+                states = {k: computed[owner[k]] for k in group.contributors}
+                if value.memory is None:
+                    results |= combine_group(group, states)
+                    continue
+                key = tuple([owner[k] for k in group.contributors])
+                if key not in combined:
+                    combined[key] = combine_group(group, states)
+                results |= dict.fromkeys(group.members, combined[key])
+            if len(combined) == 1:
+                return tensor(value, Storage(results[0]))
+            return tensor(value, offloaded(value, [results[k] for k in positions]))
 
         return run_plan
+
+    def _parts_at(self, positions: Iterable[int]) -> list[Any]:
+        """Returns what identifies the parts of the operands at these positions."""
+        return [self.contexts[k].boxes for k in positions]
+
+    def _combination(self, monoid: Monoid) -> Callable[[Group, Mapping[int, Any]], Any]:
+        """Returns the function that combines the states of a group: to one result where devices share a memory,
+        otherwise to the result of each device, by position.
+        """
+        value, backend, devices, ops = self.value, self.backend, self.devices, self._reduce_ops(monoid)
+        exact = monoid.reduces if value.dtype.kind in "iu" and not monoid.partial else ""
+
+        def combine_shared(group: Group, states: Mapping[int, Any]) -> Any:
+            contributors = group.contributors
+            total = combine(
+                group.tree, lambda rank: states[contributors[rank]], functools.partial(ops.merge, contributors[0])
+            )
+            return ops.finish(contributors[0], total)
+
+        def combine_separate(group: Group, states: Mapping[int, Any]) -> dict[int, Any]:
+            members = group.members
+            if exact and len(group.contributors) == len(members) > 1:
+                together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
+                if together is not None:
+                    return dict(zip(members, together, strict=True))
+            return all_reduce(group, states, ops)
+
+        return combine_separate if value.memory is None else combine_shared
 
     def reduce_in_one_pass(self, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
         """Returns the plan that computes the partial results of all shards by one call of a ufunc, or the ``general``
@@ -247,38 +280,11 @@ class Strategies:
 
         return run_plan
 
-    def _reduce_separate(self, monoid: Monoid, groups: Sequence[Group]) -> Run:
-        """Returns the plan of a reduction on separate memories."""
-        value, backend, devices = self.value, self.backend, self.devices
-        partial = monoid.partial or self.kernel
-        computing = sorted(k for group in groups for k in group.contributors)
-        ops = self._reduce_ops(monoid)
-        exact = monoid.reduces if value.dtype.kind in "iu" and not monoid.partial else ""
-
-        def combine_group(group: Group, states: Mapping[int, Any]) -> dict[int, Any]:
-            members = group.members
-            if exact and len(group.contributors) == len(members) > 1:
-                together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
-                if together is not None:
-                    return dict(zip(members, together, strict=True))
-            return all_reduce(group, states, ops)
-
-        def run_plan(operands: Operands) -> ShardedTensor:
-            columns = self._columns(operands)
-            states = {k: self._run(partial, k, operands, columns) for k in computing}
-            self._announce()
-            results: dict[int, Any] = {}
-            for group in groups:
-                results |= combine_group(group, states)
-            return tensor(value, offloaded(value, [results[k] for k in range(len(devices))]))
-
-        return run_plan
-
     def _announce(self) -> None:
         """Records the messages that combine partial results, if a log is active."""
         if is_recording():
             for schedule in self.schedules():
-                schedule.announce(copied=not self.backend.shared_memory)
+                schedule.announce(copied=self.value.memory is None)
 
     def _reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
@@ -286,7 +292,7 @@ class Strategies:
         xp = backend.xp
 
         def carry(state: Any, source: int, destination: int) -> Any:
-            if source == destination:
+            if shared_memory((devices[source], devices[destination])) is not None:
                 return state
             return _each_array(lambda array: send(array, devices[source], devices[destination]), state)
 
@@ -296,7 +302,7 @@ class Strategies:
 
         def finish(k: int, state: Any) -> Any:
             with backend.on(devices[k]):
-                result = _typed(backend, monoid.finish(xp, contexts[k], state, **params), value)
+                result = whole_of(monoid.finish(xp, contexts[k], state, **params), value)
                 # The other devices receive a contiguous copy, and all of them must have the same memory layout.
                 return backend.contiguous(result)
 
@@ -311,9 +317,20 @@ class Strategies:
         return ReduceOps(carry, merge, finish, cut, join)
 
     def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
-        """Returns one array per device for each operand on separate memories; None for scalars."""
-        pairs = zip(operands, self.moves, strict=True)
-        return [None if move is None else move.shards(x, self.name) for x, move in pairs]
+        """Returns one array per device for each operand, which is a view where devices share a memory; None for
+        scalars.
+        """
+        columns: list[Sequence[Any] | None] = []
+        for i, (x, move) in enumerate(zip(operands, self.moves, strict=True)):
+            if move is None:
+                columns.append(None)
+            elif self.value.memory is None:
+                columns.append(move.shards(x, self.name))
+            else:
+                whole = move.whole(x, self.name)
+                with self.backend.on(self.devices[0]):
+                    columns.append([self.backend.view(whole, index) for index in self.indices[i]])
+        return columns
 
     def _run(
         self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
@@ -327,14 +344,7 @@ class Strategies:
         with self.backend.on(self.devices[k]):
             arrays = [x if column is None else column[k] for x, column in zip(operands, columns, strict=True)]
             result = kernel(xp, self.contexts[k], *arrays, **self.params)
-            return _typed(self.backend, result, self.value) if kernel is self.kernel else result
-
-
-def _typed(backend: Backend, array: Any, value: Aval) -> Any:
-    """Converts a kernel's result to an array of the aval's dtype, because libraries differ in their type promotion."""
-    if isinstance(array, np.generic) or not hasattr(array, "dtype"):
-        return backend.xp.asarray(array, dtype=value.dtype)
-    return as_dtype(backend, array, value.dtype)
+            return whole_of(result, self.value) if kernel is self.kernel else result
 
 
 def _each_array(function: Callable[[Any], Any], state: Any) -> Any:

@@ -194,7 +194,7 @@ def _entry(entry: Any) -> Any:
     else:
         x = as_operand(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
         if isinstance(x, ShardedTensor) and is_recording():
-            copied = not x._aval.backend.shared_memory
+            copied = not x._aval.backend.on_host
             to_host_movement(x._aval).announce(x.dtype.itemsize, copied, "getitem")
         with reading((x,)):  # The index may alias the tensor that it selects elements of, which may be written.
             array = transfer.gather(x, "getitem")
@@ -260,7 +260,7 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
         x = call("asarray", x)
     chosen = AdvancedIndex(index, x.shape)
     value = _layout(x._aval, chosen)
-    shared = value.backend.shared_memory
+    shared = value.backend.on_host
     if is_recording() or not shared:
         plan, here, arrays = _source(x, chosen, value.grid)
         if is_recording():

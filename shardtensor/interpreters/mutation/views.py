@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import read_only
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, shared_memory
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.transfer import TransferPlan, announce_reading, gather, send, whole_array
@@ -30,7 +30,7 @@ from shardtensor.interpreters.execution.plan_cache import value_of
 from shardtensor.interpreters.execution.planning import result_dtype
 from shardtensor.sharding.copy_plan import host_grid, identity
 from shardtensor.sharding.index import Index
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import (
     BoxIndex,
@@ -77,7 +77,7 @@ class View:
     @property
     def array(self) -> Any:
         """Where memory is shared, the view of the base's buffer; otherwise None. The transfers are recorded."""
-        if not self.base._aval.backend.shared_memory:
+        if not self.is_direct:
             return None
         if is_recording() and self.base._aval.sharding.mesh.size > 1:
             self._read()  # Records the transfers that separate memories would need.
@@ -86,17 +86,29 @@ class View:
             self._cache = (write_state.version if write_state else 0, None)
         return self.now()
 
-    def now(self) -> HostArray:
-        """Where memory is shared, the view of the base's buffer. No transfers are recorded."""
+    @property
+    def is_direct(self) -> bool:
+        """Whether reading it gives a view of the base's buffer: its devices share a memory, and the backend has views
+        of that kind.
+        """
+        value = self.base._aval
+        return value.memory is not None and (value.backend.negative_strides or not self.view_spec.reverses)
+
+    def now(self) -> Any:
+        """Where `is_direct`, the view of the base's buffer. No transfers are recorded."""
         backend, storage = self.base._aval.backend, current_storage(self.base)
         if type(storage) is Exported:
-            return storage.read(lambda array: self.view_spec.of(backend, array))  # type: ignore[no-any-return]
-        return self.view_spec.of(backend, row_major(self.base, self.view_spec))  # type: ignore[no-any-return]
+            return storage.read(lambda array: self.view_spec.of(backend, array))
+        whole = row_major(self.base, self.view_spec)
+        if backend.on_host:
+            return self.view_spec.of(backend, whole)
+        with backend.on(self.base._aval.sharding.mesh.flat[0]):
+            return self.view_spec.of(backend, whole)
 
     @property
     def arrays(self) -> Any:
         """Where memories are separate, one array per device in the view's layout; otherwise None."""
-        return None if self.base._aval.backend.shared_memory else self._read()
+        return None if self.is_direct else self._read()
 
     def announce(self) -> None:
         """Records the transfers that reading the view of a base without elements needs."""
@@ -121,7 +133,7 @@ class View:
             value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
             if lacks_elements(self.base):
                 announce_reading(value)
-            recorded = self.base._aval.backend.shared_memory or lacks_elements(self.base)
+            recorded = self.is_direct or lacks_elements(self.base)
             cache = (version, None if recorded else shard_arrays(value))
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
@@ -149,7 +161,7 @@ class View:
 
 def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
     """Gathers the elements of a view that is not a box of the tensor's shape one by one in host memory."""
-    shared = x._aval.backend.shared_memory
+    shared = x._aval.backend.on_host
     if is_recording() or not shared:
         coordinates = np.unravel_index(view_spec.positions.ravel(), x.shape)
         plan = GatherPlan(x._aval.grid, range(x.ndim), [GatherRequest(HOST, view_spec.size, coordinates, ())])
@@ -194,7 +206,7 @@ class ScalarElement(DeferredStorage):
         if not self.parts:
             without_elements(self.value)._storage.stored()
         if self._storage is None:
-            shared = self.value.backend.shared_memory
+            shared = self.value.memory is not None
             if is_recording() or not shared:
                 movement = self._sent(not shared)
             if shared:
@@ -228,7 +240,7 @@ class ScalarElement(DeferredStorage):
         """
         if not self.parts:
             self.stored()
-        n, shared = self.value.dtype.itemsize, self.value.backend.shared_memory
+        n, shared = self.value.dtype.itemsize, self.value.backend.on_host
         device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
         record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
         backend = backend_of(device)
@@ -328,8 +340,14 @@ def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTe
         source.backend.wait_for_caller(source.sharding.mesh.flat[0])
         storage = storage.exported
         base = tensor(source, storage)
-    if source.backend.shared_memory:
+    if source.backend.on_host:
         array = np.array(part_of(whole_array(base, "getitem")[index], view_spec.part))
+        return tensor(value, ScalarElement(value, source, index, (array,)))
+    if source.memory is not None:
+        backend, device = source.backend, source.sharding.mesh.flat[0]
+        whole = whole_array(base, "getitem")
+        with backend.on(device):
+            array = backend.xp.asarray(part_of(backend.view(whole, index), view_spec.part), copy=True)
         return tensor(value, ScalarElement(value, source, index, (array,)))
     holders, backend = _element_of(source, index), source.backend
     if source.offloaded and hasattr(storage, "to_host"):
@@ -372,21 +390,23 @@ def stand_in(x: Any) -> Any:
 # -- reading views ---------------------------------------------------------------------------------
 
 
-def row_major(base: ShardedTensor, view_spec: ViewSpec) -> HostArray:
+def row_major(base: ShardedTensor, view_spec: ViewSpec) -> Any:
     """Returns the buffer of a base where memory is shared, contiguous if the view spec contains a reshape.
 
     A view of a reshaped array requires row-major order, so a buffer in another order is replaced by a contiguous copy.
     """
-    array = whole_array(base, "view")
-    if len(view_spec.boxes) > 1 and not array.flags.c_contiguous:
+    array, backend = whole_array(base, "view"), base._aval.backend
+    if len(view_spec.boxes) > 1 and not backend.is_contiguous(array):
         write_state = write_state_of(base)
         with write_state.lock:
             array = whole_array(base, "view")
-            if not array.flags.c_contiguous:
-                array, storage = copied(array), storage_of(base)
+            if not backend.is_contiguous(array):
+                storage = storage_of(base)
+                with backend.on(base._aval.sharding.mesh.flat[0]):
+                    array = copied(array) if backend.on_host else backend.contiguous(array)
                 if storage is not None:
                     keep_while_read(base, storage)
-                base._storage = Storage(array, None, ([],))
+                base._storage = Storage(array, None, ([] if backend.memory_of(array) is not None else None,))
     return array
 
 
@@ -410,22 +430,25 @@ def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
     return value_of("getitem", x, box.index)
 
 
-def operand_shards(x: Any) -> tuple[Grid, Callable[[], Sequence[Any]]]:
+def operand_shards(x: Any, devices: Sequence[Device] = ()) -> tuple[Grid, Callable[[], Sequence[Any]]]:
     """Returns the grid that describes how arrays divide the elements of an operand, and a function that returns them.
 
     The arrays of a view are views of its base's shards wherever `locate` finds its elements there, so that the elements
-    are not brought into the view's own layout first.
+    are not brought into the view's own layout first. An operand in the memory of the only device that reads it is one
+    array, unless transfers are recorded.
     """
     if not isinstance(x, ShardedTensor):
         array = np.asarray(x)
         return host_grid(array.shape), lambda: (array,)
     storage = x._storage
+    if len(devices) == 1 and x._aval.memory == shared_memory(tuple(devices)) and not is_recording():
+        return as_sharding(devices[0], x.ndim, "view").grid(x.shape), lambda: (whole_array(x, "view"),)
     if type(storage) is View and (here := locate(storage.base._aval, storage.view_spec.boxes)):
         return here.grid, lambda: local_views(here, shard_arrays(storage.base), storage.view_spec)
     if type(storage) is ScalarElement:
         grid = storage.grid()
         return grid, lambda: storage.parts * (len(grid.devices) // len(storage.parts))
-    if is_recording() and (x._aval.backend.shared_memory or lacks_elements(x)):
+    if is_recording() and (x._aval.memory is not None or lacks_elements(x)):
         announce_reading(x)
     return x._aval.grid, lambda: shard_arrays(x)
 
@@ -467,7 +490,7 @@ def gather_unrecorded(x: Any, caller: str) -> Any:
 
     Where memory is shared, views and scalar elements are read without a record; other operands as by `gather`.
     """
-    if isinstance(x, ShardedTensor) and x._aval.backend.shared_memory:
+    if isinstance(x, ShardedTensor) and x._aval.backend.on_host:
         if type(x._storage) is View:
             return x._storage.now()
         if type(x._storage) is ScalarElement:

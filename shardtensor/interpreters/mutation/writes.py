@@ -10,6 +10,7 @@ copies are made. Each device then writes its own shard from elements in its own 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.communication.transfer_log import is_recording, record_copy
+from shardtensor.communication.transfer_log import is_recording, record_copy, recorded_by
 from shardtensor.core import OPS, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import put, setitem
@@ -32,7 +33,7 @@ from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, k
 from shardtensor.interpreters.mutation.views import local_view, locate
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, part_dtype, whole_view_spec
 from shardtensor.tensor.operands import as_operand, converted
 from shardtensor.tensor.ownership import exclusive_arrays, replaced, set_joined
@@ -43,11 +44,12 @@ from shardtensor.tensor.tensor import (
     current_storage,
     lacks_elements,
     mark_array,
+    shard_arrays,
     tensor,
     without_elements,
     write_state_of,
 )
-from shardtensor.tensor.value import Aval, join
+from shardtensor.tensor.value import Aval, aval, join
 
 Apply = Callable[[Op, Operands, Params], Any]
 
@@ -284,12 +286,12 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
                 free = ()
             write_state.forget()
             taken = WriteTransaction(base, view_spec, storage, free)
-            new = (taken.shared if base._aval.backend.shared_memory else taken.separate)(write_op)
+            new = (taken.on_host if base._aval.backend.on_host else taken.on_devices)(write_op)
             # Otherwise the error's traceback and the transaction would form a cycle that keeps the memory alive.
             error, taken.error = taken.error, None
             del taken
             if before is not None:
-                new = offloaded(base._aval, new.arrays)
+                new = offloaded(base._aval, new.arrays or (new.array,))
         finally:
             writing.storage = new or before or (Exported(base._aval, storage) if exported else storage)
             write_state.version += 1
@@ -325,18 +327,23 @@ class WriteTransaction:
         self.free = free
         self.error: BaseException | None = None
 
-    def shared(self, write_op: WriteOp) -> Storage:
+    def _joined(self, name: str) -> bool:
+        """Makes the arrays of devices that share a memory one buffer, and returns whether it was copied."""
+        storage, copied = self.storage, 0
+        if storage.array is None:
+            array, copied = join(storage.arrays or (), self.value)
+            record_copy(name, copied, self.device)
+            set_joined(self.base, storage, array, copied)
+        return copied > 0
+
+    def on_host(self, write_op: WriteOp) -> Storage:
         """Writes into the shared buffer, or into a copy of it, and returns the storage of the new value.
 
         The buffer is written in place if its ownership is exclusive.
         """
         storage, value, view_spec = self.storage, self.value, self.view_spec
-        array, alone = storage.array, False
-        if array is None:
-            array, copied = join(storage.arrays or (), value)
-            record_copy(write_op.name, copied, self.device)
-            alone = copied > 0
-            set_joined(self.base, storage, array, copied)
+        alone = self._joined(write_op.name)
+        array = storage.array
         alone = (alone or (bool(self.free) and all(self.free))) and self.backend.begin_write(array)
         if any(write_op.inside):
             write_op.enter(self.base, view_spec, tensor(value, storage))
@@ -364,23 +371,31 @@ class WriteTransaction:
             here, _, counted = self._located(write_op)
             counted.announce(here.grid)
 
-    def separate(self, write_op: WriteOp) -> Storage:
+    def on_devices(self, write_op: WriteOp) -> Storage:
         """Writes into the shards that hold elements of the view, or into copies, and returns the new value's storage.
 
-        A shard is written in place if its ownership is exclusive.
+        A shard is written in place if its ownership is exclusive. The buffer of devices that share a memory is written
+        by the first of them.
         """
         storage: Storage = self.storage
-        backend = self.backend
-        arrays = storage.arrays
-        assert arrays is not None
-        devices = self.value.grid.devices
-        taken = tensor(self.value, Storage(arrays=arrays))
+        value, backend = self.value, self.backend
+        if value.memory is not None:
+            self.free = (self._joined(write_op.name) or (bool(self.free) and all(self.free)),)
+        taken = tensor(value, Storage(storage.array, storage.arrays))
+        arrays = shard_arrays(taken)
         if any(write_op.inside):
             write_op.enter(self.base, self.view_spec, taken)
+        together = value.memory is not None and len(arrays) > 1
+        if together:
+            self.announce(write_op)
+            arrays, one = (storage.array,), as_sharding(self.device, value.ndim, write_op.name)
+            self.value = aval(value.shape, value.dtype, one, value.committed)
+        devices = self.value.grid.devices
         here, self.view_spec, write_op = self._located(write_op)
         straight = len(self.view_spec.boxes) == 1
         touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
-        commit = write_op.stage(here.grid, taken)
+        with recorded_by() if together else contextlib.nullcontext():
+            commit = write_op.stage(here.grid, taken)
         alone = {}
         for _, k in touched:  # After the transfers: an exclusive shard then has no pending reads by other devices.
             array = arrays[k]
