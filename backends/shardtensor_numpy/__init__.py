@@ -14,7 +14,7 @@ from shardtensor.backend import (
     copied,
     host_memory,
     is_exclusive,
-    lease_of,
+    lend,
     logical_device_count,
     owner_of,
     read_only,
@@ -75,8 +75,7 @@ class NumPyBackend(Backend):
 
     def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
         """Returns a read-only view of the array, and its lease."""
-        exported = read_only(array)
-        return exported, lease_of(exported)
+        return lend(array)
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns the array itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""

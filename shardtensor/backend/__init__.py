@@ -6,7 +6,7 @@ the names that plugin authors use. Tensors and shardings must not be imported he
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.ownership import is_exclusive, lease_of, memory_of, read_only, references
+from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_only, references
 from shardtensor.backend.protocol import Backend, current_device, logical_device_count
 from shardtensor.host.blockwise import copied
 from shardtensor.host.limits import memory as host_memory
@@ -24,7 +24,7 @@ __all__ = [
     "function_of",
     "host_memory",
     "is_exclusive",
-    "lease_of",
+    "lend",
     "logical_device_count",
     "memory_of",
     "owner_of",

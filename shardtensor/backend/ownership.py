@@ -12,10 +12,16 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.host import memory_pool
+from shardtensor.host.fork import in_children
 
 
 def read_only(array: HostArray) -> HostArray:
-    """Returns a view of a host array that cannot be made writable.
+    """Returns a view of a host array that cannot be made writable."""
+    return lend(array)[0]
+
+
+def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
+    """Returns a view of a host array that cannot be made writable, and its lease (see `Backend.lend`).
 
     The view accesses the memory through a read-only buffer. If the base of the view were the array itself, its
     ``writeable`` flag could be set again.
@@ -23,18 +29,10 @@ def read_only(array: HostArray) -> HostArray:
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
     if given.dtype.kind not in "mM":
-        return np.asarray(memoryview(given.view()).toreadonly())
-    numbers: Any = given.view(np.int64)  # The buffer protocol has no datetime dtypes.
-    return np.asarray(memoryview(numbers).toreadonly()).view(given.dtype)
-
-
-def lease_of(exported: HostArray) -> weakref.ref[Any]:
-    """Returns the lease of a read-only view, as `read_only` returns it, or of a view of it (see `Backend.lend`)."""
-    # Views of the view and slices of its buffer refer to the array from which `read_only` made the buffer.
-    base: Any = exported.base
-    while type(base) is np.ndarray:
-        base = base.base
-    return weakref.ref(base.obj if type(base) is memoryview else exported)
+        owner = given.view()
+        return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
+    owner = given.view(np.int64)  # The buffer protocol has no datetime dtypes.
+    return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
 
 
 def is_exclusive(held: list[Any], others: int = 0) -> bool:
@@ -85,17 +83,28 @@ def references(held: Sequence[Any]) -> int:
     The number is larger than any count where reference counts are meaningless on this interpreter.
     """
     # The item is counted on the interpreter's stack, too, where every version of Python holds a reference of its own.
-    return sys.getrefcount(held[0]) - 1 if _are_counted() else sys.maxsize
+    return sys.getrefcount(held[0]) - 1 if (_counts or _test_counts())[0] else sys.maxsize
 
 
 _counts: list[bool] = []
+"""Whether reference counts tell on this interpreter whether an object is held elsewhere; empty until the first use."""
 
 
-def _are_counted() -> bool:
-    """Whether reference counts tell on this interpreter whether an object is held elsewhere, tested at first use."""
-    if not _counts:
-        _counts.append(hasattr(sys, "getrefcount") and counts_are_right())
-    return _counts[0]
+_testing = threading.RLock()
+"""Held during the test, which uses a global variable. It is reentrant, since finalizers may call the library."""
+
+
+@in_children
+def _unlock() -> None:
+    global _testing
+    _testing = threading.RLock()
+
+
+def _test_counts() -> list[bool]:
+    with _testing:
+        if not _counts:
+            _counts.append(hasattr(sys, "getrefcount") and counts_are_right())
+    return _counts
 
 
 _seen: Any = None

@@ -116,7 +116,9 @@ def into(
     name = getattr(function, "__name__", "")
     operands = [a for a in arrays if _is_array(a)]
     traffic = out.nbytes + sum(a.nbytes for a in operands)
-    fastest = {_fastest(a) for a in (out, *operands) if a.shape == out.shape} - {None}
+    alike = [a for a in (out, *operands) if a.shape == out.shape]
+    straight = all(a.flags.c_contiguous for a in alike)
+    fastest = set() if straight else {_fastest(a) for a in alike} - {None}
     mixed = len(fastest) > 1 and out.size > _LEAST
     short = max(traffic * BYTE, out.size * _SLOW.get(name, 0.0)) < LONG
     if (short and not mixed) or (function is cast and _drops(out, arrays[0])):

@@ -160,12 +160,12 @@ class Pool:
 
     @property
     def _cached(self) -> int:
-        return sum([capacity * len(idle) for capacity, idle in list(self._idle.items())])
+        return sum([capacity * len(idle) for capacity, idle in self._idle.copy().items()])
 
     def _shrink(self, nbytes: int) -> None:
         """Frees buffers until at most ``nbytes`` are cached, those of the least recently used capacities first."""
         cached = self._cached
-        for capacity, idle in list(self._idle.items()):
+        for capacity, idle in self._idle.copy().items():
             while cached > nbytes and idle:
                 with contextlib.suppress(IndexError):  # Another thread may take the last buffer meanwhile.
                     idle.popleft()
@@ -180,7 +180,7 @@ class Pool:
 
     def info(self) -> CacheInfo:
         """Returns the statistics of the pool."""
-        return CacheInfo(sum(list(self._leased.values())), self._cached, self.limit, self._hits, self._misses)
+        return CacheInfo(sum(self._leased.copy().values()), self._cached, self.limit, self._hits, self._misses)
 
 
 def _capacity(nbytes: int) -> int:

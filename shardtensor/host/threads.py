@@ -42,7 +42,8 @@ def num_threads() -> int:
     ...     st.num_threads()
     1
     """
-    return _threads_here.get() or (_settings[-1].number if _settings else None) or _default_threads()
+    last = _settings[-1:]  # in one step: another thread may remove it
+    return _threads_here.get() or (last[0].number if last else None) or _default_threads()
 
 
 MOST_THREADS = 1 << 12
@@ -130,7 +131,8 @@ class _ThreadPool:
                 for number in range(len(self._threads), 0 if self.is_closed else count):
                     thread = threading.Thread(target=_serve, args=(self,), name=f"shardtensor_{number}", daemon=True)
                     try:
-                        thread.start()
+                        # Where threads inherit the context of their starter, it would keep a map's arguments alive.
+                        contextvars.Context().run(thread.start)
                     except RuntimeError:  # The system's limit is reached: the work runs in fewer threads.
                         break
                     self._threads.append(thread)

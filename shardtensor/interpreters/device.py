@@ -80,7 +80,7 @@ class DeviceInterpreter(Interpreter):
         key = array.shape, array.dtype  # The dtype of the array library: its hash takes no conversion.
         value = self._avals.get(key)
         if value is None:
-            if len(self._avals) == _AVALS:
+            if len(self._avals) >= _AVALS:
                 self._avals.clear()
             value = self._avals[key] = aval(tuple(array.shape), self.backend.dtype_of(array), self.sharding, True)
         return value

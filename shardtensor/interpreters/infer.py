@@ -180,9 +180,9 @@ class AbstractDeviceInterpreter(InferInterpreter):
                 return on_device(found, self.device)
         result = super().apply(op, operands, params)
         if key is not None and result.ndim and result.device == self.device:
+            if len(_inferred) >= _KEPT:
+                _inferred.clear()  # in one step, as other threads may do the same
             _inferred[key] = host_aval(result.shape, result.dtype)
-            if len(_inferred) > _KEPT:
-                _inferred.pop(next(iter(_inferred)))
         return result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:

@@ -263,7 +263,8 @@ def mesh_in_use() -> Mesh | None:
     """
     mesh = _mesh.get()
     if mesh is None:
-        return _settings[-1].mesh if _settings else None
+        last = _settings[-1:]  # in one step: another thread may remove it
+        return last[0].mesh if last else None
     return mesh or None
 
 

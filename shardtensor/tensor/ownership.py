@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.ownership import lease_of, memory_of, read_only
+from shardtensor.backend.ownership import lend, memory_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import array_backend
 from shardtensor.host.fork import in_children
@@ -39,15 +39,18 @@ None if it is unknown who holds the memory.
 """
 
 _linking = threading.RLock()
-"""Held while storages are linked and while ended leases are removed, never while one ends. It is reentrant, since
-finalizers may call the library.
+"""Held while storages are linked, never while a lease ends. It is reentrant, since finalizers may call the library."""
+
+_removing = threading.Lock()
+"""Held while ended leases are removed. Whoever finds it held removes none: waiting for it in a finalizer could take
+forever, and the leases are removed the next time.
 """
 
 
 @in_children
 def _reset() -> None:
-    global _linking
-    _linking = threading.RLock()
+    global _linking, _removing
+    _linking, _removing = threading.RLock(), threading.Lock()
     READS.clear()
 
 
@@ -85,20 +88,24 @@ def _tensors(tree: Any) -> list[Any]:
     return [x for x in _items(tree) if hasattr(x, "_storage")]
 
 
-def _items(tree: Any) -> Iterator[Any]:
-    """Yields the objects in a container, and in containers in it, in any order."""
-    for x in tree.values() if type(tree) is dict else tree:
+def _items(tree: Any) -> list[Any]:
+    """Returns the objects in a container, and in containers in it, in any order."""
+    found = []
+    for x in list(tree.values()) if type(tree) is dict else tree:
         if isinstance(x, (tuple, list, dict)):
-            yield from _items(x)
+            found += _items(x)
         else:
-            yield x
+            found.append(x)
+    return found
 
 
 def exclusive_arrays(x: Any, storage: Storage, readers: int = 0) -> Sequence[bool]:
     """Returns for each array of a storage, which was taken out of the handle ``x``, whether only the storage holds its
     memory and no operator reads it, except as many as the caller knows of; or nothing if none is exclusive.
     """
-    if not storage.leases or (READS and keep_while_read(x, storage) > readers):
+    # READS is iterated even where it is empty: that takes its lock where there is no GIL, which orders this thread
+    # after the operators that have published their operands.
+    if not storage.leases or keep_while_read(x, storage) > readers:
         return ()
     return [_is_only_holder(storage, leases) for leases in storage.leases]
 
@@ -111,7 +118,11 @@ def is_shared(storage: Storage) -> bool:
 def _is_only_holder(storage: Storage, leases: Leases | None) -> bool:
     if not leases:
         return leases is not None
-    return all((holder := lease()) is None or holder is storage for lease in leases)
+    for lease in list(leases):  # Others may remove leases from the list meanwhile, which would hide one of the rest.
+        holder = lease()
+        if holder is not None and holder is not storage:
+            return False
+    return True
 
 
 def _base_of(x: Any) -> Any:
@@ -179,16 +190,18 @@ def hold_memory(backend: Backend, array: Any) -> None:
 def export(x: Any, array: Any, position: int | None = None) -> Any:
     """Returns the view of an array of a tensor that is handed to users, and records its lease; see `lease`."""
     exported, its_lease = x._aval.backend.lend(array)
-    storage = storage_of(x)
-    lease(storage, its_lease or _held, position if storage is x._storage else None)
+    storage = x._storage
+    if type(storage) is not Storage:
+        storage, position = storage_of(x), None
+    lease(storage, its_lease or _held, position)
     return exported
 
 
 def lent(x: Any, array: HostArray) -> HostArray:
     """Returns a read-only view of a host array that may share the memory of a tensor, and records its lease."""
-    exported = read_only(array)
+    exported, its_lease = lend(array)
     if x._aval.backend.on_host or memory_of(exported) is None:
-        lease(storage_of(x), lease_of(exported))
+        lease(storage_of(x), its_lease)
     return exported
 
 
@@ -200,10 +213,14 @@ def _held() -> bool:
 def _add(leases: Leases, new: Callable[[], object]) -> None:
     """Adds a lease; those that have ended are removed whenever the length reaches a power of two from 8 on."""
     leases.append(new)
-    if (n := len(leases)) >= 8 and not n & (n - 1):
-        with _linking:  # Others may add leases at the same time, so each is removed by itself.
-            for ended in [lease for lease in leases if lease() is None]:
-                leases.remove(ended)
+    if (n := len(leases)) >= 8 and not n & (n - 1) and _removing.acquire(blocking=False):
+        try:
+            # Others may add leases at the end at the same time, which does not move the rest.
+            for k in reversed(range(len(leases))):
+                if leases[k]() is None:
+                    del leases[k]
+        finally:
+            _removing.release()
 
 
 # -- new storages ----------------------------------------------------------------------------------
@@ -228,8 +245,7 @@ def set_joined(x: Any, storage: Storage, array: Any, copied: int) -> None:
     """Replaces the arrays of a storage of ``x`` by one buffer, which was joined from them by copying so many bytes."""
     parts = storage.leases
     if copied:
-        if READS:
-            keep_while_read(x, Storage(None, storage.arrays, parts))
+        keep_while_read(x, Storage(None, storage.arrays, parts))
         storage.leases = ([] if x._aval.backend.memory_of(array) is not None else None,)
     elif parts and all(leases is parts[0] for leases in parts):
         storage.leases = parts[:1]

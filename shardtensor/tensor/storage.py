@@ -79,7 +79,7 @@ class WriteState:
     def forget(self) -> None:
         """Empties the caches, so that the elements they hold do not count as references to the value."""
         caches, self.caches = self.caches, {}
-        for reference in caches.values():
+        for reference in list(caches.values()):  # A view that ends meanwhile removes its reference.
             if (view := reference()) is not None:
                 view.forget()
 

@@ -29,9 +29,9 @@ from shardtensor.backend import (
     HostArray,
     current_device,
     lease_of,
+    lend,
     logical_device_count,
     memory_of,
-    read_only,
     references,
 )
 from shardtensor.errors import ArgumentTypeError, BackendError
@@ -394,14 +394,14 @@ class CheckedBackend(Backend):
 
     def export(self, array: Any) -> Any:
         """Returns a read-only view of the array."""
-        view = read_only(array.view(np.ndarray)).view(CheckedArray)
-        view._memory = array._memory
-        return view
+        return self.lend(array)[0]
 
     def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
         """Returns a read-only view of the array, and its lease."""
-        exported = self.export(array)
-        return exported, lease_of(exported)
+        view, its_lease = lend(array.view(np.ndarray))
+        exported = view.view(CheckedArray)
+        exported._memory = array._memory
+        return exported, its_lease
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns a copy, after checking that the array is on the current device."""

@@ -60,6 +60,20 @@ def test_the_self_test_finds_each_kind_of_reference_that_is_not_counted(missed: 
     assert not counting.counts_are_right(lambda held: min(count(held), missed) if count(held) > 1 else 1)
 
 
+def test_the_self_test_runs_once_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a global variable, which two tests at once would both change."""
+    monkeypatch.setattr(counting, "_counts", [])
+    start = threading.Barrier(8)
+
+    def ask(_: int) -> int:
+        start.wait()
+        return counting.references([np.empty(2)])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(8))) == {1}
+    assert counting._counts == [True]
+
+
 @everywhere
 def test_without_reference_counts_what_user_code_made_is_copied(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes do not depend on them."""
@@ -329,6 +343,64 @@ def test_many_exports_do_not_accumulate() -> None:
     del kept
 
 
+def test_a_lease_that_is_removed_meanwhile_hides_no_other() -> None:
+    """Another thread removes an ended lease while a writer goes through them."""
+    x, other = put(VALUE, "numpy"), np.empty(1)
+    (leases,) = x._storage.leases
+
+    def ended() -> None:
+        leases.remove(ended)
+
+    leases += [ended, lambda: other]
+    assert ownership.is_shared(x._storage)
+    assert ended not in leases
+
+
+def test_leases_may_be_added_while_others_are_removed() -> None:
+    """By finalizers, which run in the middle, and in other threads."""
+    x = put(VALUE, "numpy")
+    (leases,) = x._storage.leases
+    held = np.empty(1)
+
+    def adds() -> None:
+        if len(leases) < 64:
+            ownership.lease(x._storage, lambda: held)
+
+    for _ in range(7):
+        leases.append(adds)
+    ownership.lease(x._storage, lambda: held)
+    assert adds not in leases
+    assert len(leases) >= 8
+    leases.clear()
+    with ThreadPoolExecutor(8) as pool:
+        kept = list(pool.map(lambda k: [np.asarray(x) for _ in range(200)][::20], range(8)))
+    assert sum(lease() is not None for lease in leases) == sum(map(len, kept))
+
+
+def test_views_may_end_while_a_write_empties_their_caches() -> None:
+    x = put(VALUE, "checked")
+    views = [x[k:] for k in range(4)]
+    for view in views:
+        np.asarray(view + 0)
+    state = x._write_state
+    assert state is not None
+    assert len(state.caches) == 4
+    order = [id(view._storage) for view in views]
+    last = views.pop()._storage
+
+    class Ending:
+        def forget(self) -> None:
+            state.caches.pop(order[-1], None)
+            caches.pop(order[-1], None)
+
+    caches = state.caches
+    ending = Ending()
+    caches[order[0]] = lambda: ending
+    state.forget()
+    assert order[-1] not in caches
+    assert last._cache is None
+
+
 # -- operators in progress -------------------------------------------------------------------------
 
 
@@ -474,8 +546,10 @@ class Machine:
     def write_part(self) -> None:
         x, wanted = self.pick()
         i, n = self.random.randrange(x.shape[0]), self.random.randrange(100)
-        x[i:] = n
-        wanted[i:] = n
+        index = self.random.choice([slice(i, None), (i, 1), slice(i, i + 2)])
+        value = self.random.choice([n, np.full_like(wanted[index], n)])
+        x[index] = value
+        wanted[index] = value
 
     def share(self) -> None:
         x, wanted = self.pick()

@@ -125,6 +125,41 @@ def test_invalid_values_in_the_environment(value: str, unset: None, monkeypatch:
         assert st.num_threads() == 3
 
 
+def test_the_number_may_be_asked_for_while_others_set_it(unset: None) -> None:
+    """A context manager adds a setting, and removes it when it is entered."""
+
+    class Removed(list):
+        def __bool__(self) -> bool:  # Another thread removes the only setting after the question.
+            self.clear()
+            return True
+
+    settings = Removed([threads.set_num_threads(3)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "_settings", settings)
+        assert st.num_threads() in (3, 5)
+
+
+def test_helper_threads_keep_nothing_of_the_context_that_started_them(unset: None) -> None:
+    """Where threads inherit it, as they do without a GIL."""
+    variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable")
+    pool = threads._ThreadPool()
+
+    def start() -> weakref.ref[Any]:
+        held = np.empty(3)
+        variable.set(held)
+        helpers = threads.Helpers()
+        helpers._work, helpers._context = lambda: None, contextvars.Context()
+        pool.submit(helpers, 2)
+        helpers.dismiss()
+        return weakref.ref(held)
+
+    found = contextvars.copy_context().run(start)
+    gc.collect()
+    assert found() is None
+    assert len(pool._threads) == 2
+    pool.close()
+
+
 def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error", **variables}
 
