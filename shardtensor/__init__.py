@@ -169,6 +169,10 @@ _CHAPTERS = {
     "functions.sets": "isin unique unique_all unique_counts unique_inverse unique_values",
     "functions.sorting": "argpartition argsort lexsort partition sort topk",
     "functions.triangles": "diag diagflat identity tri tril triu",
+    "functions.ufuncs": (
+        "bitwise_count deg2rad degrees exp2 fabs float_power fmax fmin fmod gcd heaviside lcm ldexp logaddexp2 matvec "
+        "rad2deg radians rint spacing vdot vecmat"
+    ),
     "interpreters.explain": "Explanation explain",
     "spmd.stencils": "convolve correlate map_overlap",
 }
@@ -299,6 +303,29 @@ if _typing.TYPE_CHECKING:
         tri as tri,
         tril as tril,
         triu as triu,
+    )
+    from shardtensor.functions.ufuncs import (
+        bitwise_count as bitwise_count,
+        deg2rad as deg2rad,
+        degrees as degrees,
+        exp2 as exp2,
+        fabs as fabs,
+        float_power as float_power,
+        fmax as fmax,
+        fmin as fmin,
+        fmod as fmod,
+        gcd as gcd,
+        heaviside as heaviside,
+        lcm as lcm,
+        ldexp as ldexp,
+        logaddexp2 as logaddexp2,
+        matvec as matvec,
+        rad2deg as rad2deg,
+        radians as radians,
+        rint as rint,
+        spacing as spacing,
+        vdot as vdot,
+        vecmat as vecmat,
     )
     from shardtensor.interpreters.explain import (
         Explanation as Explanation,
