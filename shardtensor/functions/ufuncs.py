@@ -13,8 +13,6 @@ from __future__ import annotations
 import math as _math
 from typing import Any
 
-import numpy as np
-
 from shardtensor.core import implements, operator
 from shardtensor.errors import ShapeError
 from shardtensor.functions.elementwise import (
@@ -109,19 +107,17 @@ def exp2(x: ArrayLike, /) -> ShardedTensor:
     [8.0, 0.5]"""
 
 
-@operator("..., ... -> ...", composed=lambda x1, x2: divide(logaddexp(*_times(_LN2, x1, x2)), _LN2))
+def _logaddexp2(x1: Any, x2: Any) -> Any:
+    scale = _math.log(2)
+    return divide(logaddexp(multiply(x1, scale), multiply(x2, scale)), scale)
+
+
+@operator("..., ... -> ...", composed=_logaddexp2)
 def logaddexp2(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Binary logarithm of the sum of two to the power of each real element of x1 and of x2, without overflow.
 
     >>> st.logaddexp2(st.asarray([3.0, 1000.0]), st.asarray([3.0, 1000.0])).tolist()
     [4.0, 1001.0]"""
-
-
-_LN2 = _math.log(2)
-
-
-def _times(factor: float, *arrays: Any) -> list[Any]:
-    return [multiply(x, factor) for x in arrays]
 
 
 @operator("..., ... -> ...", composed=lambda x1, x2: pow(x1, x2))
