@@ -202,7 +202,7 @@ def isrealobj(x: ArrayLike) -> bool:
     return not iscomplexobj(x)
 
 
-def common_type(*arrays: ArrayLike) -> type[Any]:
+def common_type(*arrays: ArrayLike) -> type[np.generic]:
     """Returns the floating-point type that all arrays can be converted to, at least float64 if one has integers.
 
     Raises:

@@ -6,6 +6,7 @@ computes itself, and the reasons why the others are refused.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -53,11 +54,21 @@ def _without_elements(name: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: getattr(np, name)(*map(stand_in, args), **kwargs)
 
 
-HOST_FUNCTIONS: dict[str, Callable[..., Any]] = {
+def _between(name: str) -> Callable[..., Any]:
+    """Returns the function for ranges between the elements of arrays, which is imported on first use."""
+    return lambda *args, **kwargs: getattr(importlib.import_module("shardtensor.functions.grids"), f"{name}_between")(
+        *args, **kwargs
+    )
+
+
+COMPUTED: dict[str, Callable[..., Any]] = {
     **{name: _computed_on_host(name) for name in ("array2string", "array_repr", "array_str", "savetxt")},
-    **{name: _without_elements(name) for name in ("einsum_path", "isfortran")},
+    "einsum_path": _without_elements("einsum_path"),
+    **{name: _between(name) for name in ("geomspace", "linspace", "logspace")},
 }
-"""Functions whose results are text, files or plans: NumPy makes them, of the elements on the host or without them."""
+"""Functions whose results are text, files or plans, which NumPy makes of the elements on the host or without them; and
+those of arrays that have another name than those of numbers.
+"""
 
 _DATES = "calendars are on the host only"
 

@@ -17,7 +17,7 @@ from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
-from shardtensor.tensor.numpy_compositions import HOST_FUNCTIONS, refusal
+from shardtensor.tensor.numpy_compositions import COMPUTED, refusal
 from shardtensor.tensor.numpy_functions import COMPOSED, NUMPY_NAMES
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _extent(x: Any) -> tuple[Any, int, int]:
 
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     **COMPOSED,
-    **HOST_FUNCTIONS,
+    **COMPUTED,
     "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "size": _size,
     "shares_memory": _shares_memory,
     "reshape": lambda a, /, shape, order="C", *, copy=None: a.reshape(shape, order=order, copy=copy),
