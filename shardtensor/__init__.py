@@ -151,25 +151,47 @@ __version__ = "0.1.0"
 
 _CHAPTERS = {
     "communication.simulation": "SimulationReport simulate",
+    "functions.comparisons": (
+        "allclose array_equal array_equiv common_type isclose iscomplex iscomplexobj isneginf isposinf isreal "
+        "isrealobj min_scalar_type promote_types"
+    ),
     "functions.differences": "gradient",
     "functions.einsum": "einsum",
     "functions.grids": "fromfunction geomspace indices linspace logspace meshgrid mgrid ogrid",
-    "functions.histograms": "bincount digitize histogram",
+    "functions.histograms": "bincount digitize histogram histogram2d histogram_bin_edges histogramdd",
+    "functions.index_arrays": (
+        "diag_indices diag_indices_from ix_ mask_indices ravel_multi_index tril_indices tril_indices_from "
+        "triu_indices triu_indices_from unravel_index"
+    ),
     "functions.inspection": "__array_api_version__ __array_namespace_info__",
+    "functions.joining": "block",
+    "functions.lines": "apply_along_axis packbits unpackbits",
+    "functions.mathematical": "angle ediff1d fix i0 interp nan_to_num real_if_close sinc sort_complex trapezoid unwrap",
     "functions.nan_reductions": (
         "nanargmax nanargmin nancumprod nancumsum nanmax nanmean nanmin nanprod nanstd nansum nanvar"
     ),
     "functions.number_parts": "divmod frexp modf",
     "functions.order_statistics": "median nanmedian nanpercentile nanquantile percentile quantile",
+    "functions.polynomials": "polyadd polyder polyfit polyint polymul polysub polyval vander",
     "functions.products": "cross diagonal dot inner kron outer trace",
     "functions.rearrangement": (
         "append array_split atleast_1d atleast_2d atleast_3d column_stack delete dsplit dstack fliplr flipud hsplit "
         "hstack insert ravel rollaxis rot90 split swapaxes vsplit vstack"
     ),
     "functions.repetition": "broadcast_arrays broadcast_shapes pad repeat resize tile",
+    "functions.selection": (
+        "apply_over_axes choose compress extract fill_diagonal piecewise place put_along_axis putmask select trim_zeros"
+    ),
+    "functions.set_operations": "intersect1d setdiff1d setxor1d union1d",
     "functions.sets": "isin unique unique_all unique_counts unique_inverse unique_values",
     "functions.sorting": "argpartition argsort lexsort partition sort topk",
+    "functions.statistics": "average corrcoef cov ptp",
     "functions.triangles": "diag diagflat identity tri tril triu",
+    "functions.ufuncs": (
+        "bitwise_count deg2rad degrees exp2 fabs float_power fmax fmin fmod gcd heaviside lcm ldexp logaddexp2 matvec "
+        "rad2deg radians rint spacing vdot vecmat"
+    ),
+    "functions.windows": "bartlett blackman hamming hanning kaiser",
     "interpreters.explain": "Explanation explain",
     "spmd.stencils": "convolve correlate map_overlap",
 }
@@ -191,6 +213,21 @@ if _typing.TYPE_CHECKING:
         SimulationReport as SimulationReport,
         simulate as simulate,
     )
+    from shardtensor.functions.comparisons import (
+        allclose as allclose,
+        array_equal as array_equal,
+        array_equiv as array_equiv,
+        common_type as common_type,
+        isclose as isclose,
+        iscomplex as iscomplex,
+        iscomplexobj as iscomplexobj,
+        isneginf as isneginf,
+        isposinf as isposinf,
+        isreal as isreal,
+        isrealobj as isrealobj,
+        min_scalar_type as min_scalar_type,
+        promote_types as promote_types,
+    )
     from shardtensor.functions.differences import (
         gradient as gradient,
     )
@@ -211,10 +248,46 @@ if _typing.TYPE_CHECKING:
         bincount as bincount,
         digitize as digitize,
         histogram as histogram,
+        histogram2d as histogram2d,
+        histogram_bin_edges as histogram_bin_edges,
+        histogramdd as histogramdd,
+    )
+    from shardtensor.functions.index_arrays import (
+        diag_indices as diag_indices,
+        diag_indices_from as diag_indices_from,
+        ix_ as ix_,
+        mask_indices as mask_indices,
+        ravel_multi_index as ravel_multi_index,
+        tril_indices as tril_indices,
+        tril_indices_from as tril_indices_from,
+        triu_indices as triu_indices,
+        triu_indices_from as triu_indices_from,
+        unravel_index as unravel_index,
     )
     from shardtensor.functions.inspection import (
         __array_api_version__ as __array_api_version__,
         __array_namespace_info__ as __array_namespace_info__,
+    )
+    from shardtensor.functions.joining import (
+        block as block,
+    )
+    from shardtensor.functions.lines import (
+        apply_along_axis as apply_along_axis,
+        packbits as packbits,
+        unpackbits as unpackbits,
+    )
+    from shardtensor.functions.mathematical import (
+        angle as angle,
+        ediff1d as ediff1d,
+        fix as fix,
+        i0 as i0,
+        interp as interp,
+        nan_to_num as nan_to_num,
+        real_if_close as real_if_close,
+        sinc as sinc,
+        sort_complex as sort_complex,
+        trapezoid as trapezoid,
+        unwrap as unwrap,
     )
     from shardtensor.functions.nan_reductions import (
         nanargmax as nanargmax,
@@ -241,6 +314,16 @@ if _typing.TYPE_CHECKING:
         nanquantile as nanquantile,
         percentile as percentile,
         quantile as quantile,
+    )
+    from shardtensor.functions.polynomials import (
+        polyadd as polyadd,
+        polyder as polyder,
+        polyfit as polyfit,
+        polyint as polyint,
+        polymul as polymul,
+        polysub as polysub,
+        polyval as polyval,
+        vander as vander,
     )
     from shardtensor.functions.products import (
         cross as cross,
@@ -282,6 +365,25 @@ if _typing.TYPE_CHECKING:
         resize as resize,
         tile as tile,
     )
+    from shardtensor.functions.selection import (
+        apply_over_axes as apply_over_axes,
+        choose as choose,
+        compress as compress,
+        extract as extract,
+        fill_diagonal as fill_diagonal,
+        piecewise as piecewise,
+        place as place,
+        put_along_axis as put_along_axis,
+        putmask as putmask,
+        select as select,
+        trim_zeros as trim_zeros,
+    )
+    from shardtensor.functions.set_operations import (
+        intersect1d as intersect1d,
+        setdiff1d as setdiff1d,
+        setxor1d as setxor1d,
+        union1d as union1d,
+    )
     from shardtensor.functions.sets import (
         isin as isin,
         unique as unique,
@@ -298,6 +400,12 @@ if _typing.TYPE_CHECKING:
         sort as sort,
         topk as topk,
     )
+    from shardtensor.functions.statistics import (
+        average as average,
+        corrcoef as corrcoef,
+        cov as cov,
+        ptp as ptp,
+    )
     from shardtensor.functions.triangles import (
         diag as diag,
         diagflat as diagflat,
@@ -305,6 +413,36 @@ if _typing.TYPE_CHECKING:
         tri as tri,
         tril as tril,
         triu as triu,
+    )
+    from shardtensor.functions.ufuncs import (
+        bitwise_count as bitwise_count,
+        deg2rad as deg2rad,
+        degrees as degrees,
+        exp2 as exp2,
+        fabs as fabs,
+        float_power as float_power,
+        fmax as fmax,
+        fmin as fmin,
+        fmod as fmod,
+        gcd as gcd,
+        heaviside as heaviside,
+        lcm as lcm,
+        ldexp as ldexp,
+        logaddexp2 as logaddexp2,
+        matvec as matvec,
+        rad2deg as rad2deg,
+        radians as radians,
+        rint as rint,
+        spacing as spacing,
+        vdot as vdot,
+        vecmat as vecmat,
+    )
+    from shardtensor.functions.windows import (
+        bartlett as bartlett,
+        blackman as blackman,
+        hamming as hamming,
+        hanning as hanning,
+        kaiser as kaiser,
     )
     from shardtensor.interpreters.explain import (
         Explanation as Explanation,

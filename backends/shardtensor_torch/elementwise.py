@@ -131,6 +131,14 @@ def _remainder(a: Any, b: Any) -> Any:
     return torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), b), rest)
 
 
+def _fmod(a: Any, b: Any) -> Any:
+    if not is_int(a):
+        return torch.fmod(a, b)
+    return torch.fmod(a, _divisor(b)).masked_fill_(
+        torch.broadcast_to(b == 0, torch.broadcast_shapes(a.shape, b.shape)), 0
+    )
+
+
 def _pow(a: Any, b: Any) -> Any:
     if is_int(b) and b.dtype.is_signed and bool((b < 0).any()):
         raise ArgumentError("pow: integers to negative integer powers are not allowed")
@@ -214,6 +222,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "ceil": _unchanged(torch.ceil),
     "trunc": _unchanged(torch.trunc),
     "floor_divide": _floor_divide,
+    "fmod": _fmod,
     "remainder": _remainder,
     "mod": _remainder,
     "pow": _pow,
@@ -227,6 +236,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 COMPLEX: dict[str, Callable[..., Any]] = {
     "add": _by_parts(torch.add),
     "subtract": _by_parts(torch.subtract),
+    "rint": lambda x: torch.view_as_complex(torch.round(torch.view_as_real(resolved(x)))),
     "sign": _complex_sign,
     "less": _less,
     "less_equal": _less_equal,
@@ -234,6 +244,8 @@ COMPLEX: dict[str, Callable[..., Any]] = {
     "greater_equal": lambda a, b: _less_equal(b, a),
     "maximum": lambda a, b: torch.where(torch.isnan(a) | _less_equal(b, a), a, b),
     "minimum": lambda a, b: torch.where(torch.isnan(a) | _less_equal(a, b), a, b),
+    "fmax": lambda a, b: torch.where(torch.isnan(b) | _less_equal(b, a), a, b),
+    "fmin": lambda a, b: torch.where(torch.isnan(b) | _less_equal(a, b), a, b),
 }
 """The kernels for complex operands, where they differ."""
 

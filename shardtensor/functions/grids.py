@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator as python
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,17 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import implements, operator
+from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import arange
 from shardtensor.functions.data_types import astype, result_type
-from shardtensor.functions.elementwise import multiply, pow
+from shardtensor.functions.elementwise import add, divide, equal, multiply, pow, subtract
 from shardtensor.functions.joining import reshape_operand, stack
 from shardtensor.functions.manipulation import reshape
 from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import sharded_dtype
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.operands import shape_of, sharded_dtype
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 # -- ranges ----------------------------------------------------------------------------------------
 
@@ -171,6 +173,106 @@ def geomspace(
         made[0] = first.item()
     if num > 1 and endpoint:
         made[-1] = last.item()
+    return made if dtype is None else astype(made, dtype)
+
+
+# -- ranges between the elements of arrays ---------------------------------------------------------
+
+
+def linspace_between(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: npt.DTypeLike | None = None,
+    axis: int = 0,
+) -> Any:
+    """Creates evenly spaced numbers from each element of ``start`` to that of ``stop``, as `numpy.linspace` of arrays.
+
+    The result has a new dimension, which is not sharded; the others keep the sharding of the arrays. No data moves if
+    they are sharded alike.
+
+    Args:
+        start, stop: tensors, arrays or numbers that broadcast.
+        num, endpoint, dtype: see `linspace`.
+        retstep: whether the distances follow in the result, which is then a tuple.
+        axis: the position of the new dimension.
+
+    >>> from shardtensor.functions.grids import linspace_between
+    >>> linspace_between(st.asarray([0.0, 10.0]), 20, 3).tolist()
+    [[0.0, 10.0], [10.0, 15.0], [20.0, 20.0]]
+    """
+    count = _count(num)
+    first, last = [array_like(x, "linspace") for x in (start, stop)]
+    computed = result_type(first, last, float(count))
+    span = call("astype", subtract(multiply(last, 1.0), first), computed, copy=False)
+    parts = count - 1 if endpoint else count
+    step = divide(span, parts) if parts > 0 else multiply(span, math.nan)
+    places = np.arange(count, dtype=computed).reshape(-1, *[1] * len(shape_of(span)))
+    # The step of denormal numbers rounds to 0.
+    moved = multiply(places, step)
+    if parts > 0:
+        moved = call("where", equal(step, 0), multiply(places / parts, span), moved)
+        made = add(moved, first)
+    else:
+        made = add(multiply(places, span), first)
+    if endpoint and count > 1:
+        made = call("where", places == count - 1, last, made)
+    if dtype is not None and sharded_dtype(dtype).kind in "iu":
+        made = call("floor", made)
+    made = call("moveaxis", astype(made, computed if dtype is None else dtype, copy=False), 0, axis)
+    return (made, step) if retstep else made
+
+
+def logspace_between(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    base: ArrayLike = 10.0,
+    dtype: npt.DTypeLike | None = None,
+    axis: int = 0,
+) -> ShardedTensor:
+    """Creates the powers of ``base`` for the exponents of `linspace_between`.
+
+    >>> from shardtensor.functions.grids import logspace_between
+    >>> logspace_between(st.asarray([0.0, 1.0]), 2, 3).tolist()[2]
+    [100.0, 100.0]
+    """
+    powers: ShardedTensor = pow(array_like(base, "logspace"), linspace_between(start, stop, num, endpoint, axis=axis))
+    return powers if dtype is None else astype(powers, dtype)
+
+
+def geomspace_between(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: npt.DTypeLike | None = None,
+    axis: int = 0,
+) -> ShardedTensor:
+    """Creates geometric sequences from each element of ``start`` to that of ``stop``: see `linspace_between`.
+
+    Raises:
+        ArgumentError: an element is 0, where that is known.
+
+    >>> from shardtensor.functions.grids import geomspace_between
+    >>> geomspace_between(st.asarray([1.0, 4.0]), 100, 3).round(6).tolist()
+    [[1.0, 4.0], [10.0, 20.0], [100.0, 100.0]]
+    """
+    first, last = [multiply(array_like(x, "geomspace"), 1.0) for x in (start, stop)]
+    zero = call("logical_or", call("any", equal(first, 0)), call("any", equal(last, 0)))
+    if not lacks_elements(zero) and bool(zero):
+        raise ArgumentError("geomspace: start or stop has a 0; a geometric sequence does not contain 0")
+    turn = call("sign", first)  # The sequence is computed from the positive real axis, and then turned.
+    low, high = divide(first, turn), divide(last, turn)
+    made = logspace_between(call("log10", low), call("log10", high), num, endpoint)
+    places = np.arange(_count(num)).reshape(-1, *[1] * (len(shape_of(made)) - 1))
+    made = call("where", places == 0, low, made)
+    if num > 1 and endpoint:
+        made = call("where", places == num - 1, high, made)
+    made = call("moveaxis", multiply(made, turn), 0, axis)
     return made if dtype is None else astype(made, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Counts of values: NumPy's `histogram`, `bincount` and `digitize`.
+"""Counts of values: NumPy's histograms, `bincount` and `digitize`.
 
 Where x is sharded, each device counts the elements of its shard, and the counts are added along a fixed tree. The
 result is replicated.
@@ -6,6 +6,8 @@ result is replicated.
 
 from __future__ import annotations
 
+import builtins
+import math
 import operator as python
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,8 +17,10 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.elementwise import divide, subtract
+from shardtensor.functions.comparisons import array_like
+from shardtensor.functions.elementwise import add, divide, multiply, subtract
 from shardtensor.functions.manipulation import flip, reshape
+from shardtensor.functions.repetition import on_host
 from shardtensor.functions.searching import searchsorted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
@@ -221,10 +225,7 @@ def histogram(
 @implements(histogram, "composite")
 def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> Histogram:
     if isinstance(bins, str):
-        raise ArgumentError(
-            f"bins={bins!r} is estimated of the whole array on the host: give the edges, "
-            f"np.histogram_bin_edges(np.asarray(x), {bins!r})"
-        )
+        raise ArgumentError(_ESTIMATED.format(f"bins={bins!r}", repr(bins)))
     if weights is not None and np.shape(weights) != np.shape(x):
         raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
     if dtype_of(x).kind == "b":
@@ -246,6 +247,9 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
         widths = call("astype", widths, np.float64)
         counts = divide(divide(counts, widths), call("sum", counts))
     return Histogram(counts, call("asarray", edges) if isinstance(edges, np.ndarray) else edges)
+
+
+_ESTIMATED = "{} is estimated of the whole array on the host: give np.histogram_bin_edges(np.asarray(x), {})"
 
 
 def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
@@ -273,6 +277,131 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
         return np.histogram_bin_edges(np.empty(0, dtype), count, (first, last))
     except ValueError as error:  # The bins are narrower than numbers of that size can be.
         raise ArgumentError(str(error)) from None
+
+
+def histogram_bin_edges(
+    a: ArrayLike, bins: Any = 10, range: tuple[float, float] | None = None, weights: ArrayLike | None = None
+) -> ShardedTensor:
+    """Returns the edges of the bins of `histogram`, for the same arguments; ``weights`` are not used.
+
+    >>> st.histogram_bin_edges(st.asarray([1.0, 4.0]), 3).tolist()
+    [1.0, 2.0, 3.0, 4.0]
+    """
+    given = array_like(a, "histogram_bin_edges")
+    if isinstance(bins, str):
+        raise ArgumentError(_ESTIMATED.format(f"histogram_bin_edges: bins={bins!r}", repr(bins)))
+    edges = array_like(bins, "histogram_bin_edges") if np.ndim(bins) else _uniform_edges(given, bins, range)
+    return call("asarray", edges)  # type: ignore[no-any-return]
+
+
+def histogram2d(
+    x: ArrayLike,
+    y: ArrayLike,
+    bins: Any = 10,
+    range: Any = None,
+    density: bool | None = None,
+    weights: ArrayLike | None = None,
+) -> tuple[ShardedTensor, ShardedTensor, ShardedTensor]:
+    """Counts points of a plane in bins: see `histogramdd`.
+
+    Args:
+        x, y: the coordinates of the points, of one dimension.
+        bins: the number of bins along both axes, or the edges; or a pair of one of these for each axis.
+        range: a pair of the first and the last edge for each axis, or None.
+        density, weights: see `histogramdd`.
+
+    Returns:
+        The counts, whose first dimension belongs to x, and the edges along each axis.
+
+    >>> counts, _, _ = st.histogram2d(st.asarray([0.0, 1.0, 1.0]), st.asarray([0.0, 0.0, 1.0]), 2)
+    >>> counts.tolist()
+    [[1.0, 0.0], [1.0, 1.0]]
+    """
+    columns = [array_like(a, "histogram2d") for a in (x, y)]
+    if np.shape(columns[0]) != np.shape(columns[1]):
+        raise ShapeError(f"histogram2d: x has shape {np.shape(columns[0])} and y {np.shape(columns[1])}")
+    if np.ndim(bins) == 1 and len(bins) not in (1, 2) and not isinstance(bins[0], (list, tuple)):
+        bins = [bins, bins]
+    counts, edges = histogramdd(columns, bins, range, density, weights)
+    return counts, edges[0], edges[1]
+
+
+def histogramdd(
+    sample: Any, bins: Any = 10, range: Any = None, density: bool | None = None, weights: ArrayLike | None = None
+) -> tuple[ShardedTensor, tuple[ShardedTensor, ...]]:
+    """Counts points of a space in bins.
+
+    Each device counts its points, and the counts are added along a fixed tree. The result is replicated.
+
+    Args:
+        sample: the points: an array with a row for each, or a list with the array of coordinates along each axis.
+        bins: the number of bins along each axis, or the edges; or a list with one of these for each axis.
+        range: for each axis the pair of the first and the last edge, or None; None for all by default.
+        density: whether the sums are divided by their sum and by the volumes of the bins.
+        weights: numbers for the points, which are added instead of counting.
+
+    Returns:
+        The counts, of dtype float64 and with a dimension for each axis, and a tuple with the edges along each.
+
+    Raises:
+        ArgumentError: ``bins`` or ``range`` is not valid, or there is not one for each axis.
+        ShapeError: ``weights`` has another shape than one number for each point.
+        ConcretizationError: the range depends on elements that are not known.
+
+    >>> counts, edges = st.histogramdd(st.asarray([[0.0, 0.0], [1.0, 1.0]]), 2)
+    >>> counts.tolist(), edges[0].tolist()
+    ([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.5, 1.0])
+    """
+    columns = _columns(sample)
+    each = list(bins) if np.ndim(bins) or isinstance(bins, (list, tuple)) else [bins] * len(columns)
+    ranges = [None] * len(columns) if range is None else list(range)
+    if len(each) != len(columns) or len(ranges) != len(columns):
+        raise ArgumentError(
+            f"histogramdd: {len(each)} bins and {len(ranges)} ranges for {len(columns)} axes; wanted one for each"
+        )
+    if weights is not None and np.shape(weights) != np.shape(columns[0]):
+        raise ShapeError(f"weights has shape {np.shape(weights)}; wanted {np.shape(columns[0])}, one for each point")
+    edges = [_edges_along(*given) for given in zip(columns, each, ranges, strict=True)]
+    total: Any = 0
+    for column, line in zip(columns, edges, strict=True):
+        total = add(multiply(total, len(line) + 1), _bin_of(column, line))
+    sizes = [len(line) + 1 for line in edges]
+    sums = counts_of_integers(total, weights, length=math.prod(sizes))
+    inner = call("getitem", reshape(sums, tuple(sizes)), (slice(1, -1),) * len(sizes))
+    counts = call("astype", inner, np.float64)
+    if density:
+        whole = call("sum", counts)
+        for d, line in enumerate(edges):
+            widths = np.diff(line).astype(np.float64)
+            counts = divide(counts, widths.reshape([-1 if k == d else 1 for k in builtins.range(len(edges))]))
+        counts = divide(counts, whole)
+    return counts, tuple([call("asarray", line) for line in edges])
+
+
+def _columns(sample: Any) -> list[Any]:
+    """Returns the coordinates of points along each axis."""
+    if isinstance(sample, (list, tuple)):
+        return [call("asarray", array_like(column, "histogramdd")) for column in sample]
+    given = call("asarray", sample)
+    if given.ndim != 2:
+        given = call("matrix_transpose", call("atleast_2d", given))
+    return [given[:, k] for k in builtins.range(given.shape[1])]
+
+
+def _edges_along(column: Any, bins: Any, range: Any) -> Any:
+    """Returns the edges along one axis, as a host array."""
+    if not np.ndim(bins):
+        return _uniform_edges(column, bins, range)
+    edges = on_host(bins)
+    if edges.ndim != 1 or np.any(edges[:-1] > edges[1:]):
+        raise ArgumentError(f"bins has edges of shape {edges.shape}; wanted one dimension, in ascending order")
+    return edges
+
+
+def _bin_of(column: Any, edges: Any) -> Any:
+    """Returns the bin of each coordinate, counted from 1; 0 before the first bin and one more after the last."""
+    at = searchsorted(edges, column, side="right")
+    return subtract(at, call("equal", column, edges[-1]))
 
 
 # -- bins of elements ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import implements, operator
-from shardtensor.errors import ShapeError
+from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
 from shardtensor.host import memory_pool
@@ -194,6 +194,48 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> DataMov
         shape, sharding, regions, lambda *arrays: np.stack(arrays, axis=along, out=_new(shape, arrays)), copies=True,
         as_pieces=(lambda array: array[(slice(None),) * along + (None,)]) if _are_shards(operands, sharding) else None,
     )  # fmt: skip
+
+
+def block(arrays: Any) -> ShardedTensor:
+    """Joins the blocks of an array, which nested lists arrange: those of the innermost lists along the last dimension.
+
+    The result is sharded as by `concat`.
+
+    Args:
+        arrays: nested lists of tensors, arrays and scalars. Arrays with fewer dimensions than the lists are deep get
+            leading ones.
+
+    Raises:
+        ShapeError: a list is empty, lists differ in depth, or blocks do not fit together.
+
+    >>> x = st.ones((2, 2), dtype=int)
+    >>> st.block([[x, 2 * x], [3 * x, 4 * x]]).tolist()
+    [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]
+    """
+    depth, ndim = _depth(arrays)
+    ndim = max(depth, ndim)
+
+    def joined(part: Any, level: int) -> Any:
+        if isinstance(part, list):
+            return concat([joined(item, level - 1) for item in part], axis=-level)
+        shape = tuple(part.shape) if hasattr(part, "shape") else np.shape(part)
+        return reshape_operand(part, (1,) * (ndim - len(shape)) + shape)
+
+    return joined(arrays, depth) if depth else reshape(arrays, np.shape(arrays), copy=True)
+
+
+def _depth(part: Any) -> tuple[int, int]:
+    """Returns how deep nested lists are, and the greatest number of dimensions of an array in them."""
+    if isinstance(part, tuple):
+        raise ArgumentTypeError("block: arrays has a tuple; wanted lists, to tell them from arrays")
+    if not isinstance(part, list):
+        return 0, np.ndim(part)
+    if not part:
+        raise ShapeError("block: arrays has an empty list; wanted at least one block")
+    depths, dims = zip(*map(_depth, part), strict=True)
+    if len(set(depths)) > 1:
+        raise ShapeError(f"block: lists are nested {min(depths)} and {max(depths)} deep; wanted the same depth")
+    return depths[0] + 1, max(dims)
 
 
 def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *, new: bool = False) -> NamedSharding:

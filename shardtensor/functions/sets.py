@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import implements, operator
+from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.elementwise import logical_not
 from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -113,24 +114,54 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
 ) -> Any:
-    """Returns the distinct values of x in ascending order, as `numpy.unique` of the flattened array.
+    """Returns the distinct values of x in ascending order, as `numpy.unique`, or the distinct slices along an axis.
 
     Args:
         x: a tensor or a host array.
         return_index: whether the indices of the first elements follow in the result, which is then a tuple.
         return_inverse: whether the index of the value of each element follows, of x's shape.
         return_counts: whether the counts follow.
-        equal_nan: whether all NaN are one value.
+        axis: the dimension of the slices, which are in lexicographic order (see `lexsort`); None flattens x.
+        equal_nan: whether all NaN are one value; slices with NaN are distinct.
 
     Raises:
         ConcretizationError: the elements of x are not known.
 
     >>> st.unique(st.asarray([7.0, float("nan"), 7.0, float("nan")])).tolist()
     [7.0, nan]
+    >>> st.unique(st.asarray([[1, 0], [0, 5], [1, 0]]), axis=0).tolist()
+    [[0, 5], [1, 0]]
     """
+
+
+@implements(unique, "composite")
+def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int | None, equal_nan: bool) -> Any:
+    if axis is None:
+        return NotImplemented
+    x = call("asarray", x)
+    along = normalize_axis(axis, np.ndim(x))
+    slices = call("moveaxis", x, along, 0)
+    count, *shape = np.shape(slices)
+    rows = call("reshape", slices, (count, math.prod(shape)))
+    keys = [rows[:, k] for k in range(math.prod(shape) - 1, -1, -1)]
+    order = call("lexsort", keys) if keys and count else call("arange", count)
+    ordered = rows[order]
+    differs = call("any", call("not_equal", ordered[1:], ordered[:-1]), axis=1)
+    new = call("concat", [np.ones(min(count, 1), bool), differs])
+    starts = call("flatnonzero", new)
+    results = [call("moveaxis", call("reshape", ordered[starts], (-1, *shape)), 0, along)]
+    if index:
+        results.append(order[starts])
+    if inverse:
+        ranks = call("subtract", call("cumulative_sum", call("astype", new, np.int64)), 1)
+        results.append(call("take", ranks, call("argsort", order)))
+    if counts:
+        results.append(call("diff", starts, append=np.full(min(count, 1), count)))
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 Wanted = tuple[bool, bool, bool]
@@ -168,7 +199,7 @@ _declare(unique_inverse, lambda: ((False, True, False), False), UniqueInverse)
 _declare(unique_values, lambda: ((False, False, False), False), lambda values: values)
 _declare(
     unique,
-    lambda index, inverse, counts, equal_nan: ((bool(index), bool(inverse), bool(counts)), bool(equal_nan)),
+    lambda index, inverse, counts, axis, equal_nan: ((bool(index), bool(inverse), bool(counts)), bool(equal_nan)),
     lambda values, *others: (values, *others) if others else values,
 )
 

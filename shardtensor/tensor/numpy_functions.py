@@ -33,32 +33,6 @@ def _converted(x: Any) -> Any:
     return call("asarray", x) if array_backend(x) is not None else x
 
 
-def _isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
-    """`numpy.isclose`: whether ``|a - b| <= atol + rtol |b|``, or both are equal; element by element."""
-    a, b = _converted(a), _converted(b)
-    if isinstance(b, int):
-        b = float(b)
-    elif hasattr(b, "dtype") and b.dtype.kind in "biu":  # The least integer has no absolute value in its dtype.
-        b = b.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        near = np.less_equal(np.abs(a - b), atol + rtol * np.abs(b)) & np.isfinite(b) | np.equal(a, b)
-        return near | (np.isnan(a) & np.isnan(b)) if equal_nan else near
-
-
-def _allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> bool:
-    """`numpy.allclose`: whether all elements are close, as by `_isclose`."""
-    return bool(np.all(_isclose(a, b, rtol, atol, equal_nan)))
-
-
-def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
-    """`numpy.array_equal`: whether two arrays have the same shape and the same elements."""
-    a1, a2 = _converted(a1), _converted(a2)
-    if np.shape(a1) != np.shape(a2):
-        return False
-    same = np.equal(a1, a2)
-    return bool(np.all(same | (np.isnan(a1) & np.isnan(a2)) if equal_nan else same))
-
-
 def _dot(a: Any, b: Any, out: Any = None) -> Any:
     """`numpy.dot`: the product of scalars, or the sum over the last dimension of a and the second last one of b."""
     a, b = _converted(a), _converted(b)
@@ -88,8 +62,5 @@ def _stacked(name: str) -> Callable[..., Any]:
     return stacked
 
 
-COMPOSED: dict[str, Callable[..., Any]] = {
-    "allclose": _allclose, "array_equal": _array_equal, "dot": _dot, "hstack": _stacked("hstack"), "isclose": _isclose,
-    "vstack": _stacked("vstack"),
-}  # fmt: skip
+COMPOSED: dict[str, Callable[..., Any]] = {"dot": _dot, "hstack": _stacked("hstack"), "vstack": _stacked("vstack")}
 """Functions of NumPy that are composed of operators, by their names."""

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardtensor.backend.registry import array_backend
+from shardtensor.backend.device import HOST
+from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.tensor.handle import Handle
+from shardtensor.tensor.numpy_compositions import COMPUTED, refusal
 from shardtensor.tensor.numpy_functions import COMPOSED, NUMPY_NAMES
 
 if TYPE_CHECKING:
@@ -236,6 +238,20 @@ def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     return base is other and low < end and start < high
 
 
+def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """`numpy.shares_memory`: whether two tensors are views of one base, and have an element in common."""
+    if not _may_share_memory(a, b):
+        return False
+    base = np.empty(_extent(a)[0].shape, np.int8)  # No element of it is read or written, so that it takes no memory.
+    found = [_placed_like(x, base) for x in (a, b)]
+    return bool(np.shares_memory(found[0], found[1], max_work=max_work))
+
+
+def _placed_like(x: Any, base: Any) -> Any:
+    view_spec = getattr(x._storage, "view_spec", None)
+    return base if view_spec is None else view_spec.of(backend_of(HOST), base)
+
+
 def _extent(x: Any) -> tuple[Any, int, int]:
     """Returns the base of a tensor, and the first index and the end of its elements in the flattened base."""
     view_spec = getattr(x._storage, "view_spec", None)
@@ -244,7 +260,9 @@ def _extent(x: Any) -> tuple[Any, int, int]:
 
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     **COMPOSED,
+    **COMPUTED,
     "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "size": _size,
+    "shares_memory": _shares_memory,
     "reshape": lambda a, /, shape, order="C", *, copy=None: a.reshape(shape, order=order, copy=copy),
     "meshgrid": lambda *xi, **options: call("meshgrid", *xi, **options),
     "broadcast_arrays": lambda *args, subok=False: call("broadcast_arrays", *args),
@@ -281,9 +299,7 @@ class Operators(Handle):
             return function(*args, **kwargs)
         op = OPS.get(NUMPY_NAMES.get(func.__name__, func.__name__))
         if op is None or op.error_name != op.name:  # An internal operator, such as `put`, is not NumPy's function.
-            raise ArgumentTypeError(
-                f"numpy.{func.__name__}: has no sharded form here; np.asarray(x) gives the whole array on the host"
-            )
+            raise ArgumentTypeError(refusal(func.__name__))
         return as_numpy(func, op, args, kwargs)
 
     __hash__ = None  # type: ignore[assignment]  # equality is elementwise

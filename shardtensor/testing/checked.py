@@ -28,7 +28,6 @@ from shardtensor.backend import (
     Device,
     HostArray,
     current_device,
-    lease_of,
     lend,
     logical_device_count,
     memory_of,

@@ -101,7 +101,9 @@ def test_a_strict_project_sees_tensors_and_no_any(tmp_path: Path) -> None:
     assert errors == MISTAKES
 
 
-VARY = {"atleast_1d", "atleast_2d", "atleast_3d", "fromfunction", "indices", "unique"}
+VARY = {
+    "atleast_1d", "atleast_2d", "atleast_3d", "average", "fromfunction", "indices", "intersect1d", "polyfit", "unique",
+}  # fmt: skip
 """Functions that return one tensor or several, depending on the number or the values of their arguments."""
 
 

@@ -92,6 +92,7 @@ def whole(x: st.ShardedTensor) -> None:
     typing.assert_type((round(x.mean()), round(x.mean(), 2)), tuple[int, float])
     typing.assert_type(f"{float(x.mean()):.2f}", str)
     typing.assert_type(np.can_cast(st.result_type(x, "int8"), "float64"), bool)
+    typing.assert_type(np.can_cast(st.promote_types("int8", st.min_scalar_type(3)), "float64"), bool)
 
 
 def placement(x: st.ShardedTensor, mesh: st.Mesh) -> None:

@@ -1,0 +1,215 @@
+"""NumPy's functions of polynomials, which are 1-d arrays of coefficients, that of the highest power first.
+
+The points at which a polynomial is evaluated, and those to which it is fitted, may be sharded: `polyval` is
+elementwise, and `polyfit` solves a least-squares problem (`shardtensor.linalg.lstsq`). Coefficients are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.comparisons import array_like
+from shardtensor.functions.data_types import astype, result_type
+from shardtensor.functions.differences import convolve_valid
+from shardtensor.functions.elementwise import add, divide, multiply, sqrt, square, subtract
+from shardtensor.functions.joining import concat
+from shardtensor.functions.manipulation import broadcast_to, expand_dims, flip
+from shardtensor.functions.matrix_functions import lstsq
+from shardtensor.functions.scans import cumulative_prod
+from shardtensor.functions.statistical import sum as _sum
+from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+
+def _coefficients(x: Any, caller: str) -> Any:
+    given = array_like(x, caller)
+    return call("atleast_1d", given)
+
+
+def polyval(p: ArrayLike, x: ArrayLike) -> ShardedTensor:
+    """Evaluates a polynomial at each element of x, by Horner's rule.
+
+    The result has x's shape and sharding.
+
+    Args:
+        p: the coefficients.
+        x: a tensor, an array, a list or a scalar.
+
+    >>> st.polyval([3, 0, 1], st.asarray([5, 2])).tolist()
+    [76, 13]
+    """
+    coefficients, points = array_like(p, "polyval"), call("asarray", array_like(x, "polyval"))
+    found: Any = call("zeros_like", points)
+    for k in range(shape_of(coefficients)[0]):
+        found = add(multiply(found, points), coefficients[k])
+    return found  # type: ignore[no-any-return]
+
+
+def _aligned(caller: str, a1: Any, a2: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Combines two polynomials, of which the shorter one gets leading zeros."""
+    x, y = [_coefficients(a, caller) for a in (a1, a2)]
+    count = max(shape_of(x)[0], shape_of(y)[0])
+    return combine(*[call("pad", a, ((count - shape_of(a)[0], 0),)) for a in (x, y)])
+
+
+def polyadd(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
+    """Returns the sum of two polynomials.
+
+    >>> st.polyadd(st.asarray([1, 2]), [9, 5, 4]).tolist()
+    [9, 6, 6]
+    """
+    return _aligned("polyadd", a1, a2, add)  # type: ignore[no-any-return]
+
+
+def polysub(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
+    """Returns the difference of two polynomials.
+
+    >>> st.polysub(st.asarray([2, 10, -2]), [3, 10, -4]).tolist()
+    [-1, 0, 2]
+    """
+    return _aligned("polysub", a1, a2, subtract)  # type: ignore[no-any-return]
+
+
+def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
+    """Returns the product of two polynomials: the convolution of their coefficients (see `shardtensor.convolve`).
+
+    >>> st.polymul(st.asarray([1, 2, 3]), [9, 5, 1]).tolist()
+    [9, 23, 38, 17, 3]
+    """
+    factors = [_coefficients(a, "polymul") for a in (a1, a2)]
+    dtype = result_type(*factors)
+    short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
+    return convolve_valid(call("pad", long, shape_of(short)[0] - 1), short)
+
+
+def polyder(p: ArrayLike, m: int = 1) -> ShardedTensor:
+    """Returns the m-th derivative of a polynomial.
+
+    Raises:
+        ArgumentError: ``m`` is negative.
+
+    >>> st.polyder(st.asarray([1, 1, 1, 1])).tolist()
+    [3, 2, 1]
+    """
+    if m < 0:
+        raise ArgumentError(f"polyder: m is {m}; wanted a number from 0 on")
+    found = _coefficients(p, "polyder")
+    for _ in range(m):
+        powers = np.arange(shape_of(found)[0] - 1, 0, -1)
+        found = multiply(call("getitem", found, slice(0, len(powers))), powers)
+    return call("asarray", found)  # type: ignore[no-any-return]
+
+
+def polyint(p: ArrayLike, m: int = 1, k: Any = None) -> ShardedTensor:
+    """Returns the m-th integral of a polynomial.
+
+    Args:
+        p: the coefficients.
+        m: how often it is integrated.
+        k: the constants of integration, in their order: a list, or one number for all; zeros by default.
+
+    Raises:
+        ArgumentError: ``m`` is negative, or there are too few constants.
+
+    >>> st.polyint(st.asarray([3.0, 2.0, 1.0])).tolist()
+    [1.0, 1.0, 1.0, 0.0]
+    """
+    if m < 0:
+        raise ArgumentError(f"polyint: m is {m}; wanted a number from 0 on")
+    constants = np.atleast_1d(np.zeros(m) if k is None else k)
+    constants = np.full(m, constants[0]) if len(constants) == 1 and m > 1 else constants
+    if len(constants) < m:
+        raise ArgumentError(f"polyint: k has {len(constants)} constants; wanted {m}, or one for all")
+    found = _coefficients(p, "polyint")
+    for constant in constants[:m]:
+        found = concat([divide(found, np.arange(shape_of(found)[0], 0, -1)), constant.reshape(1)])
+    return call("asarray", found)  # type: ignore[no-any-return]
+
+
+def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> ShardedTensor:
+    """Returns the matrix of the powers of each element of x, in its rows.
+
+    The rows are split as x is. No data moves.
+
+    Args:
+        x: a tensor, an array or a list of one dimension.
+        N: the number of powers, from 0 on; by default that of the elements.
+        increasing: whether the powers increase from left to right.
+
+    Raises:
+        ShapeError: x does not have one dimension.
+
+    >>> st.vander(st.asarray([1, 2, 3]), 3).tolist()
+    [[1, 1, 1], [4, 2, 1], [9, 3, 1]]
+    """
+    given: Any = array_like(x, "vander")
+    if len(shape_of(given)) != 1:
+        raise ShapeError(f"vander: x has {len(shape_of(given))} dimensions; wanted one")
+    count = shape_of(given)[0]
+    dtype = np.promote_types(result_type(given), int)
+    columns = expand_dims(astype(given, dtype), axis=1)
+    parts = [call("ones_like", columns)]
+    powers = (count if N is None else N) - 1
+    if powers > 0:
+        parts.append(cumulative_prod(broadcast_to(columns, (count, powers)), axis=1, dtype=dtype))
+    found = concat(parts if powers >= 0 else [call("getitem", columns, (slice(None), slice(0)))], axis=1)
+    return found if increasing else flip(found, axis=1)
+
+
+def polyfit(
+    x: ArrayLike, y: ArrayLike, deg: int, rcond: float | None = None, full: bool = False, w: ArrayLike | None = None
+) -> Any:
+    """Fits a polynomial of degree ``deg`` to points, by least squares.
+
+    Args:
+        x: the coordinates, of one dimension.
+        y: the values, of one dimension, or in each column those of another polynomial.
+        deg: the degree.
+        rcond: the least singular value that counts, relative to the greatest; by default the number of points times
+            the dtype's ``eps``.
+        full: whether the residuals, the rank, the singular values and ``rcond`` follow in the result.
+        w: a weight for each point, by which the distance is multiplied.
+
+    Raises:
+        ArgumentError: ``deg`` is negative.
+        ShapeError: there are no points, or the shapes do not agree.
+
+    >>> st.polyfit(st.asarray([0.0, 1.0, 2.0]), [1.0, 3.0, 5.0], 1).round(6).tolist()
+    [2.0, 1.0]
+    """
+    points, values = [_float(array_like(a, "polyfit")) for a in (x, y)]
+    if deg < 0:
+        raise ArgumentError(f"polyfit: deg is {deg}; wanted a number from 0 on")
+    count, dims = shape_of(points), len(shape_of(values))
+    if len(count) != 1 or not count[0]:
+        raise ShapeError(f"polyfit: x has shape {count}; wanted one dimension, and at least one element")
+    if dims not in (1, 2) or shape_of(values)[0] != count[0]:
+        raise ShapeError(f"polyfit: y has shape {shape_of(values)}; wanted {count}, or columns of that size")
+    rtol = count[0] * float(np.finfo(result_type(points)).eps) if rcond is None else rcond
+    powers = vander(points, deg + 1)
+    if w is not None:
+        weights = _float(array_like(w, "polyfit"))
+        if shape_of(weights) != count:
+            raise ShapeError(f"polyfit: w has shape {shape_of(weights)}; wanted {count}")
+        powers = multiply(powers, expand_dims(weights, axis=1))
+        values = multiply(values, weights if dims == 1 else expand_dims(weights, axis=1))
+    scale = sqrt(_sum(square(powers), axis=0))
+    found, residuals, rank, singular = lstsq(divide(powers, scale), values, rtol)
+    found = divide(found, scale if dims == 1 else expand_dims(scale, axis=1))
+    return (found, residuals, rank, singular, rtol) if full else found
+
+
+def _float(x: Any) -> Any:
+    """Returns an argument of `polyfit` as an array of real or complex numbers.
+
+    Raises:
+        ArgumentTypeError: it is a scalar.
+    """
+    if not hasattr(x, "shape"):
+        raise ArgumentTypeError(f"polyfit: got {x!r:.60}; wanted arrays")
+    return x if result_type(x).kind in "fc" else astype(x, np.float64)

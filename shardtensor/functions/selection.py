@@ -1,0 +1,378 @@
+"""NumPy's functions that select elements by conditions and indices, or write to those that are selected.
+
+Results are sharded like the arrays that they are selected from. Functions that write take a tensor, and write into it
+as ``x[index] = value`` does: in place, with its layout unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.comparisons import array_like
+from shardtensor.functions.creation import full, zeros_like
+from shardtensor.functions.data_types import astype, result_type
+from shardtensor.functions.elementwise import clip, equal, greater_equal, less, logical_or, remainder
+from shardtensor.functions.indexing import take
+from shardtensor.functions.manipulation import broadcast_to, reshape
+from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_host, resize
+from shardtensor.functions.searching import argmax, where
+from shardtensor.functions.statistical import any as _any
+from shardtensor.sharding.rules import normalize_axes, normalize_axis
+from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
+
+# -- selection by conditions -----------------------------------------------------------------------
+
+
+def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], default: ArrayLike = 0) -> ShardedTensor:
+    """Returns elements of the first choice whose condition is true, and of ``default`` where none is.
+
+    All arrays broadcast; the dtype is that to which the choices and ``default`` promote.
+
+    Args:
+        condlist: arrays of bools.
+        choicelist: as many arrays, in the same order.
+        default: an array or a scalar.
+
+    Raises:
+        ArgumentError: there are no conditions, or not as many choices.
+        ArgumentTypeError: a condition has another dtype than bool.
+
+    >>> x = st.arange(5)
+    >>> st.select([x < 2, x > 3], [x, x**2], -1).tolist()
+    [0, 1, -1, -1, 16]
+    """
+    if len(condlist) != len(choicelist) or not len(condlist):
+        raise ArgumentError(
+            f"select: {len(condlist)} conditions and {len(choicelist)} choices; wanted as many of each, at least one"
+        )
+    conditions = [array_like(c, "select") for c in condlist]
+    for k, condition in enumerate(conditions):
+        if result_type(condition).kind != "b":
+            raise ArgumentTypeError(f"select: condlist[{k}] is of {result_type(condition)}; wanted bools")
+    choices = [array_like(c, "select") for c in choicelist]
+    found = array_like(default, "select")
+    dtype = np.result_type(*[x if type(x) in SCALARS else result_type(x) for x in (*choices, found)])
+    for condition, choice in zip(conditions[::-1], choices[::-1], strict=True):
+        found = where(condition, choice, found)
+    return astype(found, dtype, copy=False)
+
+
+def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> ShardedTensor:
+    """Computes a function that is defined piece by piece: each function gets the elements where its condition is true.
+
+    The result has x's shape, dtype and sharding. The number of elements of a piece depends on the conditions, so that
+    `eval_shape` cannot infer the result of functions; of numbers it can.
+
+    Args:
+        x: a tensor, an array or a list.
+        condlist: arrays of bools of x's shape, or one of them.
+        funclist: for each condition a function of an array of one dimension, or a number; and, if there is one more,
+            that for all other elements, which is 0 by default.
+        *args, **kw: further arguments of the functions.
+
+    Raises:
+        ArgumentError: there are not as many functions as conditions, nor one more.
+
+    >>> x = st.asarray([-2.0, -1.0, 3.0])
+    >>> st.piecewise(x, [x < 0, x >= 0], [lambda v: -v, 10]).tolist()
+    [2.0, 1.0, 10.0]
+    """
+    given: Any = call("asarray", array_like(x, "piecewise"))
+    listed = isinstance(condlist, (list, tuple)) and (not condlist or np.ndim(condlist[0]) or not given.ndim)
+    conditions = [
+        astype(call("asarray", array_like(c, "piecewise")), bool) for c in (condlist if listed else [condlist])
+    ]
+    if len(funclist) == len(conditions) + 1:
+        covered = conditions[0]
+        for condition in conditions[1:]:
+            covered = logical_or(covered, condition)
+        conditions.append(call("logical_not", covered))
+    elif len(funclist) != len(conditions):
+        raise ArgumentError(
+            f"piecewise: {len(funclist)} functions for {len(conditions)} conditions; wanted as many, or one more"
+        )
+    made: Any = zeros_like(given)
+    for condition, function in zip(conditions, funclist, strict=True):
+        if not callable(function):
+            made = where(condition, astype(call("asarray", function), made.dtype), made)
+        elif given.ndim:
+            made[condition] = function(given[condition], *args, **kw)
+        elif bool(condition):
+            made = call("asarray", function(given, *args, **kw), dtype=made.dtype)
+    return made  # type: ignore[no-any-return]
+
+
+def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: str = "raise") -> ShardedTensor:
+    """Returns for each element of a, an index, the element of that choice at the same position.
+
+    Args:
+        a: integers: a tensor, an array or a list.
+        choices: a list of arrays that broadcast, or one array, whose rows are the choices.
+        out: a tensor into which the result is written, or None.
+        mode: for indices out of bounds: "raise" raises an error, "wrap" takes them modulo the number of choices, and
+            "clip" replaces them by the first or the last one.
+
+    Raises:
+        ArgumentError: an index is out of bounds, where that is known, or ``mode`` is unknown.
+        ArgumentTypeError: a has another dtype than integers.
+
+    >>> st.choose(st.asarray([1, 0, 1]), [[1, 2, 3], [10, 20, 30]]).tolist()
+    [10, 2, 30]
+    """
+    index: Any = array_like(a, "choose")
+    if result_type(index).kind not in "biu":
+        raise ArgumentTypeError(f"choose: a is of {result_type(index)}; wanted integers")
+    count = len(choices)
+    given = [array_like(choices[k], "choose") for k in range(count)]
+    if not count:
+        raise ArgumentError("choose: there are no choices; wanted at least one")
+    if mode == "wrap":
+        index = remainder(astype(index, np.int64), count)
+    elif mode == "clip":
+        index = clip(astype(index, np.int64), 0, count - 1)
+    elif mode != "raise":
+        raise ArgumentError(f"choose: mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
+    else:
+        _check_bounds(index, 0, count, "choose: a")
+    dtype = result_type(*given)
+    shape = broadcast_shapes(shape_of(index), *map(shape_of, given))
+    made = (
+        broadcast_to(astype(given[0], dtype), shape)
+        if type(given[0]) not in SCALARS
+        else full(shape, given[0], dtype=dtype, device=devices_of(index))
+    )
+    for k in range(1, count):
+        made = where(equal(index, k), given[k], made)
+    made = astype(made, dtype, copy=False)
+    if out is None:
+        return made
+    out[...] = made
+    return out
+
+
+def _check_bounds(index: Any, first: int, end: int, name: str) -> None:
+    """Raises ArgumentError if an index is out of bounds, unless the elements are not known."""
+    outside = _any(logical_or(less(index, first), greater_equal(index, end)))
+    if not lacks_elements(outside) and bool(outside):
+        raise ArgumentError(f"{name} has an index out of bounds; wanted integers from {first} to {end - 1}")
+
+
+def compress(
+    condition: ArrayLike, a: ArrayLike, axis: int | None = None, out: ShardedTensor | None = None
+) -> ShardedTensor:
+    """Returns the slices of a along an axis at which a condition is true.
+
+    Args:
+        condition: bools, in one dimension, which are read on the host; those that are missing are false.
+        a: a tensor, an array or a list.
+        axis: the dimension; None flattens a first.
+        out: a tensor into which the result is written, or None.
+
+    Raises:
+        ShapeError: ``condition`` does not have one dimension.
+        IndexingError: it is true beyond the end of the axis.
+
+    >>> st.compress([False, True], st.asarray([[1, 2], [3, 4], [5, 6]]), axis=0).tolist()
+    [[3, 4]]
+    """
+    chosen = on_host(array_like(condition, "compress"))
+    if chosen.ndim != 1:
+        raise ShapeError(f"compress: condition has {chosen.ndim} dimensions; wanted one")
+    made = take(array_like(a, "compress"), np.flatnonzero(chosen), axis=axis)
+    if out is None:
+        return made
+    out[...] = made
+    return out
+
+
+def extract(condition: ArrayLike, arr: ArrayLike) -> ShardedTensor:
+    """Returns the elements of the flattened ``arr`` at which a condition is true: ``arr[condition]``.
+
+    >>> st.extract([[True, False], [False, True]], st.asarray([[1, 2], [3, 4]])).tolist()
+    [1, 4]
+    """
+    chosen = reshape(array_like(condition, "extract"), (-1,))
+    return take(array_like(arr, "extract"), call("nonzero", chosen)[0])
+
+
+def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | None = None) -> ShardedTensor:
+    """Returns an array without the zeros at its beginning and its end, along each of the axes.
+
+    Args:
+        filt: a tensor, an array or a list.
+        trim: where to trim: at the front ("f"), at the back ("b"), or both.
+        axis: the dimensions; None means all.
+
+    Raises:
+        ArgumentError: ``trim`` has other letters.
+
+    >>> st.trim_zeros(st.asarray([0, 1, 0, 2, 0])).tolist()
+    [1, 0, 2]
+    """
+    where_to = trim.lower()
+    if where_to not in ("f", "b", "fb", "bf"):
+        raise ArgumentError(f"trim_zeros: trim is {trim!r}; wanted 'f', 'b' or 'fb'")
+    given: Any = array_like(filt, "trim_zeros")
+    ndim = len(shape_of(given))
+    axes = tuple(range(ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(axis).tolist()), ndim)
+    used = call("not_equal", given, 0)
+    parts = [slice(None)] * ndim
+    for d in axes:
+        line = _any(used, axis=tuple([k for k in range(ndim) if k != d]))
+        size = shape_of(given)[d]
+        found = size > 0 and bool(_any(line))
+        first = int(argmax(line)) if found else size
+        last = size - int(argmax(call("flip", line))) if found else 0
+        if found or len(axes) == ndim:
+            parts[d] = slice(first if "f" in where_to else 0, last if "b" in where_to else size)
+    return call("getitem", given, tuple(parts))  # type: ignore[no-any-return]
+
+
+# -- writes ----------------------------------------------------------------------------------------
+
+
+def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
+    """Writes values to the elements of a tensor at which a mask is true, one after the other, and again from the first.
+
+    Args:
+        arr: the tensor.
+        mask: bools, as many as ``arr`` has elements.
+        vals: the values.
+
+    Raises:
+        ArgumentError: there are no values.
+
+    >>> x = st.arange(5)
+    >>> st.place(x, x > 1, [7, 8])
+    >>> x.tolist()
+    [0, 1, 7, 8, 7]
+    """
+    values = reshape(array_like(vals, "place"), (-1,))
+    chosen = astype(reshape(array_like(mask, "place"), shape_of(arr)), bool, copy=False)
+    count = int(call("count_nonzero", chosen))
+    if not count:
+        return
+    if not shape_of(values)[0]:
+        raise ArgumentError("place: vals has no elements; wanted at least one")
+    arr[chosen] = astype(resize(values, count), arr.dtype, copy=False)
+
+
+def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
+    """Writes values to the elements of a tensor at which a mask is true: to element n of the flattened tensor value n,
+    counted again from the first one.
+
+    Args:
+        a: the tensor.
+        mask: bools of its shape.
+        values: the values.
+
+    Raises:
+        ShapeError: ``mask`` has another shape.
+
+    >>> x = st.arange(5)
+    >>> st.putmask(x, x > 1, [-1, -2])
+    >>> x.tolist()
+    [0, 1, -1, -2, -1]
+    """
+    given, chosen = array_like(values, "putmask"), array_like(mask, "putmask")
+    if shape_of(chosen) != a.shape:
+        raise ShapeError(f"putmask: mask has shape {shape_of(chosen)}; wanted a's shape, {a.shape}")
+    if shape_of(given) and shape_of(given) != a.shape:
+        if not np.prod(shape_of(given)):
+            return
+        given = resize(given, a.shape)
+    a[...] = where(chosen, astype(given, a.dtype, copy=False), a)
+
+
+def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, axis: int | None) -> None:
+    """Writes values to a tensor: in each line along an axis, to the elements at the indices of the same line.
+
+    The indices are read on the host.
+
+    Args:
+        arr: the tensor.
+        indices: integers, in as many dimensions as ``arr`` has.
+        values: the values, which broadcast to the shape of ``indices``.
+        axis: the dimension; None means that of the flattened tensor.
+
+    Raises:
+        ArgumentTypeError: ``indices`` are not integers.
+        ShapeError: the numbers of dimensions differ.
+
+    >>> x = st.zeros((2, 3), dtype=int)
+    >>> st.put_along_axis(x, [[2], [0]], 5, axis=1)
+    >>> x.tolist()
+    [[0, 0, 5], [5, 0, 0]]
+    """
+    index = on_host(array_like(indices, "put_along_axis"))
+    if index.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"put_along_axis: indices are of {index.dtype}; wanted integers")
+    target: Any = arr.reshape(-1) if axis is None else arr
+    if index.ndim != target.ndim:
+        raise ShapeError(f"put_along_axis: indices have {index.ndim} dimensions and arr {target.ndim}; wanted as many")
+    along = 0 if axis is None else normalize_axis(axis, target.ndim)
+    grid: list[Any] = list(np.ogrid[tuple([slice(n) for n in target.shape])])
+    grid[along] = index
+    target[tuple(grid)] = array_like(values, "put_along_axis")
+
+
+def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
+    """Writes to the main diagonal of a tensor of at least two dimensions, of equal sizes if there are more than two.
+
+    Args:
+        a: the tensor.
+        val: a number, or numbers that are written one after the other, and again from the first.
+        wrap: whether the diagonal of a tall matrix begins again after its end.
+
+    Raises:
+        ShapeError: a has fewer than two dimensions, or more than two of different sizes.
+
+    >>> x = st.zeros((2, 2), dtype=int)
+    >>> st.fill_diagonal(x, 7)
+    >>> x.tolist()
+    [[7, 0], [0, 7]]
+    """
+    if a.ndim < 2:
+        raise ShapeError(f"fill_diagonal: a has {a.ndim} dimensions; wanted at least two")
+    if a.ndim > 2 and len(set(a.shape)) > 1:
+        raise ShapeError(f"fill_diagonal: a has shape {a.shape}; wanted dimensions of equal sizes")
+    step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())
+    end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
+    diagonal: Any = a.reshape(-1)[:end:step]
+    values = array_like(val, "fill_diagonal")
+    diagonal[...] = resize(values, diagonal.shape) if shape_of(values) else values
+
+
+# -- functions along axes --------------------------------------------------------------------------
+
+
+def apply_over_axes(func: Callable[[Any, int], Any], a: ArrayLike, axes: int | Sequence[int]) -> ShardedTensor:
+    """Calls a function of an array and an axis for one axis after the other.
+
+    Args:
+        func: the function; its result has as many dimensions as its argument, or one less.
+        a: a tensor, an array or a list.
+        axes: the axes.
+
+    Raises:
+        ShapeError: a result has another number of dimensions.
+
+    >>> st.apply_over_axes(st.sum, st.ones((2, 3, 4)), [0, 2]).tolist()
+    [[[8.0], [8.0], [8.0]]]
+    """
+    given: Any = call("asarray", array_like(a, "apply_over_axes"))
+    for axis in np.atleast_1d(axes).tolist():
+        d = axis + given.ndim if axis < 0 else axis
+        made = func(given, d)
+        if made.ndim == given.ndim - 1:
+            made = call("expand_dims", made, axis=d)
+        if made.ndim != given.ndim:
+            raise ShapeError("apply_over_axes: func returned an array of another number of dimensions")
+        given = made
+    return given  # type: ignore[no-any-return]

@@ -1,0 +1,230 @@
+"""NumPy's statistics that are composed of reductions: weighted averages, covariances and ranges.
+
+Reductions over split dimensions combine the partial results of the devices; the dimensions that remain keep their
+sharding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.core import call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.comparisons import array_like, iscomplexobj
+from shardtensor.functions.creation import zeros
+from shardtensor.functions.data_types import astype, result_type
+from shardtensor.functions.elementwise import conj, divide, equal, imag, multiply, real, sqrt, subtract
+from shardtensor.functions.joining import concat
+from shardtensor.functions.linear_algebra import matmul
+from shardtensor.functions.manipulation import (
+    broadcast_to,
+    expand_dims,
+    matrix_transpose,
+    permute_dims,
+    reshape,
+    squeeze,
+)
+from shardtensor.functions.repetition import on_host
+from shardtensor.functions.statistical import any as _any
+from shardtensor.functions.statistical import max as _max
+from shardtensor.functions.statistical import mean as _mean
+from shardtensor.functions.statistical import min as _min
+from shardtensor.functions.statistical import sum as _sum
+from shardtensor.sharding.rules import normalize_axes
+from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
+
+_Axis = int | tuple[int, ...] | None
+
+
+def ptp(a: ArrayLike, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+    """Returns the difference of the greatest and the least element along ``axis``.
+
+    Args:
+        a: a tensor, an array or a list.
+        axis: None (all dimensions), an integer or a tuple of integers.
+        keepdims: whether the reduced dimensions remain, with size 1.
+
+    >>> st.ptp(st.asarray([[4, 9], [2, 10]]), axis=1).tolist()
+    [5, 8]
+    """
+    given = array_like(a, "ptp")
+    return subtract(_max(given, axis=axis, keepdims=keepdims), _min(given, axis=axis, keepdims=keepdims))
+
+
+def average(
+    a: ArrayLike,
+    axis: _Axis = None,
+    weights: ArrayLike | None = None,
+    returned: bool = False,
+    *,
+    keepdims: bool = False,
+) -> Any:
+    """Returns the weighted average along ``axis``.
+
+    Args:
+        a: a tensor, an array or a list.
+        axis: None (all dimensions), an integer or a tuple of integers.
+        weights: the weights of the elements: of a's shape, or of the shape of the dimensions ``axis``, in that order;
+            by default all are equal.
+        returned: whether the sums of the weights follow in the result, which is then a tuple.
+        keepdims: whether the reduced dimensions remain, with size 1.
+
+    Raises:
+        ZeroDivisionError: weights add up to zero, where that is known.
+        ArgumentTypeError: ``weights`` has another shape than a, and there is no ``axis``.
+        ShapeError: the shapes do not agree.
+
+    >>> st.average(st.asarray([1.0, 2.0, 6.0]), weights=[3, 1, 0]).item()
+    1.25
+    """
+    given: Any = array_like(a, "average")
+    shape = shape_of(given)
+    axes = None if axis is None else normalize_axes(axis if isinstance(axis, tuple) else (axis,), len(shape))
+    if weights is None:
+        found = _mean(given, axis=axes, keepdims=keepdims)
+        count = np.prod([shape[d] for d in (range(len(shape)) if axes is None else axes)])
+        return (found, call("full_like", found, int(count))) if returned else found
+    heavy = _weights(array_like(weights, "average"), shape, axes)
+    narrow = (np.float64,) if result_type(given).kind in "biu" else ()
+    dtype = np.result_type(result_type(given), result_type(heavy), *narrow)
+    scale = _sum(heavy, axis=axes, dtype=dtype, keepdims=keepdims)
+    zero = _any(equal(scale, 0))
+    if not lacks_elements(zero) and bool(zero):
+        raise ZeroDivisionError("average: the weights add up to zero; wanted another sum, by which to divide")
+    total = _sum(multiply(given, astype(heavy, dtype, copy=False)), axis=axes, dtype=dtype, keepdims=keepdims)
+    found = divide(total, scale)
+    return (found, broadcast_to(scale, shape_of(found))) if returned else found
+
+
+def _weights(weights: Any, shape: tuple[int, ...], axes: tuple[int, ...] | None) -> Any:
+    """Returns weights that broadcast to an array of that shape."""
+    given = shape_of(weights)
+    if given == shape:
+        return weights
+    if axes is None:
+        raise ArgumentTypeError(f"average: weights has shape {given} and a {shape}; wanted an axis, or equal shapes")
+    if given != tuple([shape[d] for d in axes]):
+        raise ShapeError(f"average: weights has shape {given}; wanted that of a along axis {axes}")
+    ordered = permute_dims(weights, tuple(np.argsort(axes).tolist()))
+    return broadcast_to(reshape(ordered, tuple([n if d in axes else 1 for d, n in enumerate(shape)])), shape)
+
+
+def cov(
+    m: ArrayLike,
+    y: ArrayLike | None = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: ArrayLike | None = None,
+    aweights: ArrayLike | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> ShardedTensor:
+    """Returns the covariance matrix of variables.
+
+    Where the observations are split, each device multiplies its own, and the products are added.
+
+    Args:
+        m: the variables, in rows, and their observations, in columns; one dimension is one variable.
+        y: more variables, with the same observations.
+        rowvar: whether the variables are in rows; otherwise they are in columns.
+        bias: whether the sum is divided by the number of observations, otherwise by one less; ``ddof`` overrides it.
+        ddof: the number by which the divisor is less than the number of observations.
+        fweights: how often each observation counts: integers, which are read on the host.
+        aweights: weights of the observations, which are read on the host.
+        dtype: the dtype of the result, at least float64 by default.
+
+    Raises:
+        ShapeError: m has more than two dimensions, or weights have another number of elements than there are
+            observations.
+        ArgumentTypeError: ``fweights`` are not integers.
+        ArgumentError: weights are negative.
+
+    >>> st.cov(st.asarray([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    if ddof is not None and ddof != int(ddof):
+        raise ArgumentError(f"cov: ddof is {ddof}; wanted an integer")
+    parts = [array_like(x, "cov") for x in (m, y) if x is not None]
+    for name, part in zip("my", parts, strict=False):
+        if len(shape_of(part)) > 2:
+            raise ShapeError(f"cov: {name} has {len(shape_of(part))} dimensions; wanted one or two")
+    if dtype is None:
+        dtype = np.result_type(*[result_type(part) for part in parts], np.float64)
+    rows = [_variables(part, rowvar or (k == 1 and shape_of(part)[:1] == (1,)), dtype) for k, part in enumerate(parts)]
+    if not shape_of(rows[0])[0]:
+        return zeros((0, 0))
+    observed = concat(rows, axis=0)
+    weights = _observation_weights(fweights, aweights, shape_of(observed)[1])
+    freedom = (0 if bias else 1) if ddof is None else int(ddof)
+    centered = subtract(observed, expand_dims(average(observed, 1, weights), axis=1))
+    divisor = _divisor(shape_of(observed)[1], weights, aweights, freedom)
+    other = centered if weights is None else multiply(centered, weights)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        product = multiply(matmul(centered, conj(matrix_transpose(other))), np.true_divide(1, divisor).item())
+    return squeeze(product, axis=tuple([d for d in (0, 1) if shape_of(product)[d] == 1]))
+
+
+def _variables(x: Any, rowvar: bool, dtype: Any) -> Any:
+    """Returns an argument of `cov` with the variables in rows."""
+    cast = astype(x, dtype, copy=False)
+    if len(shape_of(x)) < 2:
+        return reshape(cast, (1, -1))
+    return cast if rowvar else matrix_transpose(cast)
+
+
+def _observation_weights(fweights: Any, aweights: Any, count: int) -> Any:
+    """Returns the weights of observations as a host array, or None."""
+    found = None
+    for name, given in (("fweights", fweights), ("aweights", aweights)):
+        if given is None:
+            continue
+        weights = on_host(given).astype(np.float64)
+        if weights.ndim > 1 or weights.shape != (count,):
+            raise ShapeError(f"cov: {name} has shape {weights.shape}; wanted ({count},), one for each observation")
+        if name == "fweights" and not np.all(weights == np.around(weights)):
+            raise ArgumentTypeError("cov: fweights are not integers; wanted how often each observation counts")
+        if np.any(weights < 0):
+            raise ArgumentError(f"cov: {name} has negative elements; wanted weights from 0 on")
+        found = weights if found is None else found * weights
+    return found
+
+
+def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> Any:
+    """Returns the number by which sums of products are divided, 0 where there are too few observations."""
+    total = count if weights is None else weights.sum()
+    lost = ddof * (weights * on_host(aweights)).sum() / total if aweights is not None and ddof else ddof
+    divisor = np.float64(total - lost)
+    if divisor <= 0:
+        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=3)
+        return np.float64(0.0)
+    return divisor
+
+
+def corrcoef(
+    x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, *, dtype: npt.DTypeLike | None = None
+) -> ShardedTensor:
+    """Returns the correlation coefficients of variables: their covariances, divided by both standard deviations.
+
+    Arguments, sharding and errors are those of `cov`.
+
+    >>> st.corrcoef(st.asarray([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    matrix: Any = cov(x, y, rowvar, dtype=dtype)
+    if not shape_of(matrix):
+        return divide(matrix, matrix)  # One variable: 1, or NaN where it is constant.
+    spread = sqrt(real(call("diagonal", matrix)))
+    scaled = divide(divide(matrix, expand_dims(spread, axis=1)), expand_dims(spread, axis=0))
+    if not iscomplexobj(scaled):
+        return _clipped(scaled)  # type: ignore[no-any-return]
+    return call("add", _clipped(real(scaled)), multiply(_clipped(imag(scaled)), 1j))  # type: ignore[no-any-return]
+
+
+def _clipped(x: Any) -> Any:
+    return call("clip", x, -1, 1)
