@@ -12,19 +12,22 @@ Raises:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
+from shardtensor.functions.algorithms.sample_sort import Order, sample_sort
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
 from shardtensor.functions.indexing import take_along_axis
 from shardtensor.functions.manipulation import reshape
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval, aval
 
 
 def _along_rule(shapes: Sequence[Shape], *, axis: int = -1, **params: Any) -> str:
@@ -34,12 +37,11 @@ def _along_rule(shapes: Sequence[Shape], *, axis: int = -1, **params: Any) -> st
     return f"{' '.join([f'{n}!' if d == along else n for d, n in enumerate(names)])} -> {' '.join(names)}"
 
 
-@operator(_along_rule)
+@operator()
 def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:
     """Returns the elements of x in ascending order along ``axis``.
 
-    The result has x's shape and dtype. The other dimensions keep their sharding; see `shardtensor.functions.sorting`
-    where ``axis`` is split.
+    The result has x's shape, dtype and sharding; see `shardtensor.functions.sorting` where ``axis`` is split.
 
     Args:
         x: a tensor or a host array.
@@ -55,7 +57,7 @@ def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, st
     """
 
 
-@operator(_along_rule, dtype="int64")
+@operator()
 def argsort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:
     """Returns the indices that sort x along ``axis``, so that ``take_along_axis(x, indices, axis=axis)`` is sorted.
 
@@ -97,18 +99,37 @@ def argpartition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | Non
     """
 
 
-@implements(sort, "composite")
-def _sort_flat(x: Any, axis: int | None, descending: bool, stable: bool) -> Any:
-    if axis is not None:
-        return NotImplemented
-    return sort(reshape(x, (-1,)), axis=0, descending=descending, stable=stable)
+def _declare(function: Callable[..., Any], indices: bool) -> None:
+    """Implements `sort` or `argsort`."""
+
+    @implements(function, "composite")
+    def flat(x: Any, axis: int | None, descending: bool, stable: bool) -> Any:
+        if axis is not None:
+            return NotImplemented
+        return function(reshape(x, (-1,)), axis=0, descending=descending, stable=stable)
+
+    @implements(function, "kernel")
+    def on_device(xp: Any, context: None, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
+        return Order(descending, stable, indices).apply(xp, x, normalize_axis(axis, x.ndim))
+
+    def whole(x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
+        return Order(descending, stable, indices).apply(np, x, axis)
+
+    def result(value: Aval, *, axis: int, descending: bool, stable: bool) -> Aval:
+        normalize_axis(axis, value.ndim)
+        return aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
+
+    @distributed(function, moves=True, whole=whole, result=result)
+    def ordered(
+        x: Shards, along: Callable[[int], MeshCommunicator], *, axis: int, descending: bool, stable: bool
+    ) -> Shards:
+        return sample_sort(x, along, normalize_axis(axis, x.value.ndim), Order(descending, stable, indices))
 
 
-@implements(argsort, "composite")
-def _argsort_flat(x: Any, axis: int | None, descending: bool, stable: bool) -> Any:
-    if axis is not None:
-        return NotImplemented
-    return argsort(reshape(x, (-1,)), axis=0, descending=descending, stable=stable)
+_INT = np.dtype("int64")
+
+_declare(sort, indices=False)
+_declare(argsort, indices=True)
 
 
 @implements(partition, "composite")
@@ -122,41 +143,6 @@ def _argpartition_flat(x: Any, kth: Any, axis: int | None) -> Any:
 
 
 # -- on one device ---------------------------------------------------------------------------------
-
-
-@implements(sort, "kernel")
-def _sort(xp: Any, context: ShardContext, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
-    if descending:  # Equal elements, which are reversed twice, keep their order.
-        return xp.flip(_sorted(xp, xp.flip(x, axis=axis), axis, stable), axis=axis)
-    return _sorted(xp, x, axis, stable)
-
-
-def _sorted(xp: Any, x: Any, axis: int, stable: bool) -> Any:
-    if xp is not np or x.dtype.kind == "c":
-        return xp.sort(x, axis=axis, stable=stable)
-    if x.dtype == np.float16:  # NumPy's other algorithm leaves long arrays unsorted on some processors (2.4.6).
-        return np.sort(x, axis=axis, stable=True)
-    # NumPy's other algorithms are up to ten times as fast. The only real numbers that are equal and differ are zeros.
-    result = np.sort(x, axis=axis)
-    if stable and x.dtype.kind == "f" and _has_zeros(result):
-        lines, ordered = np.moveaxis(x, axis, -1), np.moveaxis(result, axis, -1)
-        ordered[ordered == 0] = lines[lines == 0]
-    return result
-
-
-def _has_zeros(x: Any) -> bool:
-    """Whether an array, which is sorted if it has one dimension, has several zeros."""
-    if x.ndim > 1:
-        return bool(np.count_nonzero(x) < x.size - 1)
-    return bool(np.searchsorted(x, 0, side="right") - np.searchsorted(x, 0) > 1)
-
-
-@implements(argsort, "kernel")
-def _argsort(xp: Any, context: ShardContext, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
-    if not descending:
-        return xp.argsort(x, axis=axis, stable=stable)
-    last = x.shape[axis] - 1
-    return last - xp.flip(xp.argsort(xp.flip(x, axis=axis), axis=axis, stable=stable), axis=axis)
 
 
 @implements(partition, "kernel")
@@ -251,7 +237,7 @@ def _topk_indices(xp: Any, context: ShardContext, x: Any, *, k: int, axis: int) 
     if xp is np and x.shape[axis] >= max(_SELECTED_FROM, 8 * k) and k:
         return np.apply_along_axis(_greatest, axis, x, k)
     first = (slice(None),) * (axis % x.ndim) + (slice(k),)
-    return xp.asarray(_argsort(xp, context, x, axis=axis, descending=True, stable=True)[first], copy=True)
+    return xp.asarray(Order(descending=True, indices=True).apply(xp, x, axis)[first], copy=True)
 
 
 def _greatest(x: Any, k: int) -> Any:
