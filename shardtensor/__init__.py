@@ -74,7 +74,7 @@ from shardtensor.functions.data_types import (
     result_type as result_type,
 )
 from shardtensor.functions.elementwise import *
-from shardtensor.functions.indexing import take as take, take_along_axis as take_along_axis
+from shardtensor.functions.indexing import take as take
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
 from shardtensor.functions.linear_algebra import *
@@ -168,6 +168,7 @@ _CHAPTERS = {
     "functions.repetition": "broadcast_arrays broadcast_shapes pad repeat resize tile",
     "functions.sets": "isin unique unique_all unique_counts unique_inverse unique_values",
     "functions.sorting": "argpartition argsort lexsort partition sort topk",
+    "functions.take_along": "take_along_axis",
     "functions.triangles": "diag diagflat identity tri tril triu",
     "interpreters.explain": "Explanation explain",
     "spmd.stencils": "convolve correlate map_overlap",
@@ -291,6 +292,9 @@ if _typing.TYPE_CHECKING:
         partition as partition,
         sort as sort,
         topk as topk,
+    )
+    from shardtensor.functions.take_along import (
+        take_along_axis as take_along_axis,
     )
     from shardtensor.functions.triangles import (
         diag as diag,

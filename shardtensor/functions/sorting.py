@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.core import implements, operator
+from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
-from shardtensor.functions.algorithms.sample_sort import Order, sample_sort
+from shardtensor.functions.algorithms.sample_sort import GATHERED, Order, sample_sort
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
-from shardtensor.functions.indexing import take_along_axis
+from shardtensor.functions.algorithms.top_k import greatest, top_k
 from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.take_along import take_along_axis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -184,8 +185,9 @@ def topk(x: ArrayLike, /, k: int, *, axis: int = -1) -> TopK:
     """Returns the ``k`` greatest elements of x along ``axis``, in descending order, and their indices.
 
     Of equal elements, those with the smallest indices are taken; NaN is the greatest value. Both results have x's shape
-    with size ``k`` along ``axis``; their dtypes are that of x and int64, and their sharding is that of `sort`, except
-    that the indices are replicated if x has to be gathered.
+    with size ``k`` along ``axis``, and x's sharding; their dtypes are that of x and int64. Where ``axis`` is split, the
+    devices exchange only the greatest elements of their parts (`shardtensor.functions.algorithms.top_k`), unless ``k``
+    is so large that x is sorted.
 
     Args:
         x: a tensor or a host array.
@@ -203,53 +205,45 @@ def topk(x: ArrayLike, /, k: int, *, axis: int = -1) -> TopK:
 
 
 @implements(topk, "composite")
-def _topk(x: Any, k: int, axis: int) -> TopK:
-    indices = topk_indices(x, k, axis=axis)
-    return TopK(take_along_axis(x, indices, axis=axis), indices)
+def _topk_of_most(x: Any, k: int, axis: int) -> Any:
+    """Sorts x, where gathering the greatest elements of all devices would gather more than a share of x."""
+    if not isinstance(x, ShardedTensor) or x._aval.nbytes <= GATHERED:
+        return NotImplemented
+    along = normalize_axis(axis, x.ndim)
+    parts = x._aval.grid.counts[along]
+    if parts == 1 or not x.shape[along] < k * parts <= x.shape[along] * parts:
+        return NotImplemented
+    first = (slice(None),) * along + (slice(k),)
+    indices = call("getitem", argsort(x, axis=along, descending=True), first)
+    return TopK(take_along_axis(x, indices, axis=along), call("copy", indices))
 
 
-def _topk_rule(shapes: Sequence[Shape], *, k: int, axis: int) -> tuple[str, Shape]:
-    (shape,) = shapes
-    along = normalize_axis(axis, len(shape))
-    if not 0 <= k <= shape[along]:
-        raise ArgumentError(f"k is {k}; wanted 0 to {shape[along]}, the size of dimension {along}")
-    operand = _along_rule(shapes, axis=axis).partition(" -> ")[0]
-    result = ["top" if d == along else f"d{d}" for d in range(len(shape))]
-    return f"{operand} -> {' '.join(result)}", (*shape[:along], k, *shape[along + 1 :])
+def _top_avals(value: Aval, *, k: int, axis: int) -> TopK:
+    along = normalize_axis(axis, value.ndim)
+    if not 0 <= k <= value.shape[along]:
+        raise ArgumentError(f"k is {k}; wanted 0 to {value.shape[along]}, the size of dimension {along}")
+    shape = (*value.shape[:along], k, *value.shape[along + 1 :])
+    return TopK(*[aval(shape, dtype, value.sharding, value.committed) for dtype in (value.dtype, _INT)])
 
 
-@operator(_topk_rule, dtype="int64", error_name="topk")
-def topk_indices(x: ArrayLike, /, k: int, *, axis: int = -1) -> ShardedTensor:
-    """Returns the indices of the ``k`` greatest elements of x along ``axis``: see `topk`.
-
-    >>> from shardtensor.functions.sorting import topk_indices
-    >>> topk_indices(st.asarray([3, 9, 7, 9]), 3).tolist()
-    [1, 3, 2]
-    """
+def _top_of_whole(x: Any, *, k: int, axis: int) -> TopK:
+    indices = greatest(np, x, k, axis)
+    return TopK(np.take_along_axis(x, indices, axis=axis), indices)
 
 
-_SELECTED_FROM = 1 << 12
-"""Elements of a line from which its greatest ones are selected before they are sorted."""
+@implements(topk, "kernel")
+def _topk_on_device(xp: Any, context: None, x: Any, *, k: int, axis: int) -> TopK:
+    along = normalize_axis(axis, x.ndim)
+    if not 0 <= k <= x.shape[along]:
+        raise ArgumentError(f"k is {k}; wanted 0 to {x.shape[along]}, the size of dimension {along}")
+    indices = greatest(xp, x, k, along)
+    return TopK(xp.take_along_axis(x, indices, axis=along), indices)
 
 
-@implements(topk_indices, "kernel")
-def _topk_indices(xp: Any, context: ShardContext, x: Any, *, k: int, axis: int) -> Any:
-    if xp is np and x.shape[axis] >= max(_SELECTED_FROM, 8 * k) and k:
-        return np.apply_along_axis(_greatest, axis, x, k)
-    first = (slice(None),) * (axis % x.ndim) + (slice(k),)
-    return xp.asarray(Order(descending=True, indices=True).apply(xp, x, axis)[first], copy=True)
-
-
-def _greatest(x: Any, k: int) -> Any:
-    """Returns the indices of the greatest elements of one line."""
-    least = np.partition(x, len(x) - k)[len(x) - k]
-    nan = least.dtype.kind in "fc" and np.isnan(least)
-    with np.errstate(invalid="ignore"):  # NaN is not less than any number.
-        greater = np.zeros(0, np.int64) if nan else np.flatnonzero(~(x <= least))
-    equal = np.flatnonzero(np.isnan(x) if nan else x == least)[: k - len(greater)]
-    chosen = np.sort(np.concatenate([greater, equal]))
-    order = len(chosen) - 1 - np.argsort(x[chosen][::-1], stable=True)[::-1]
-    return chosen[order]
+@distributed(topk, moves=True, whole=_top_of_whole, result=_top_avals)
+def _topk(x: Shards, along: Callable[[int], MeshCommunicator], *, k: int, axis: int) -> TopK:
+    avals = _top_avals(x.value, k=k, axis=axis)
+    return TopK(*top_k(x, along, normalize_axis(axis, x.value.ndim), k, *avals))
 
 
 @operator(variadic=True)

@@ -15,7 +15,7 @@ import shardtensor.testing.manipulation_cases
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
-from shardtensor.testing import manipulation_cases  # noqa: F401 - it registers its cases
+from shardtensor.testing import manipulation_cases, sorting_cases  # noqa: F401 - they register their cases
 from shardtensor.testing.base import Kit
 from shardtensor.testing.cases import CASES, array_indices, check, indices, sharded_somehow, wanted
 from shardtensor.testing.layouts import all_specs, assert_same, mesh_of, meshes, shapes, specs

@@ -116,3 +116,67 @@ def test_bytes_on_simulated_devices(count: int) -> None:
     assert st.simulate(st.sort, x).bytes == selected + (n - n // count) * 4
     lines = st.empty((2048, 2048), dtype="float32", device=st.NamedSharding(mesh, P("x")))
     assert st.simulate(lambda x: st.sort(x, axis=0), lines).bytes == 2 * (1 - 1 / count) * math.prod(lines.shape) * 4
+
+
+# -- on top of it ----------------------------------------------------------------------------------
+
+
+@everywhere
+def test_the_greatest_elements_of_split_lines(backend: str) -> None:
+    for shape, spec, mesh in [((N,), P("x"), (3,)), ((601, 3), P("x", "y"), (4, 2)), ((3,), P("x"), (8,))]:
+        host = elements("float32", shape)
+        x = st.device_put(host, st.NamedSharding(mesh_of(mesh, backend), spec))
+        for k in {0, 2, shape[0] // 2, shape[0]}:
+            with st.transfers() as log:
+                values, indices = st.topk(x, k, axis=0)
+            wanted = order_of(host, 0, descending=True)[:k]
+            assert values.sharding == indices.sharding == x.sharding
+            assert (indices.dtype, values.dtype) == (np.int64, np.float32)
+            np.testing.assert_array_equal(np.asarray(indices), wanted)
+            np.testing.assert_array_equal(np.asarray(values), np.take_along_axis(host, wanted, 0))
+            if shape == (601, 3) and k == 2:
+                assert log.bytes == 3 * 4 * k * 3 * (4 + 8)
+
+
+@everywhere
+def test_elements_are_requested_of_the_devices_that_hold_them(backend: str) -> None:
+    host = elements("float32", (60, 2, 5))
+    for spec in (P("x", None, "y"), P(("y", "x")), P(None, "x", "y")):
+        x = st.device_put(host, st.NamedSharding(mesh_of((2, 3), backend), spec))
+        for axis in range(3):
+            order = np.argsort(host, axis=axis, stable=True)[::-1]
+            with st.transfers():
+                found = st.take_along_axis(x, st.asarray(order, device=x.sharding) - host.shape[axis], axis=axis)
+            np.testing.assert_array_equal(np.asarray(found), np.take_along_axis(host, order, axis))
+            some = order[:, :1] if axis != 1 else order[:1]
+            found = st.take_along_axis(x, some, axis=axis)
+            np.testing.assert_array_equal(np.asarray(found), np.take_along_axis(host, some, axis))
+            with pytest.raises(st.IndexingError, match=r"take_along_axis: .*out of bounds"):
+                st.take_along_axis(x, order + 1, axis=axis)
+            with pytest.raises(st.ShapeError, match="take_along_axis"):
+                st.take_along_axis(x, np.zeros((7, 7, 7), int), axis=axis)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_requests_and_replies_are_the_elements_that_are_elsewhere(devices: int) -> None:
+    mesh, n = mesh_of((devices,), "checked"), 24_000
+    x = st.device_put(np.arange(n, dtype="float32"), st.NamedSharding(mesh, P("x")))
+    there = st.device_put(np.arange(n)[::-1].copy(), x.sharding)
+    elsewhere = n - n // devices * (devices % 2)
+    assert sent_by(lambda x: st.take_along_axis(x, there, axis=0), x) == elsewhere * (8 + 4)
+    spec = st.eval_shape(lambda x: st.take_along_axis(x, there, axis=0), x).sharding
+    assert spec == x.sharding
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_distinct_elements_are_sent_at_most_twice(devices: int) -> None:
+    """To the device of their range, and from there to that of their place in the result; the samples are few."""
+    host = np.random.default_rng(2).permutation(np.repeat(np.arange(12_000.0), 2))
+    x = st.device_put(host, st.NamedSharding(mesh_of((devices,), "checked"), P("x")))
+    local = [len(np.unique(np.asarray(shard.data))) for shard in x.addressable_shards]
+    samples = (devices - 1) * sum(local) // (sum(local) // (8 * devices**2)) * 8
+    assert sent_by(st.unique, x) <= (sum(local) + 12_000) * 8 + samples
+    found = st.unique_all(x)
+    for made, wanted in zip(found, np.unique_all(host), strict=True):
+        np.testing.assert_array_equal(np.asarray(made), wanted)
+    assert found.inverse_indices.sharding == x.sharding

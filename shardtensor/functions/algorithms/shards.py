@@ -13,7 +13,7 @@ from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import announce_reading, whole_array
+from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.functions.placement import infer_transfer, reshard_to
@@ -23,7 +23,7 @@ from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Ints, Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, groups_along
-from shardtensor.tensor.operands import host_aval
+from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval, whole_of
@@ -219,6 +219,15 @@ class MeshCommunicator:
         """
         return x.of(self._each("ragged_all_to_all", x.arrays, split_axis, concat_axis, columns=(bounds,)))
 
+    def transposed(self, bounds: Sequence[Ints]) -> list[Ints]:
+        """Returns the bounds of the replies to a `ragged_all_to_all` with these bounds: as many elements each."""
+        replies: list[Any] = [None] * len(bounds)
+        for group in self._groups:
+            counts = np.diff(np.stack([bounds[k] for k in group]), axis=1)
+            for k, column in zip(group, counts.T, strict=True):
+                replies[k] = np.append(0, np.cumsum(column))
+        return replies
+
     def _each(self, name: str, arrays: Sequence[Any], *args: Any, columns: Sequence[Sequence[Any]] = ()) -> list[Any]:
         results: list[Any] = [None] * len(arrays)
         for group in self._groups:
@@ -240,61 +249,98 @@ def distributed(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
 
+    Operators may have further operands, which are transferred to the sharding of the first one: the function receives
+    the `Shards` of all of them.
+
     Args:
         function: the function that the declaration returned.
         moves: whether the algorithm moves elements of the operand, so that the transfer guard applies to its messages,
             and not only combines partial results.
-        whole: ``whole(array, **params)`` computes the result from all elements, as a new host array. It runs instead of
-            the algorithm where devices share a memory, unless transfers are recorded: then the algorithm runs, because
-            its messages depend on the elements.
-        result: ``result(value, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
+        whole: ``whole(*arrays, **params)`` computes the result from all elements, as a new host array. It runs instead
+            of the algorithm where devices share a memory, unless transfers are recorded: then the algorithm runs,
+            because its messages depend on the elements.
+        result: ``result(*avals, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
             several results have a tuple of avals, and of arrays or `Shards`.
     """
     op = OPS[function.__name__]
 
-    @functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, may differ in type.
-    def known(value: Aval, *params: Any) -> Any:
-        assert result is not None
-        return result(value, **dict(zip(op.params, params, strict=True)))
+    further = len(op.operands) - 1
 
-    def at_once(x: ShardedTensor, params: tuple[Any, ...]) -> Any:
+    @functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, may differ in type.
+    def known(*avals_and_params: Any) -> Any:
+        assert result is not None
+        params = zip(op.params, avals_and_params[1 + further :], strict=True)
+        return result(*avals_and_params[: 1 + further], **dict(params))
+
+    def at_once(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
         assert whole is not None
-        avals = known(x._aval, *params)
-        made = whole(whole_array(x, op.name), **dict(zip(op.params, params, strict=True)))
+        target = x._aval.sharding
+        moves = [operand_transfer(_kind_of(y), target) for y in others]
+        avals = known(x._aval, *[aval(y.shape, y.dtype, target, False) for y in others], *params)
+        arrays = [move.whole(y, op.name) for move, y in zip(moves, others, strict=True)]
+        made = whole(whole_array(x, op.name), *arrays, **dict(zip(op.params, params, strict=True)))
         return _each_of(lambda v, a: tensor(v, Storage(whole_of(a, v))), avals, made)
 
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
-        def run(x: ShardedTensor, params: tuple[Any, ...]) -> Any:
-            value, backend = x._aval, x._aval.backend
-            if lacks_elements(x):
+        def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
+            value = x._aval
+            if lacks_elements(x) or any(map(lacks_elements, others)):
                 announce_reading(x)
                 kind: Callable[..., Any] = AbstractCommunicator
-                shards: Shards = AbstractShards(value, AbstractCommunicator(op.name, "", ()).shards(x))
+                shards = [_abstract_shards(value), *[_abstract_operand(y, value, op.name) for y in others]]
             else:
                 kind = ArrayCommunicator
-                shards = (SharedShards if backend.shared_memory else Shards)(value, shard_arrays(x))
+                own = (SharedShards if value.backend.shared_memory else Shards)(value, shard_arrays(x))
+                shards = [own, *[_operand(y, value, op.name) for y in others]]
             along = functools.partial(MeshCommunicator, op.name, value, kind=kind, explicit=not moves)
-            return body(shards, along, **dict(zip(op.params, params, strict=True)))
+            return body(*shards, along, **dict(zip(op.params, params, strict=True)))
 
-        def algorithm(x: Any, *params: Any) -> Any:
+        def algorithm(x: Any, *others_and_params: Any) -> Any:
+            others, params = others_and_params[:further], others_and_params[further:]
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
             if whole is not None and x._aval.backend.shared_memory and not is_recording():
-                return at_once(x, params)
+                return at_once(x, others, params)
             with FloatingPointErrors(op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
-                return _each_of(lambda made: made.tensor(), run(x, params))
+                return _each_of(lambda made: made.tensor(), run(x, others, params))
 
-        def infer(x: Any, *params: Any) -> Any:
+        def infer(x: Any, *others_and_params: Any) -> Any:
             if not isinstance(x, ShardedTensor):
                 target = as_sharding(default_mesh(), np.ndim(x), op.name)
                 x = without_elements(infer_transfer(x, target, op.name, committed=False))
-            return _each_of(lambda made: made.value, run(x, params))
+            found = run(x, others_and_params[:further], others_and_params[further:])
+            return _each_of(lambda made: made.value, found)
 
         implements(function, "algorithm")(algorithm)
         implements(function, "infer")(infer)
         return body
 
     return attach
+
+
+def _kind_of(y: Any) -> Aval | HostAval:
+    return y._aval if isinstance(y, ShardedTensor) else host_aval(y.shape, y.dtype)
+
+
+def _operand(y: Any, value: Aval, caller: str) -> Shards:
+    """Returns the shards of a further operand in the sharding of the first one."""
+    move, made = operand_transfer(_kind_of(y), value.sharding), aval(y.shape, y.dtype, value.sharding, False)
+    return (SharedShards if made.backend.shared_memory else Shards)(made, move.shards(y, caller))
+
+
+def _abstract_operand(y: Any, value: Aval, caller: str) -> Shards:
+    """Returns those of an operand without elements, and records the transfer if a log is active."""
+    move = operand_transfer(_kind_of(y), value.sharding)
+    if is_recording():
+        announce_reading(y)
+        if not move.stays:
+            move.schedule(caller).announce()
+    return _abstract_shards(aval(y.shape, y.dtype, value.sharding, False))
+
+
+def _abstract_shards(value: Aval) -> Shards:
+    grid = value.grid
+    return AbstractShards(value, [host_aval(grid.shape(k), value.dtype) for k in range(len(grid.devices))])
 
 
 def _each_of(function: Callable[..., Any], first: Any, *others: Any) -> Any:
