@@ -74,7 +74,7 @@ from shardtensor.functions.data_types import (
     result_type as result_type,
 )
 from shardtensor.functions.elementwise import *
-from shardtensor.functions.indexing import take as take, take_along_axis as take_along_axis
+from shardtensor.functions.indexing import take as take
 from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
 from shardtensor.functions.linear_algebra import *
@@ -186,6 +186,7 @@ _CHAPTERS = {
     "functions.sets": "isin unique unique_all unique_counts unique_inverse unique_values",
     "functions.sorting": "argpartition argsort lexsort partition sort topk",
     "functions.statistics": "average corrcoef cov ptp",
+    "functions.take_along": "take_along_axis",
     "functions.triangles": "diag diagflat identity tri tril triu",
     "functions.ufuncs": (
         "bitwise_count deg2rad degrees exp2 fabs float_power fmax fmin fmod gcd heaviside lcm ldexp logaddexp2 matvec "
@@ -405,6 +406,9 @@ if _typing.TYPE_CHECKING:
         corrcoef as corrcoef,
         cov as cov,
         ptp as ptp,
+    )
+    from shardtensor.functions.take_along import (
+        take_along_axis as take_along_axis,
     )
     from shardtensor.functions.triangles import (
         diag as diag,

@@ -13,7 +13,7 @@ from shardtensor.communication.all_reduce import Group
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
-from shardtensor.sharding.layout import Shape, as_sharding, offsets
+from shardtensor.sharding.layout import Ints, Shape, as_sharding, offsets
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.tensor import ShardedTensor, without_elements
 from shardtensor.tensor.value import Aval, aval
@@ -62,6 +62,16 @@ class AbstractCommunicator(Communicator):
     def _all_to_all(self, arrays: Sequence[Array], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         columns = zip(*[self._split(a, len(arrays), split_axis, tiled) for a in arrays], strict=True)
         return [self._joined(column, concat_axis, tiled) for column in columns]
+
+    def _ragged_all_to_all(
+        self, arrays: Sequence[Array], bounds: Sequence[Ints], split_axis: int, concat_axis: int
+    ) -> list[Any]:
+        d = split_axis
+        parts = [
+            [host_aval((*a.shape[:d], n, *a.shape[d + 1 :]), a.dtype) for n in np.diff(ends).tolist()]
+            for a, ends in zip(arrays, bounds, strict=True)
+        ]
+        return [self._joined(column, concat_axis, True) for column in zip(*parts, strict=True)]
 
     def _permute(self, arrays: Sequence[Array], sources: Sequence[int | None]) -> list[Any]:
         return [arrays[k if i is None else i] for k, i in enumerate(sources)]

@@ -25,7 +25,7 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import copied, send
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.threads import each
-from shardtensor.sharding.layout import offsets
+from shardtensor.sharding.layout import Ints, offsets
 from shardtensor.tensor.ownership import hold_memory
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, in_place
@@ -135,10 +135,14 @@ class ArrayCommunicator(Communicator):
         whole = self._adjacent(arrays, concat_axis) if tiled and split_axis != concat_axis else None
         if whole is not None:
             return [whole[part] for part in cuts[0]]
-        pieces = self._pieces(arrays, cuts)
-        if self.on_host:
-            return [self._deliver(k, out) for k, out in enumerate(_joined(pieces, concat_axis, tiled))]
-        return [self._joined(k, column, concat_axis, tiled) for k, column in enumerate(pieces)]
+        return self._exchanged(arrays, cuts, concat_axis, tiled)
+
+    def _ragged_all_to_all(
+        self, arrays: Sequence[Any], bounds: Sequence[Ints], split_axis: int, concat_axis: int
+    ) -> list[Any]:
+        before = (slice(None),) * split_axis
+        cuts = [[(*before, slice(*pair)) for pair in itertools.pairwise(np.asarray(ends).tolist())] for ends in bounds]
+        return self._exchanged(arrays, cuts, concat_axis, True)
 
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         results = []
@@ -208,6 +212,13 @@ class ArrayCommunicator(Communicator):
                 return self.backends[i].view(arrays[i], part)
 
         return list(zip(*[[view(i, part) for part in parts] for i, parts in enumerate(cuts)], strict=True))
+
+    def _exchanged(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
+        """Returns for each device k the k-th part of every array, concatenated or stacked."""
+        pieces = self._pieces(arrays, cuts)
+        if self.on_host:
+            return [self._deliver(k, out) for k, out in enumerate(_joined(pieces, axis, tiled))]
+        return [self._joined(k, column, axis, tiled) for k, column in enumerate(pieces)]
 
     def _joined(self, k: int, arrays: Sequence[Any], axis: int, tiled: bool) -> Any:
         """Returns the arrays of all devices, concatenated or stacked, on the k-th device."""

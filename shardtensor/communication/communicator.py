@@ -35,10 +35,12 @@ class Communicator(abc.ABC):
     Attributes:
         given: for each device, arrays that are never written to.
         copies: whether arrays are copied in order to send them; None if they have no elements.
+        explicit: whether the transfers count as requested by the call (see `Transfer`).
     """
 
     given: Sequence[Sequence[Any]] = ()
     copies: bool | None = None
+    explicit = True
 
     def __init__(self, caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> None:
         self.caller = caller
@@ -114,6 +116,17 @@ class Communicator(abc.ABC):
             self._exchange(rows, list(shares.values()), [which[length] for length in lengths])
         return self._all_to_all(arrays, split_axis, concat_axis, tiled)
 
+    def ragged_all_to_all(
+        self, arrays: Sequence[Any], bounds: Sequence[Ints], split_axis: int, concat_axis: int
+    ) -> list[Any]:
+        """Sends device k the indices from ``bounds[i][k]`` to ``bounds[i][k + 1]`` along ``split_axis`` of array i, for
+        every i, joined along ``concat_axis``.
+        """
+        if is_recording():
+            rows = [self._row(a, split_axis) for a in arrays]
+            self._exchange(rows, [np.diff(ends) for ends in bounds], list(range(len(arrays))))
+        return self._ragged_all_to_all(arrays, bounds, split_axis, concat_axis)
+
     def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros."""
         if is_recording():
@@ -141,6 +154,11 @@ class Communicator(abc.ABC):
     def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]: ...
 
     @abc.abstractmethod
+    def _ragged_all_to_all(
+        self, arrays: Sequence[Any], bounds: Sequence[Ints], split_axis: int, concat_axis: int
+    ) -> list[Any]: ...
+
+    @abc.abstractmethod
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]: ...
 
     @abc.abstractmethod
@@ -151,7 +169,9 @@ class Communicator(abc.ABC):
     def _announce(self, kind: Callable[..., Collective], *messages: Any) -> None:
         """Records the schedule of a collective, if a log or a guard is active."""
         if is_recording():
-            kind(ids_of(self.devices), *messages, self.caller, self.axis).announce(self.copies)
+            schedule = kind(ids_of(self.devices), *messages, self.caller, self.axis)
+            schedule.explicit = self.explicit
+            schedule.announce(self.copies)
 
     def _exchange(self, rows: list[int], shares: list[Ints], which: list[int]) -> None:
         """Records messages from each device to each other device; see `AllToAll`."""

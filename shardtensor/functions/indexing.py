@@ -10,11 +10,10 @@ import numpy as np
 from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, region_of, to_numpy
-from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -227,7 +226,7 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
     along = normalize_axis(axis, np.ndim(x))
     if not hasattr(indices, "dtype"):
         indices = np.asarray(indices)  # Also of a number, because an integer as an index would give a view.
-    _check_integers(indices)
+    check_integers(indices)
     if mode == "wrap":
         indices = call("remainder", indices, np.shape(x)[along])
     elif mode == "clip":
@@ -237,64 +236,9 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
     return gather(x, (slice(None),) * along + (indices,))
 
 
-def _check_integers(indices: Any) -> None:
+def check_integers(indices: Any) -> None:
     """Raises ArgumentTypeError if an array has another dtype than integers."""
     backend = array_backend(indices)
     dtype = backend.dtype_of(indices) if backend else indices.dtype
     if dtype.kind not in "iu":
         raise ArgumentTypeError(f"indices have dtype {dtype}; wanted integers")
-
-
-def _take_along_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
-    ndim = len(shapes[0])
-    if len(shapes[1]) != ndim:
-        raise ShapeError(f"x has {ndim} dimensions and indices have {len(shapes[1])}; wanted as many")
-    along = normalize_axis(axis, ndim)
-    # The names that begin with dots broadcast.
-    names = [f"...{ndim - d}" for d in range(ndim)]
-    x, indices = [[own if d == along else name for d, name in enumerate(names)] for own in ("k!", "i")]
-    return f"{' '.join(x)}, {' '.join(indices)} -> {' '.join(indices)}"
-
-
-@operator(_take_along_rule, operands=("x", "indices"))
-def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = -1) -> ShardedTensor:
-    """Returns for each line of x along ``axis`` the elements at the indices in the same line of ``indices``.
-
-    x and ``indices`` have the same number of dimensions, and broadcast except along ``axis``. The result has the shape
-    of ``indices``, broadcast, and x's dtype. Its sharding is that of the operands, but ``axis`` of x must not be split:
-    where it is, the split moves to another dimension, or x is gathered. Along ``axis``, ``indices`` keep their split.
-
-    Args:
-        x: a tensor or a host array.
-        indices: integers; negative ones count from the end.
-        axis: the dimension; None takes elements of the flattened x, as in NumPy, with ``indices`` of one dimension.
-
-    Raises:
-        AxisError: x has no such axis.
-        IndexingError: an index is out of bounds.
-        ArgumentTypeError: ``indices`` are not integers.
-        ShapeError: the numbers of dimensions differ, or other dimensions than ``axis`` do not broadcast.
-
-    >>> x = st.asarray([[3, 1, 2], [6, 5, 4]])
-    >>> st.take_along_axis(x, st.argsort(x, axis=1), axis=1).tolist()
-    [[1, 2, 3], [4, 5, 6]]
-    """
-
-
-@implements(take_along_axis, "composite")
-def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
-    _check_integers(indices)
-    return NotImplemented if axis is not None else take_along_axis(reshape(x, (-1,)), indices, axis=0)
-
-
-@implements(take_along_axis, "kernel")
-def _take_along(xp: Any, context: ShardContext, x: Any, indices: Any, *, axis: int) -> Any:
-    size = x.shape[axis]
-    if xp is np:
-        try:
-            return np.take_along_axis(x, indices, axis=axis)
-        except IndexError as error:
-            raise IndexingError(str(error)) from None
-    if bool(xp.any(xp.logical_or(xp.less(indices, -size), xp.greater_equal(indices, size)))):
-        raise IndexingError(f"an index is out of bounds for dimension {axis} of size {size}")
-    return xp.take_along_axis(x, indices, axis=axis)

@@ -2,10 +2,10 @@
 
 Distinct values are in ascending order. In the functions of the standard, every NaN is distinct from every other.
 
-Each device finds the distinct values of its rows. Only these are gathered, with the counts and indices that are needed,
-and every device finds the distinct values among them. The first dimension of each result is split by the mesh axes that
-split x. If other dimensions of x than the first are split, the split first moves to that one. The number of values
-depends on the elements, so that `eval_shape` cannot infer the results.
+Each device finds the distinct values of its rows. These are divided over the devices by their values, with the counts
+and indices that are needed, and merged (see `shardtensor.functions.algorithms.distinct`). The first dimension of each
+result is split by the mesh axes that split x. If other dimensions of x than the first are split, the split first moves
+to that one. The number of values depends on the elements, so that `eval_shape` cannot infer the results.
 
 Raises:
     ConcretizationError: the elements of x are not known.
@@ -21,12 +21,12 @@ import numpy as np
 
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
+from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.elementwise import logical_not
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -164,10 +164,6 @@ def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int |
     return tuple(results) if len(results) > 1 else results[0]
 
 
-Wanted = tuple[bool, bool, bool]
-"""Whether the indices, the inverse and the counts are wanted."""
-
-
 def _declare(
     function: Callable[..., Any], select: Callable[..., tuple[Wanted, bool]], make: Callable[..., Any]
 ) -> None:
@@ -187,7 +183,7 @@ def _declare(
     def on_device(xp: Any, context: None, x: Any, **params: Any) -> Any:
         wanted, equal_nan = select(*params.values())
         flat = xp.reshape(x, (-1,))
-        values, *others = _on_host(flat, wanted, equal_nan) if xp is np else _distinct(xp, flat, wanted, equal_nan)
+        values, *others = distinct(xp, flat, wanted, equal_nan)
         if wanted[1]:
             others[wanted[0]] = xp.reshape(others[wanted[0]], x.shape)
         return make(values, *others)
@@ -214,143 +210,17 @@ def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedT
             made[1 + wanted[0]] = made[1 + wanted[0]][0]
         return made
     rows = Rows(x, name)
-    if not rows.backend.on_host:
-        return _of_shards(rows, shape, x.dtype, wanted, equal_nan)
-    whole = rows.whole()
-    made = list(_on_host(whole, wanted, equal_nan))
-    if is_recording():
-        parts = [whole[rows.grid.index(k)] for k in range(len(rows.grid.devices))]
-        sizes = [_on_host(part, (False,) * 3, equal_nan)[0].size for part in parts]
-        for dtype in (whole.dtype, *["int64"] * (wanted[0] + wanted[2])):
-            rows.redistribute(sizes, rows.sharding.with_spec(P()), dtype)
-    return list(map(rows.tensor, made))
+    # Where devices share a memory, the messages are needed only if a listener records them.
+    if not rows.backend.on_host or is_recording():
+        return distinct_of_rows(rows, shape, x.dtype, wanted, equal_nan)
+    return list(map(rows.tensor, _on_host(rows.whole(), wanted, equal_nan)))
 
 
 def _on_host(x: Any, wanted: Wanted, equal_nan: bool) -> Sequence[Any]:
-    if x.dtype == np.float16:  # NumPy 2.4.6 does not sort long arrays of them correctly.
-        made = _distinct(np, x.reshape(-1), wanted, equal_nan)
-        if wanted[1]:
-            made[1 + wanted[0]] = made[1 + wanted[0]].reshape(x.shape)
-        return made
-    flags: Any = dict(zip(("return_index", "return_inverse", "return_counts"), wanted, strict=True))
-    found = np.unique(x, **flags, equal_nan=equal_nan)
-    return found if isinstance(found, tuple) else (found,)
-
-
-def _of_shards(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal_nan: bool) -> list[ShardedTensor]:
-    """Computes the result on separate memories."""
-    inner, count = math.prod(shape[1:]), len(rows.grid.devices)
-    begins = [rows.grid.box(k)[0][0] * inner for k in range(count)]
-    arrays = rows.shards()
-
-    def local(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
-        values, index, inverse, counts = _distinct(xp, xp.reshape(array, (-1,)), (True,) * 3, equal_nan)
-        return values, xp.add(index, begin), inverse, counts
-
-    values, index, inverse, counts = zip(*rows.map(local, arrays, begins), strict=True)
-    sizes = [int(v.shape[0]) for v in values]
-    everywhere = rows.sharding.with_spec(P())
-    columns = [rows.redistribute(sizes, everywhere, dtype, values)]
-    columns += [
-        rows.redistribute(sizes, everywhere, "int64", column) if use else [None] * count
-        for use, column in ((wanted[0], index), (wanted[2], counts))
-    ]
-    ends = rows.parts(sizes)
-    first = [ends.box(k)[0][0] for k in range(count)]
-    merge = _Merge(wanted, equal_nan)
-    merged = rows.map(merge, *columns, inverse, first, [tuple(a.shape) for a in arrays])
-    total = int(merged[0][0].shape[0])
-    target = rows.sharding.grid((total,))
-    results = []
-    for n, column in enumerate(zip(*merged, strict=True)):
-        if wanted[1] and n == 1 + wanted[0]:
-            results.append(rows.tensor_of_shards(shape, column, "int64"))
-            continue
-        parts = rows.map(
-            lambda xp, array, at: xp.asarray(array[at], copy=True), column, [target.index(k) for k in range(count)]
-        )
-        results.append(rows.tensor_of_shards((total,), parts, "int64" if n else dtype))
-    return results
-
-
-class _Merge:
-    """Finds the distinct values among those of all devices, on each device.
-
-    Args:
-        wanted: see `_unique`.
-        equal_nan: likewise.
-    """
-
-    def __init__(self, wanted: Wanted, equal_nan: bool) -> None:
-        self.wanted = wanted
-        self.equal_nan = equal_nan
-
-    def __call__(
-        self, xp: Any, values: Any, index: Any, counts: Any, inverse: Any, begin: int, shape: Shape
-    ) -> list[Any]:
-        """Returns the values, and what is wanted of the indices, the inverse of the device's elements, and the counts.
-
-        Args:
-            xp: the namespace.
-            values: the values of all devices, which are distinct for each device.
-            index: the index of the first element of each in the flattened array.
-            counts: the number of elements of each on its device.
-            inverse: for each element of the device the index of its value among those of the device.
-            begin: the index of the first value of the device.
-            shape: the shape of the device's shard.
-        """
-        order, starts = _groups(xp, values, self.equal_nan)
-        results = [values[order[starts]]]
-        if self.wanted[0]:
-            results.append(index[order[starts]])
-        if self.wanted[1]:
-            ranks = _ranks(xp, order, starts)
-            results.append(xp.reshape(ranks[xp.add(inverse, begin)], shape))
-        if self.wanted[2]:
-            before = xp.concat([xp.zeros((1,), dtype=np.dtype("int64")), xp.cumsum(counts[order], axis=0)])
-            results.append(xp.subtract(before[_ends(xp, starts, order)], before[starts]))
-        return results
-
-
-def _distinct(xp: Any, x: Any, wanted: Wanted, equal_nan: bool) -> list[Any]:
-    """Returns the distinct values of an array of one dimension on one device, and what is wanted of the indices, the
-    inverse and the counts.
-    """
-    order, starts = _groups(xp, x, equal_nan)
-    first = order[starts]
-    results = [x[first]]
-    if wanted[0]:
-        results.append(first)
+    made = distinct(np, x.reshape(-1), wanted, equal_nan)
     if wanted[1]:
-        results.append(_ranks(xp, order, starts))
-    if wanted[2]:
-        results.append(xp.subtract(_ends(xp, starts, order), starts))
-    return results
-
-
-def _groups(xp: Any, x: Any, equal_nan: bool) -> tuple[Any, Any]:
-    """Returns the order that sorts an array of one dimension, and the positions in it at which another value begins."""
-    order = xp.asarray(xp.argsort(x, stable=True), dtype=np.dtype("int64"))
-    ordered = x[order]
-    new = xp.not_equal(ordered[1:], ordered[:-1])
-    if equal_nan and xp.isdtype(x.dtype, ("real floating", "complex floating")):
-        new = xp.logical_and(new, xp.logical_not(xp.logical_and(xp.isnan(ordered[1:]), xp.isnan(ordered[:-1]))))
-    first = xp.ones((min(x.shape[0], 1),), dtype=np.dtype("bool"))
-    return order, xp.nonzero(xp.concat([first, new]))[0]
-
-
-def _ranks(xp: Any, order: Any, starts: Any) -> Any:
-    """Returns for each element the number of its value, given the result of `_groups`."""
-    steps = xp.zeros(order.shape, dtype=np.dtype("int64"))
-    steps[starts] = 1
-    ranks = xp.empty(order.shape, dtype=np.dtype("int64"))
-    ranks[order] = xp.subtract(xp.cumsum(steps, axis=0), 1)
-    return ranks
-
-
-def _ends(xp: Any, starts: Any, order: Any) -> Any:
-    end = xp.full((min(starts.shape[0], 1),), order.shape[0], dtype=np.dtype("int64"))
-    return xp.concat([starts[1:], end])
+        made[1 + wanted[0]] = made[1 + wanted[0]].reshape(x.shape)
+    return made
 
 
 # -- membership ------------------------------------------------------------------------------------

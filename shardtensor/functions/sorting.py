@@ -12,19 +12,23 @@ Raises:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.core import implements, operator
+from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
-from shardtensor.functions.indexing import take_along_axis
+from shardtensor.functions.algorithms.sample_sort import GATHERED, Order, sample_sort
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
+from shardtensor.functions.algorithms.top_k import greatest, top_k
 from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.take_along import take_along_axis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval, aval
 
 
 def _along_rule(shapes: Sequence[Shape], *, axis: int = -1, **params: Any) -> str:
@@ -34,12 +38,11 @@ def _along_rule(shapes: Sequence[Shape], *, axis: int = -1, **params: Any) -> st
     return f"{' '.join([f'{n}!' if d == along else n for d, n in enumerate(names)])} -> {' '.join(names)}"
 
 
-@operator(_along_rule)
+@operator()
 def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:
     """Returns the elements of x in ascending order along ``axis``.
 
-    The result has x's shape and dtype. The other dimensions keep their sharding; see `shardtensor.functions.sorting`
-    where ``axis`` is split.
+    The result has x's shape, dtype and sharding; see `shardtensor.functions.sorting` where ``axis`` is split.
 
     Args:
         x: a tensor or a host array.
@@ -55,7 +58,7 @@ def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, st
     """
 
 
-@operator(_along_rule, dtype="int64")
+@operator()
 def argsort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:
     """Returns the indices that sort x along ``axis``, so that ``take_along_axis(x, indices, axis=axis)`` is sorted.
 
@@ -97,18 +100,37 @@ def argpartition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | Non
     """
 
 
-@implements(sort, "composite")
-def _sort_flat(x: Any, axis: int | None, descending: bool, stable: bool) -> Any:
-    if axis is not None:
-        return NotImplemented
-    return sort(reshape(x, (-1,)), axis=0, descending=descending, stable=stable)
+def _declare(function: Callable[..., Any], indices: bool) -> None:
+    """Implements `sort` or `argsort`."""
+
+    @implements(function, "composite")
+    def flat(x: Any, axis: int | None, descending: bool, stable: bool) -> Any:
+        if axis is not None:
+            return NotImplemented
+        return function(reshape(x, (-1,)), axis=0, descending=descending, stable=stable)
+
+    @implements(function, "kernel")
+    def on_device(xp: Any, context: None, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
+        return Order(descending, stable, indices).apply(xp, x, normalize_axis(axis, x.ndim))
+
+    def whole(x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
+        return Order(descending, stable, indices).apply(np, x, axis)
+
+    def result(value: Aval, *, axis: int, descending: bool, stable: bool) -> Aval:
+        normalize_axis(axis, value.ndim)
+        return aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
+
+    @distributed(function, moves=True, whole=whole, result=result)
+    def ordered(
+        x: Shards, along: Callable[[int], MeshCommunicator], *, axis: int, descending: bool, stable: bool
+    ) -> Shards:
+        return sample_sort(x, along, normalize_axis(axis, x.value.ndim), Order(descending, stable, indices))
 
 
-@implements(argsort, "composite")
-def _argsort_flat(x: Any, axis: int | None, descending: bool, stable: bool) -> Any:
-    if axis is not None:
-        return NotImplemented
-    return argsort(reshape(x, (-1,)), axis=0, descending=descending, stable=stable)
+_INT = np.dtype("int64")
+
+_declare(sort, indices=False)
+_declare(argsort, indices=True)
 
 
 @implements(partition, "composite")
@@ -122,41 +144,6 @@ def _argpartition_flat(x: Any, kth: Any, axis: int | None) -> Any:
 
 
 # -- on one device ---------------------------------------------------------------------------------
-
-
-@implements(sort, "kernel")
-def _sort(xp: Any, context: ShardContext, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
-    if descending:  # Equal elements, which are reversed twice, keep their order.
-        return xp.flip(_sorted(xp, xp.flip(x, axis=axis), axis, stable), axis=axis)
-    return _sorted(xp, x, axis, stable)
-
-
-def _sorted(xp: Any, x: Any, axis: int, stable: bool) -> Any:
-    if xp is not np or x.dtype.kind == "c":
-        return xp.sort(x, axis=axis, stable=stable)
-    if x.dtype == np.float16:  # NumPy's other algorithm leaves long arrays unsorted on some processors (2.4.6).
-        return np.sort(x, axis=axis, stable=True)
-    # NumPy's other algorithms are up to ten times as fast. The only real numbers that are equal and differ are zeros.
-    result = np.sort(x, axis=axis)
-    if stable and x.dtype.kind == "f" and _has_zeros(result):
-        lines, ordered = np.moveaxis(x, axis, -1), np.moveaxis(result, axis, -1)
-        ordered[ordered == 0] = lines[lines == 0]
-    return result
-
-
-def _has_zeros(x: Any) -> bool:
-    """Whether an array, which is sorted if it has one dimension, has several zeros."""
-    if x.ndim > 1:
-        return bool(np.count_nonzero(x) < x.size - 1)
-    return bool(np.searchsorted(x, 0, side="right") - np.searchsorted(x, 0) > 1)
-
-
-@implements(argsort, "kernel")
-def _argsort(xp: Any, context: ShardContext, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
-    if not descending:
-        return xp.argsort(x, axis=axis, stable=stable)
-    last = x.shape[axis] - 1
-    return last - xp.flip(xp.argsort(xp.flip(x, axis=axis), axis=axis, stable=stable), axis=axis)
 
 
 @implements(partition, "kernel")
@@ -198,8 +185,9 @@ def topk(x: ArrayLike, /, k: int, *, axis: int = -1) -> TopK:
     """Returns the ``k`` greatest elements of x along ``axis``, in descending order, and their indices.
 
     Of equal elements, those with the smallest indices are taken; NaN is the greatest value. Both results have x's shape
-    with size ``k`` along ``axis``; their dtypes are that of x and int64, and their sharding is that of `sort`, except
-    that the indices are replicated if x has to be gathered.
+    with size ``k`` along ``axis``, and x's sharding; their dtypes are that of x and int64. Where ``axis`` is split, the
+    devices exchange only the greatest elements of their parts (`shardtensor.functions.algorithms.top_k`), unless ``k``
+    is so large that x is sorted.
 
     Args:
         x: a tensor or a host array.
@@ -217,53 +205,45 @@ def topk(x: ArrayLike, /, k: int, *, axis: int = -1) -> TopK:
 
 
 @implements(topk, "composite")
-def _topk(x: Any, k: int, axis: int) -> TopK:
-    indices = topk_indices(x, k, axis=axis)
-    return TopK(take_along_axis(x, indices, axis=axis), indices)
+def _topk_of_most(x: Any, k: int, axis: int) -> Any:
+    """Sorts x, where gathering the greatest elements of all devices would gather more than a share of x."""
+    if not isinstance(x, ShardedTensor) or x._aval.nbytes <= GATHERED:
+        return NotImplemented
+    along = normalize_axis(axis, x.ndim)
+    parts = x._aval.grid.counts[along]
+    if parts == 1 or not x.shape[along] < k * parts <= x.shape[along] * parts:
+        return NotImplemented
+    first = (slice(None),) * along + (slice(k),)
+    indices = call("getitem", argsort(x, axis=along, descending=True), first)
+    return TopK(take_along_axis(x, indices, axis=along), call("copy", indices))
 
 
-def _topk_rule(shapes: Sequence[Shape], *, k: int, axis: int) -> tuple[str, Shape]:
-    (shape,) = shapes
-    along = normalize_axis(axis, len(shape))
-    if not 0 <= k <= shape[along]:
-        raise ArgumentError(f"k is {k}; wanted 0 to {shape[along]}, the size of dimension {along}")
-    operand = _along_rule(shapes, axis=axis).partition(" -> ")[0]
-    result = ["top" if d == along else f"d{d}" for d in range(len(shape))]
-    return f"{operand} -> {' '.join(result)}", (*shape[:along], k, *shape[along + 1 :])
+def _top_avals(value: Aval, *, k: int, axis: int) -> TopK:
+    along = normalize_axis(axis, value.ndim)
+    if not 0 <= k <= value.shape[along]:
+        raise ArgumentError(f"k is {k}; wanted 0 to {value.shape[along]}, the size of dimension {along}")
+    shape = (*value.shape[:along], k, *value.shape[along + 1 :])
+    return TopK(*[aval(shape, dtype, value.sharding, value.committed) for dtype in (value.dtype, _INT)])
 
 
-@operator(_topk_rule, dtype="int64", error_name="topk")
-def topk_indices(x: ArrayLike, /, k: int, *, axis: int = -1) -> ShardedTensor:
-    """Returns the indices of the ``k`` greatest elements of x along ``axis``: see `topk`.
-
-    >>> from shardtensor.functions.sorting import topk_indices
-    >>> topk_indices(st.asarray([3, 9, 7, 9]), 3).tolist()
-    [1, 3, 2]
-    """
+def _top_of_whole(x: Any, *, k: int, axis: int) -> TopK:
+    indices = greatest(np, x, k, axis)
+    return TopK(np.take_along_axis(x, indices, axis=axis), indices)
 
 
-_SELECTED_FROM = 1 << 12
-"""Elements of a line from which its greatest ones are selected before they are sorted."""
+@implements(topk, "kernel")
+def _topk_on_device(xp: Any, context: None, x: Any, *, k: int, axis: int) -> TopK:
+    along = normalize_axis(axis, x.ndim)
+    if not 0 <= k <= x.shape[along]:
+        raise ArgumentError(f"k is {k}; wanted 0 to {x.shape[along]}, the size of dimension {along}")
+    indices = greatest(xp, x, k, along)
+    return TopK(xp.take_along_axis(x, indices, axis=along), indices)
 
 
-@implements(topk_indices, "kernel")
-def _topk_indices(xp: Any, context: ShardContext, x: Any, *, k: int, axis: int) -> Any:
-    if xp is np and x.shape[axis] >= max(_SELECTED_FROM, 8 * k) and k:
-        return np.apply_along_axis(_greatest, axis, x, k)
-    first = (slice(None),) * (axis % x.ndim) + (slice(k),)
-    return xp.asarray(_argsort(xp, context, x, axis=axis, descending=True, stable=True)[first], copy=True)
-
-
-def _greatest(x: Any, k: int) -> Any:
-    """Returns the indices of the greatest elements of one line."""
-    least = np.partition(x, len(x) - k)[len(x) - k]
-    nan = least.dtype.kind in "fc" and np.isnan(least)
-    with np.errstate(invalid="ignore"):  # NaN is not less than any number.
-        greater = np.zeros(0, np.int64) if nan else np.flatnonzero(~(x <= least))
-    equal = np.flatnonzero(np.isnan(x) if nan else x == least)[: k - len(greater)]
-    chosen = np.sort(np.concatenate([greater, equal]))
-    order = len(chosen) - 1 - np.argsort(x[chosen][::-1], stable=True)[::-1]
-    return chosen[order]
+@distributed(topk, moves=True, whole=_top_of_whole, result=_top_avals)
+def _topk(x: Shards, along: Callable[[int], MeshCommunicator], *, k: int, axis: int) -> TopK:
+    avals = _top_avals(x.value, k=k, axis=axis)
+    return TopK(*top_k(x, along, normalize_axis(axis, x.value.ndim), k, *avals))
 
 
 @operator(variadic=True)

@@ -38,14 +38,6 @@ def _argsort(data: Any) -> Case:
     return Case([x], params={"axis": axis, "descending": True}, answer=answer)
 
 
-@case("topk_indices")
-def _topk_indices(data: Any) -> Case:
-    x, axis = lines(data)
-    k = data.draw(some.integers(0, x.shape[axis]))
-    answer = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, stable=True), axis=axis)
-    return Case([x], (k,), {"axis": axis}, answer=np.take(answer, range(k), axis=axis))
-
-
 @case("searchsorted")
 def _searchsorted(data: Any) -> Case:
     dtype = data.draw(some.sampled_from(["int32", "float32", "float64", "complex128"]))

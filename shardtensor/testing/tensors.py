@@ -17,6 +17,7 @@ from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
 from shardtensor.testing import (  # noqa: F401 - they register their cases
     manipulation_cases,
+    sorting_cases,
     statistical_cases,
     ufunc_cases,
 )

@@ -300,7 +300,7 @@ X = np.array([[3.0, np.nan, 1.0], [2.0, 0.0, 3.0], [-0.0, 5.0, 2.0], [0.0, 7.0, 
 
 LAYOUTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "sort": (lambda x: st.sort(x, axis=1), P("x")),
-    "sort along a split dimension": (lambda x: st.sort(x, axis=0), P(None, "x")),
+    "sort along a split dimension": (lambda x: st.sort(x, axis=0), P("x")),
     "sort of a split line": (lambda x: st.sort(x[:, 1], descending=True), P("x")),
     "argsort of a flat array": (lambda x: st.argsort(x, axis=None), P("x")),
     "topk": (lambda x: st.topk(x, 2)[1], P("x")),

@@ -102,7 +102,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards", "contract"}
     internal |= {"with_halos", "convolve_valid", "coordinate", "spanned"}
     internal |= {"accumulated", "bitcast", "exponent", "fold", "mantissa", "segments", "updated"}
-    internal |= {"counts_between", "counts_of_integers", "topk_indices"}
+    internal |= {"counts_between", "counts_of_integers", "take_along_split"}
     internal |= {"interpolated", "mapped_lines", "packed", "unpacked"}
     assert set(OPS) - {*st.__all__, *st.linalg.__all__, *st.fft.__all__, *st.random.__all__} == internal
 

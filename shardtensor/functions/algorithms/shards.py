@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,19 +13,20 @@ from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import announce_reading
+from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.functions.placement import infer_transfer, reshard_to
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.threads import each
-from shardtensor.sharding.layout import Shape, as_sharding
+from shardtensor.sharding.layout import Ints, Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, groups_along
-from shardtensor.tensor.operands import host_aval
+from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays, tensor, without_elements
-from shardtensor.tensor.value import Aval, aval
+from shardtensor.tensor.value import Aval, aval, whole_of
 
 Kernel = Callable[..., Any]
 """``kernel(xp, *arrays)`` computes an array on one device; ``kernel(xp, out, *arrays)`` writes into ``out``."""
@@ -57,7 +59,24 @@ class Shards:
             shape: returns the shape of the result, given that of the local array.
             dtype: the dtype of the result.
         """
-        return Shards(self.value, self._each(kernel, (self.arrays, *columns)))
+        return self.of(self._each(kernel, (self.arrays, *columns)))
+
+    def of(self, arrays: Sequence[Any]) -> Shards:
+        """Returns other arrays on the same devices: those that a collective returned."""
+        return type(self)(self.value, arrays)
+
+    def assembled(self, value: Aval) -> Shards:
+        """Returns the shards of a new tensor, whose aval is ``value``: these arrays, which it may keep."""
+        return Shards(value, self.arrays)
+
+    def to_host(self, expected: Sequence[Any]) -> list[Any]:
+        """Returns the arrays in host memory; of tensors without elements, what is expected.
+
+        It is meant for a few integers, such as the bounds of parts, by which the host cuts arrays.
+        """
+        return self._each(
+            lambda xp, array, device: self.value.backend.to_host(array, device), (self.arrays, self.devices)
+        )
 
     def fill(self, kernel: Kernel, *columns: Sequence[Any], dtype: Any) -> Shards:
         """Returns the shards of a new tensor in the layout of this one, into which ``kernel(xp, out, array, *items)``
@@ -98,7 +117,14 @@ class SharedShards(Shards):
 
     def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
         """See `Shards`."""
-        return SharedShards(self.value, self._each(kernel, (self.arrays, *columns)))
+        return self.of(self._each(kernel, (self.arrays, *columns)))
+
+    def assembled(self, value: Aval) -> Shards:
+        """See `Shards`."""
+        made = self._new(value)
+        for out, array in zip(made.arrays, self.arrays, strict=True):
+            out[...] = array
+        return made
 
     def tensor(self) -> ShardedTensor:
         """See `Shards`."""
@@ -128,6 +154,14 @@ class AbstractShards(Shards):
         """See `Shards`."""
         return AbstractShards(self.value, [host_aval(shape(a.shape), np.dtype(dtype)) for a in self.arrays])
 
+    def assembled(self, value: Aval) -> Shards:
+        """See `Shards`."""
+        return AbstractShards(value, ())
+
+    def to_host(self, expected: Sequence[Any]) -> list[Any]:
+        """See `Shards`."""
+        return list(expected)
+
     def _new(self, value: Aval) -> Shards:
         return AbstractShards(value, ())
 
@@ -144,65 +178,173 @@ class MeshCommunicator:
         value: the aval of the tensor.
         dimension: the dimension.
         kind: the class of the communicators of the groups of devices.
+        explicit: whether the transfers count as requested by the call.
 
     Attributes:
         size: the number of devices in each group.
         index: for each device of the mesh its position in its group.
     """
 
-    def __init__(self, caller: str, value: Aval, dimension: int, kind: Callable[..., Any]) -> None:
+    def __init__(
+        self, caller: str, value: Aval, dimension: int, kind: Callable[..., Any], explicit: bool = True
+    ) -> None:
         mesh, axes = value.sharding.mesh, value.sharding.spec.chains_of(value.ndim)[dimension]
         self.index: list[int] = value.grid.parts[:, dimension].tolist()
         self._groups = [sorted(group, key=self.index.__getitem__) for group in groups_along(mesh, axes)]
         self._communicator = functools.partial(kind, caller, ", ".join(axes))
+        self._explicit = explicit
         self._devices = mesh.flat
         self.size = len(self._groups[0])
+
+    def reversed(self) -> MeshCommunicator:
+        """Returns the communicator of the same groups in the reverse order."""
+        other = copy.copy(self)
+        other.index = [self.size - 1 - k for k in self.index]
+        other._groups = [group[::-1] for group in self._groups]
+        return other
 
     def all_gather(self, x: Shards, axis: int) -> list[Any]:
         """Concatenates the arrays of each group along a dimension, on every device of the group."""
         return self._each("all_gather", x.arrays, axis, True)
 
-    def _each(self, name: str, arrays: Sequence[Any], *args: Any) -> list[Any]:
+    def all_to_all(self, x: Shards, split_axis: int, concat_axis: int) -> Shards:
+        """Sends device k of each group the k-th part of every array by the split rule, joined along
+        ``concat_axis``.
+        """
+        return x.of(self._each("all_to_all", x.arrays, split_axis, concat_axis, True))
+
+    def ragged_all_to_all(self, x: Shards, bounds: Sequence[Ints], split_axis: int, concat_axis: int) -> Shards:
+        """Sends device k of each group the indices from ``bounds[i][k]`` to ``bounds[i][k + 1]`` of the array of each
+        device i of the mesh, joined along ``concat_axis``.
+        """
+        return x.of(self._each("ragged_all_to_all", x.arrays, split_axis, concat_axis, columns=(bounds,)))
+
+    def transposed(self, bounds: Sequence[Ints]) -> list[Ints]:
+        """Returns the bounds of the replies to a `ragged_all_to_all` with these bounds: as many elements each."""
+        replies: list[Any] = [None] * len(bounds)
+        for group in self._groups:
+            counts = np.diff(np.stack([bounds[k] for k in group]), axis=1)
+            for k, column in zip(group, counts.T, strict=True):
+                replies[k] = np.append(0, np.cumsum(column))
+        return replies
+
+    def _each(self, name: str, arrays: Sequence[Any], *args: Any, columns: Sequence[Sequence[Any]] = ()) -> list[Any]:
         results: list[Any] = [None] * len(arrays)
         for group in self._groups:
             communicator = self._communicator([self._devices[k] for k in group])
-            for k, made in zip(group, getattr(communicator, name)([arrays[k] for k in group], *args), strict=True):
+            communicator.explicit = self._explicit
+            given = [[column[k] for k in group] for column in (arrays, *columns)]
+            for k, made in zip(group, getattr(communicator, name)(*given, *args), strict=True):
                 results[k] = made
             communicator.settle()
         return results
 
 
-def distributed(function: Callable[..., Any]) -> Callable[[Callable[..., Shards]], Callable[..., Shards]]:
-    """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package."""
+def distributed(
+    function: Callable[..., Any],
+    *,
+    moves: bool = False,
+    whole: Callable[..., Any] | None = None,
+    result: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
+
+    Operators may have further operands, which are transferred to the sharding of the first one: the function receives
+    the `Shards` of all of them.
+
+    Args:
+        function: the function that the declaration returned.
+        moves: whether the algorithm moves elements of the operand, so that the transfer guard applies to its messages,
+            and not only combines partial results.
+        whole: ``whole(*arrays, **params)`` computes the result from all elements, as a new host array. It runs instead
+            of the algorithm where devices share a memory, unless transfers are recorded: then the algorithm runs,
+            because its messages depend on the elements.
+        result: ``result(*avals, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
+            several results have a tuple of avals, and of arrays or `Shards`.
+    """
     op = OPS[function.__name__]
 
-    def attach(body: Callable[..., Shards]) -> Callable[..., Shards]:
-        def run(x: ShardedTensor, params: tuple[Any, ...]) -> Shards:
-            value, backend = x._aval, x._aval.backend
-            if lacks_elements(x):
+    further = len(op.operands) - 1
+
+    @functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, may differ in type.
+    def known(*avals_and_params: Any) -> Any:
+        assert result is not None
+        params = zip(op.params, avals_and_params[1 + further :], strict=True)
+        return result(*avals_and_params[: 1 + further], **dict(params))
+
+    def at_once(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        assert whole is not None
+        target = x._aval.sharding
+        moves = [operand_transfer(_kind_of(y), target) for y in others]
+        avals = known(x._aval, *[aval(y.shape, y.dtype, target, False) for y in others], *params)
+        arrays = [move.whole(y, op.name) for move, y in zip(moves, others, strict=True)]
+        made = whole(whole_array(x, op.name), *arrays, **dict(zip(op.params, params, strict=True)))
+        return _each_of(lambda v, a: tensor(v, Storage(whole_of(a, v))), avals, made)
+
+    def attach(body: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
+            value = x._aval
+            if lacks_elements(x) or any(map(lacks_elements, others)):
                 announce_reading(x)
                 kind: Callable[..., Any] = AbstractCommunicator
-                shards: Shards = AbstractShards(value, AbstractCommunicator(op.name, "", ()).shards(x))
+                shards = [_abstract_shards(value), *[_abstract_operand(y, value, op.name) for y in others]]
             else:
                 kind = ArrayCommunicator
-                shards = (SharedShards if backend.on_host else Shards)(value, shard_arrays(x))
-            along = functools.partial(MeshCommunicator, op.name, value, kind=kind)
-            return body(shards, along, **dict(zip(op.params, params, strict=True)))
+                own = (SharedShards if value.backend.on_host else Shards)(value, shard_arrays(x))
+                shards = [own, *[_operand(y, value, op.name) for y in others]]
+            along = functools.partial(MeshCommunicator, op.name, value, kind=kind, explicit=not moves)
+            return body(*shards, along, **dict(zip(op.params, params, strict=True)))
 
-        def algorithm(x: Any, *params: Any) -> ShardedTensor:
+        def algorithm(x: Any, *others_and_params: Any) -> Any:
+            others, params = others_and_params[:further], others_and_params[further:]
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
+            if whole is not None and x._aval.backend.on_host and not is_recording():
+                return at_once(x, others, params)
             with FloatingPointErrors(op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
-                return run(x, params).tensor()
+                return _each_of(lambda made: made.tensor(), run(x, others, params))
 
-        def infer(x: Any, *params: Any) -> Aval:
+        def infer(x: Any, *others_and_params: Any) -> Any:
             if not isinstance(x, ShardedTensor):
                 target = as_sharding(default_mesh(), np.ndim(x), op.name)
                 x = without_elements(infer_transfer(x, target, op.name, committed=False))
-            return run(x, params).value
+            found = run(x, others_and_params[:further], others_and_params[further:])
+            return _each_of(lambda made: made.value, found)
 
         implements(function, "algorithm")(algorithm)
         implements(function, "infer")(infer)
         return body
 
     return attach
+
+
+def _kind_of(y: Any) -> Aval | HostAval:
+    return y._aval if isinstance(y, ShardedTensor) else host_aval(y.shape, y.dtype)
+
+
+def _operand(y: Any, value: Aval, caller: str) -> Shards:
+    """Returns the shards of a further operand in the sharding of the first one."""
+    move, made = operand_transfer(_kind_of(y), value.sharding), aval(y.shape, y.dtype, value.sharding, False)
+    return (SharedShards if made.backend.on_host else Shards)(made, move.shards(y, caller))
+
+
+def _abstract_operand(y: Any, value: Aval, caller: str) -> Shards:
+    """Returns those of an operand without elements, and records the transfer if a log is active."""
+    move = operand_transfer(_kind_of(y), value.sharding)
+    if is_recording():
+        announce_reading(y)
+        if not move.stays:
+            move.schedule(caller).announce()
+    return _abstract_shards(aval(y.shape, y.dtype, value.sharding, False))
+
+
+def _abstract_shards(value: Aval) -> Shards:
+    grid = value.grid
+    return AbstractShards(value, [host_aval(grid.shape(k), value.dtype) for k in range(len(grid.devices))])
+
+
+def _each_of(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Applies a function to the items of named tuples, and returns one of the first's type; else, to the arguments."""
+    if not isinstance(first, tuple):
+        return function(first, *others)
+    return type(first)(*[function(*items) for items in zip(first, *others, strict=True)])

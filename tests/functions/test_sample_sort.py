@@ -1,0 +1,182 @@
+"""Distributed sorting: exact parts, stable order and the bytes of the closed formulas, on every kind of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor import P
+from shardtensor.functions.algorithms.sample_sort import GATHERED
+from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
+from tests.layouts import everywhere, mesh_of
+
+N = 9_001
+
+
+def elements(dtype: str, shape: Any, different: int = 50) -> np.ndarray:
+    """Ties, and NaN and zeros of both signs if the dtype has them."""
+    x = np.random.default_rng(1).integers(0, different, shape).astype(dtype)
+    if x.dtype.kind in "fc":
+        x.flat[::7] = np.nan
+        x.flat[::3] *= -1
+    return x
+
+
+def order_of(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+    if not descending:
+        return np.argsort(x, axis=axis, stable=True)
+    return x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, stable=True), axis=axis)
+
+
+SPLITS = [
+    ((N,), P("x"), (3,), "float64"),
+    ((N,), P(("y", "x")), (2, 2), "int64"),
+    ((N, 2), P("x", "y"), (3, 2), "float64"),
+    ((130, 2, 131), P("x", None, "y"), (2, 2), "float32"),
+    ((2, 901), P("y", "x"), (3, 2), "uint8"),
+]
+
+
+@everywhere
+@pytest.mark.parametrize(("shape", "spec", "mesh", "dtype"), SPLITS)
+@pytest.mark.parametrize("descending", [False, True])
+def test_order_along_split_dimensions(
+    shape: Any, spec: P, mesh: Any, dtype: str, descending: bool, backend: str
+) -> None:
+    host = elements(dtype, shape)
+    x = st.device_put(host, st.NamedSharding(mesh_of(mesh, backend), spec))
+    for axis in range(len(shape)):
+        wanted = order_of(host, axis, descending)
+        with st.transfers():  # Devices that share a memory run the algorithm only where transfers are recorded.
+            indices = st.argsort(x, axis=axis, descending=descending)
+            ordered = st.sort(x, axis=axis, descending=descending)
+        assert indices.sharding == ordered.sharding == x.sharding
+        np.testing.assert_array_equal(np.asarray(indices), wanted)
+        values = np.take_along_axis(host, wanted, axis)
+        np.testing.assert_array_equal(np.asarray(ordered), values)
+        if values.dtype.kind == "f":
+            numbers = ~np.isnan(values)
+            np.testing.assert_array_equal(np.signbit(np.asarray(ordered))[numbers], np.signbit(values)[numbers])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [np.zeros, np.arange, lambda n: np.arange(n)[::-1], lambda n: np.arange(n) % 2, lambda n: np.arange(n) // 2000],
+)
+def test_elements_that_are_equal_or_in_order_already(make: Callable[[int], np.ndarray]) -> None:
+    host = make(N).astype("int64")
+    x = st.device_put(host, st.NamedSharding(mesh_of((5,), "checked"), P("x")))
+    np.testing.assert_array_equal(np.asarray(st.argsort(x)), np.argsort(host, stable=True))
+    np.testing.assert_array_equal(np.asarray(st.sort(x, descending=True)), np.sort(host)[::-1])
+
+
+def sent_by(function: Callable[[Any], Any], x: Any) -> int:
+    with st.transfers() as log:
+        function(x)
+    return log.bytes
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_bytes_are_those_of_the_formulas(devices: int) -> None:
+    mesh = mesh_of((devices,), "checked")
+    n, rest, count = 24_000, 240, devices
+    put = st.NamedSharding(mesh, P("x"))
+    small = st.device_put(elements("float32", (n // 10,)), put)
+    assert small.nbytes <= GATHERED
+    assert sent_by(st.sort, small) == (count - 1) * small.nbytes
+    lines = st.device_put(elements("float32", (rest, rest)), put)
+    moved = lines.size - lines.size // count
+    assert sent_by(lambda x: st.sort(x, axis=0), lines) == 2 * moved * 4
+    assert sent_by(lambda x: st.argsort(x, axis=0), lines) == moved * (4 + 8)
+    assert sent_by(lambda x: st.sort(x, axis=1), lines) == 0
+    line = st.device_put(np.arange(n, dtype="float32"), put)  # In order already: no element moves.
+    selected = count * (count - 1) * rounds([n // count] * count) * (CANDIDATES * 4 + 16)
+    assert sent_by(st.sort, line) == selected
+    assert sent_by(st.sort, -line) == selected + moved_in_reverse(n, count)
+    assert sent_by(st.argsort, -line) == selected + 3 * moved_in_reverse(n, count)
+    shared = st.device_put(np.asarray(-line), st.NamedSharding(mesh_of((devices,), "numpy"), P("x")))
+    assert sent_by(st.argsort, shared) == sent_by(st.argsort, -line)
+
+
+def moved_in_reverse(n: int, count: int) -> int:
+    """The bytes of the elements of float32 that are not on the device in the middle, if there is one."""
+    return 4 * (n - n // count * (count % 2))
+
+
+@pytest.mark.parametrize("count", [32, pytest.param(1024, marks=pytest.mark.full)])
+def test_bytes_on_simulated_devices(count: int) -> None:
+    mesh, n = st.AbstractMesh((count,), ("x",)), 1 << 20
+    x = st.empty((n,), dtype="float32", device=st.NamedSharding(mesh, P("x")))
+    selected = count * (count - 1) * rounds([n // count] * count) * (CANDIDATES * 4 + 16)
+    assert st.simulate(st.sort, x).bytes == selected + (n - n // count) * 4
+    lines = st.empty((2048, 2048), dtype="float32", device=st.NamedSharding(mesh, P("x")))
+    assert st.simulate(lambda x: st.sort(x, axis=0), lines).bytes == 2 * (1 - 1 / count) * math.prod(lines.shape) * 4
+
+
+# -- on top of it ----------------------------------------------------------------------------------
+
+
+@everywhere
+def test_the_greatest_elements_of_split_lines(backend: str) -> None:
+    for shape, spec, mesh in [((N,), P("x"), (3,)), ((601, 3), P("x", "y"), (4, 2)), ((3,), P("x"), (8,))]:
+        host = elements("float32", shape)
+        x = st.device_put(host, st.NamedSharding(mesh_of(mesh, backend), spec))
+        for k in {0, 2, shape[0] // 2, shape[0]}:
+            with st.transfers() as log:
+                values, indices = st.topk(x, k, axis=0)
+            wanted = order_of(host, 0, descending=True)[:k]
+            assert values.sharding == indices.sharding == x.sharding
+            assert (indices.dtype, values.dtype) == (np.int64, np.float32)
+            np.testing.assert_array_equal(np.asarray(indices), wanted)
+            np.testing.assert_array_equal(np.asarray(values), np.take_along_axis(host, wanted, 0))
+            if shape == (601, 3) and k == 2:
+                assert log.bytes == 3 * 4 * k * 3 * (4 + 8)
+
+
+@everywhere
+def test_elements_are_requested_of_the_devices_that_hold_them(backend: str) -> None:
+    host = elements("float32", (60, 2, 5))
+    for spec in (P("x", None, "y"), P(("y", "x")), P(None, "x", "y")):
+        x = st.device_put(host, st.NamedSharding(mesh_of((2, 3), backend), spec))
+        for axis in range(3):
+            order = np.argsort(host, axis=axis, stable=True)[::-1]
+            with st.transfers():
+                found = st.take_along_axis(x, st.asarray(order, device=x.sharding) - host.shape[axis], axis=axis)
+            np.testing.assert_array_equal(np.asarray(found), np.take_along_axis(host, order, axis))
+            some = order[:, :1] if axis != 1 else order[:1]
+            found = st.take_along_axis(x, some, axis=axis)
+            np.testing.assert_array_equal(np.asarray(found), np.take_along_axis(host, some, axis))
+            with pytest.raises(st.IndexingError, match=r"take_along_axis: .*out of bounds"):
+                st.take_along_axis(x, order + 1, axis=axis)
+            with pytest.raises(st.ShapeError, match="take_along_axis"):
+                st.take_along_axis(x, np.zeros((7, 7, 7), int), axis=axis)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_requests_and_replies_are_the_elements_that_are_elsewhere(devices: int) -> None:
+    mesh, n = mesh_of((devices,), "checked"), 24_000
+    x = st.device_put(np.arange(n, dtype="float32"), st.NamedSharding(mesh, P("x")))
+    there = st.device_put(np.arange(n)[::-1].copy(), x.sharding)
+    elsewhere = n - n // devices * (devices % 2)
+    assert sent_by(lambda x: st.take_along_axis(x, there, axis=0), x) == elsewhere * (8 + 4)
+    spec = st.eval_shape(lambda x: st.take_along_axis(x, there, axis=0), x).sharding
+    assert spec == x.sharding
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_distinct_elements_are_sent_at_most_twice(devices: int) -> None:
+    """To the device of their range, and from there to that of their place in the result; the samples are few."""
+    host = np.random.default_rng(2).permutation(np.repeat(np.arange(12_000.0), 2))
+    x = st.device_put(host, st.NamedSharding(mesh_of((devices,), "checked"), P("x")))
+    local = [len(np.unique(np.asarray(shard.data))) for shard in x.addressable_shards]
+    samples = (devices - 1) * sum(local) // (sum(local) // (8 * devices**2)) * 8
+    assert sent_by(st.unique, x) <= (sum(local) + 12_000) * 8 + samples
+    found = st.unique_all(x)
+    for made, wanted in zip(found, np.unique_all(host), strict=True):
+        np.testing.assert_array_equal(np.asarray(made), wanted)
+    assert found.inverse_indices.sharding == x.sharding
