@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -32,7 +32,7 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
 
 
 @operator(_matmul_rule, operands=("x1", "x2"), combine="sum")
-def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
+def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
 
     The leading dimensions broadcast. A 1-d operand is treated as one row (x1) or one column (x2), and the result lacks
@@ -79,7 +79,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: _Axes = 2) -> str:
 
 
 @operator(_tensordot_rule, operands=("x1", "x2"), combine="sum", ufunc="dot")
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2) -> ShardedTensor:
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 
     The result has the remaining dimensions of x1, then those of x2. They keep their sharding. Partial sums over a
@@ -130,7 +130,7 @@ def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
 
 
 @operator(_vecdot_rule, operands=("x1", "x2"), combine="sum")
-def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> ShardedTensor:
+def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the dot product of vectors along ``axis``, with the elements of a complex x1 conjugated.
 
     The other dimensions broadcast, form the result, and keep their sharding. Partial sums over a sharded ``axis`` are

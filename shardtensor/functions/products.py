@@ -20,7 +20,7 @@ from shardtensor.functions.linear_algebra import matmul, tensordot
 from shardtensor.functions.manipulation import expand_dims, reshape
 from shardtensor.functions.monoids import diagonal_partial, trace_partial
 from shardtensor.functions.statistical import sum as sum_over
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
@@ -50,7 +50,7 @@ def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
 @operator(
     _contraction_rule, operands=("x1", "x2"), combine="sum", error_name="einsum", ufunc="einsum", dtype=_product_dtype
 )
-def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str) -> ShardedTensor:
+def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the sum of products of two operands.
 
     Args:

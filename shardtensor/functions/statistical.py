@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from shardtensor.core import operator
+from shardtensor.sharding.layout import Where
 from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -26,7 +27,9 @@ _Axis = int | tuple[int, ...] | None
 
 
 @operator(reduction, combine="all")
-def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+def all(
+    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Tests whether all elements along ``axis`` are true (nonzero, NaN included).
 
     The result has dtype bool. It is True where there are no elements.
@@ -37,7 +40,9 @@ def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> Shard
 
 
 @operator(reduction, combine="any")
-def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+def any(
+    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Tests whether any element along ``axis`` is true (nonzero, NaN included).
 
     The result has dtype bool. It is False where there are no elements.
@@ -48,7 +53,9 @@ def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> Shard
 
 
 @operator(extremum, combine="max")
-def max(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+def max(
+    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Returns the greatest element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
@@ -73,7 +80,9 @@ def mean(
 
 
 @operator(extremum, combine="min")
-def min(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
+def min(
+    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Returns the least element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
@@ -98,7 +107,15 @@ def prod(
 
 
 @operator(reduction, combine="std")
-def std(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+def std(
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    out_sharding: Where | None = None,
+) -> ShardedTensor:
     """Returns the standard deviation along ``axis``: the square root of `var`.
 
     Arguments and dtype are those of `var`.
@@ -124,7 +141,15 @@ def sum(
 
 
 @operator(reduction, combine="var")
-def var(x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+def var(
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    out_sharding: Where | None = None,
+) -> ShardedTensor:
     """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
 
     The result is real, also for complex x, and has dtype float64 for integers and bools, otherwise the precision of x

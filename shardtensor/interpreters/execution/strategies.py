@@ -143,7 +143,7 @@ class Strategies:
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
-            self._announce()
+            self.announce()
             return tensor(value, Storage(whole_of(reduction(*wholes), value)))
 
         return run_plan
@@ -153,8 +153,8 @@ class Strategies:
         positions = range(len(self.devices))
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            columns = self._columns(operands)
-            arrays = [self._run(self.kernel, k, operands, columns) for k in positions]
+            columns = self.columns(operands)
+            arrays = [self.run(self.kernel, k, operands, columns) for k in positions]
             return tensor(self.value, offloaded(self.value, arrays))
 
         return run_plan
@@ -196,7 +196,7 @@ class Strategies:
                     )
                 total = combine(tree, states.__getitem__, merge)
                 results[boxes] = whole_of(monoid.finish(xp, contexts[positions[0]], total, **params), value)
-            self._announce()
+            self.announce()
             if len(results) == 1:
                 return tensor(value, Storage(results[parts[0]]))
             return tensor(value, Storage(arrays=tuple([results[holds[k]] for k in range(len(contexts))])))
@@ -252,7 +252,7 @@ class Strategies:
         value, backend, devices = self.value, self.backend, self.devices
         partial = monoid.partial or self.kernel
         computing = sorted(k for group in groups for k in group.contributors)
-        ops = self._reduce_ops(monoid)
+        ops = self.reduce_ops(monoid)
         exact = monoid.reduces if value.dtype.kind in "iu" and not monoid.partial else ""
 
         def combine_group(group: Group, states: Mapping[int, Any]) -> dict[int, Any]:
@@ -264,9 +264,9 @@ class Strategies:
             return all_reduce(group, states, ops)
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            columns = self._columns(operands)
-            states = {k: self._run(partial, k, operands, columns) for k in computing}
-            self._announce()
+            columns = self.columns(operands)
+            states = {k: self.run(partial, k, operands, columns) for k in computing}
+            self.announce()
             results: dict[int, Any] = {}
             for group in groups:
                 results |= combine_group(group, states)
@@ -274,13 +274,13 @@ class Strategies:
 
         return run_plan
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         """Records the messages that combine partial results, if a log is active."""
         if is_recording():
             for schedule in self.schedules():
                 schedule.announce(copied=not self.backend.shared_memory)
 
-    def _reduce_ops(self, monoid: Monoid) -> ReduceOps:
+    def reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
         value, backend, contexts, devices, params = self.value, self.backend, self.contexts, self.devices, self.params
         xp = backend.xp
@@ -288,7 +288,7 @@ class Strategies:
         def carry(state: Any, source: int, destination: int) -> Any:
             if source == destination:
                 return state
-            return _each_array(lambda array: send(array, devices[source], devices[destination]), state)
+            return each_array(lambda array: send(array, devices[source], devices[destination]), state)
 
         def merge(k: int, earlier: Any, later: Any) -> Any:
             with backend.on(devices[k]):
@@ -296,13 +296,13 @@ class Strategies:
 
         def finish(k: int, state: Any) -> Any:
             with backend.on(devices[k]):
-                result = _typed(backend, monoid.finish(xp, contexts[k], state, **params), value)
+                result = typed(backend, monoid.finish(xp, contexts[k], state, **params), value)
                 # The other devices receive a contiguous copy, and all of them must have the same memory layout.
                 return backend.contiguous(result)
 
         def cut(k: int, state: Any, begin: int, end: int) -> Any:
             with backend.on(devices[k]):
-                return _each_array(lambda array: backend.view(xp.reshape(array, (-1,)), slice(begin, end)), state)
+                return each_array(lambda array: backend.view(xp.reshape(array, (-1,)), slice(begin, end)), state)
 
         def join(k: int, parts: list[Any]) -> Any:
             with backend.on(devices[k]):
@@ -310,12 +310,12 @@ class Strategies:
 
         return ReduceOps(carry, merge, finish, cut, join)
 
-    def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
+    def columns(self, operands: Operands) -> list[Sequence[Any] | None]:
         """Returns one array per device for each operand on separate memories; None for scalars."""
         pairs = zip(operands, self.moves, strict=True)
         return [None if move is None else move.shards(x, self.name) for x, move in pairs]
 
-    def _run(
+    def run(
         self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
     ) -> Any:
         """Runs a kernel on the device at position ``k`` and returns its result.
@@ -327,20 +327,20 @@ class Strategies:
         with self.backend.on(self.devices[k]):
             arrays = [x if column is None else column[k] for x, column in zip(operands, columns, strict=True)]
             result = kernel(xp, self.contexts[k], *arrays, **self.params)
-            return _typed(self.backend, result, self.value) if kernel is self.kernel else result
+            return typed(self.backend, result, self.value) if kernel is self.kernel else result
 
 
-def _typed(backend: Backend, array: Any, value: Aval) -> Any:
+def typed(backend: Backend, array: Any, value: Aval) -> Any:
     """Converts a kernel's result to an array of the aval's dtype, because libraries differ in their type promotion."""
     if isinstance(array, np.generic) or not hasattr(array, "dtype"):
         return backend.xp.asarray(array, dtype=value.dtype)
     return as_dtype(backend, array, value.dtype)
 
 
-def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
+def each_array(function: Callable[[Any], Any], state: Any) -> Any:
     """Applies ``function`` to every array of a state and returns the new state; counts are kept."""
     if isinstance(state, tuple):
-        return tuple([_each_array(function, part) for part in state])
+        return tuple([each_array(function, part) for part in state])
     # An exact type test, because np.float64 is a subclass of float but counts as an array here.
     return state if type(state) in (int, float) else function(state)
 
