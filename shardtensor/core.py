@@ -103,8 +103,8 @@ class Op:
             depends on them.
         trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
         spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
-        placeable: whether the signature has ``out_sharding``, which is no parameter of the operator: a call that gives it
-            is one of `place_result`.
+        placeable: whether the signature has ``out_sharding``, which is no parameter of the operator: a call that gives
+            it is one of `place_result`.
     """
 
     function: dataclasses.InitVar[Function]

@@ -9,9 +9,9 @@ import numpy as np
 from shardtensor.communication.transfer import operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands, Params, bind, call, implements, operator
-from shardtensor.errors import ArgumentError, ShardingError
+from shardtensor.errors import ShardingError
 from shardtensor.host import memory_pool
-from shardtensor.sharding.layout import NamedSharding, Where, as_sharding, with_mesh
+from shardtensor.sharding.layout import NamedSharding, Where, as_sharding, chosen, with_mesh
 from shardtensor.sharding.mesh import Mesh, groups_along
 from shardtensor.sharding.rules import reduction
 from shardtensor.sharding.shard_context import ShardContext
@@ -79,9 +79,7 @@ def _place_result(operands: Operands, op: Op, params: Params, sharding: Where) -
     where = with_mesh(sharding, op.error_name)
     if op.creates:
         at = op.params.index("device")
-        if params[at] is not None:
-            raise ArgumentError(f"{op.error_name}: both device and out_sharding are given; wanted one of them")
-        return bind(op, operands, (*params[:at], where, *params[at + 1 :]))
+        return bind(op, operands, (*params[:at], chosen(params[at], where, op.error_name), *params[at + 1 :]))
     result = bind(op.placed, operands, (*params, where)) if op.placed else bind(op, operands, params)
     return placed(result, where, op.error_name)
 
@@ -95,8 +93,8 @@ def placed(result: Any, sharding: Where, caller: str) -> ShardedTensor:
     """
     if not isinstance(result, ShardedTensor):
         raise ShardingError(
-            f"{caller}: out_sharding is given inside of a map, where arrays are on one device; use a collective, such as "
-            "st.psum_scatter"
+            f"{caller}: out_sharding is given inside of a map, where arrays are on one device; use a collective, such "
+            "as st.psum_scatter"
         )
     target = as_sharding(sharding, result.ndim, caller)
     sums = target.spec.unreduced

@@ -4,6 +4,10 @@ Common to all of them:
 
 - ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
 - With ``keepdims``, the reduced dimensions remain, with size 1.
+- ``out_sharding`` is the sharding of the result: a NamedSharding, or a P on the mesh in use (see `st.set_mesh`). Where
+  a reduced dimension is sharded, it chooses the collective that combines the partial results: an all-reduce for a
+  replicated result, a reduce-scatter for one that the same mesh axes split; none for a `sum` that is unreduced along
+  them. Other layouts are reached by a further transfer, which is explicit.
 - The remaining dimensions keep their sharding. A reduction over a sharded dimension leaves partial results along the
   mesh axes that shard it. They are combined along a fixed tree, so that the same mesh gives the same bits, and the
   result is replicated along those axes.
@@ -24,12 +28,11 @@ from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _Axis = int | tuple[int, ...] | None
+_Where = Where | None
 
 
 @operator(reduction, combine="all")
-def all(
-    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
-) -> ShardedTensor:
+def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: _Where = None) -> ShardedTensor:
     """Tests whether all elements along ``axis`` are true (nonzero, NaN included).
 
     The result has dtype bool. It is True where there are no elements.
@@ -40,9 +43,7 @@ def all(
 
 
 @operator(reduction, combine="any")
-def any(
-    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
-) -> ShardedTensor:
+def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: _Where = None) -> ShardedTensor:
     """Tests whether any element along ``axis`` is true (nonzero, NaN included).
 
     The result has dtype bool. It is False where there are no elements.
@@ -53,9 +54,7 @@ def any(
 
 
 @operator(extremum, combine="max")
-def max(
-    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
-) -> ShardedTensor:
+def max(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: _Where = None) -> ShardedTensor:
     """Returns the greatest element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.
@@ -80,9 +79,7 @@ def mean(
 
 
 @operator(extremum, combine="min")
-def min(
-    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: Where | None = None
-) -> ShardedTensor:
+def min(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_sharding: _Where = None) -> ShardedTensor:
     """Returns the least element along ``axis``, or NaN if any element is NaN.
 
     The result has x's dtype. Complex numbers are ordered by their real parts, then by their imaginary parts.

@@ -261,6 +261,17 @@ def with_mesh(where: Any, caller: str) -> Any:
     return NamedSharding(mesh, where)
 
 
+def chosen(device: Where | None, out_sharding: Where | None, caller: str) -> Where | None:
+    """Returns the one that is given of the arguments ``device`` and ``out_sharding`` of a function that creates arrays.
+
+    Raises:
+        ArgumentError: both are given.
+    """
+    if device is not None and out_sharding is not None:
+        raise ArgumentError(f"{caller}: both device and out_sharding are given; wanted one of them")
+    return device if out_sharding is None else out_sharding
+
+
 def as_sharding(where: Where, ndim: int, caller: str) -> NamedSharding:
     """Converts a ``device=`` argument to the sharding of an array of ``ndim`` dimensions.
 

@@ -45,8 +45,8 @@ class PartitionSpec:
         self.unreduced = _names(unreduced)
         for axis in sorted(self.unreduced.intersection(named)):
             raise ShardingError(
-                f"P: axis {axis!r} splits a dimension in {parts} and is among unreduced={set(unreduced)}; an axis either "
-                "splits a dimension or has partial sums"
+                f"P: axis {axis!r} splits a dimension in {parts} and is among unreduced={set(unreduced)}; an axis "
+                "either splits a dimension or has partial sums"
             )
         self._hash = hash((self.chains, self.unreduced))
 

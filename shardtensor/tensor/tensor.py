@@ -151,8 +151,8 @@ class ShardedTensor(Operators):
 
     @property
     def addressable_shards(self) -> list[Shard]:
-        """The shards that this process holds, in mesh order: a list of `Shard`. Those of an unreduced tensor are partial
-        sums.
+        """The shards that this process holds, in mesh order: a list of `Shard`. Those of an unreduced tensor are
+        partial sums.
 
         >>> [s.data.tolist() for s in st.arange(5, device=st.make_mesh((2,), ("x",))).addressable_shards]
         [[0, 1, 2], [3, 4]]

@@ -37,8 +37,8 @@ class Call(NamedTuple):
 
 
 Rule = Callable[[Sequence[Any], dict[str, Any]], Call | None]
-"""``rule(kinds, params)`` returns the call for operands of these kinds, of which some are unreduced; None if the operator
-is not linear in these operands.
+"""``rule(kinds, params)`` returns the call for operands of these kinds, of which some are unreduced; None if the
+operator is not linear in these operands.
 """
 
 
@@ -62,8 +62,7 @@ def linear_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
     if found is None:
         return None
     inner_kinds = [
-        k if shape is None else _reshaped(stacked(k), shape)  # type: ignore[arg-type]
-        for k, shape in zip(kinds, found.shapes, strict=True)
+        k if shape is None else _reshaped(stacked(k), shape) for k, shape in zip(kinds, found.shapes, strict=True)
     ]
     inner = make_plan(OPS[found.name or op.name], inner_kinds, found.params)
     made = inner.result
@@ -186,9 +185,7 @@ def _matrices(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
     ndims = [k.ndim for k in kinds]
     if max(ndims) <= 2:
         return _contraction(kinds, params, "matmul")
-    return (
-        None if 1 in ndims else _one_of(kinds, params)
-    )  # A vector times partial sums of matrices is none of matrices.
+    return None if 1 in ndims else _one_of(kinds, params)  # A vector has no dimension for the partial sums.
 
 
 def _contraction(kinds: Sequence[Any], params: dict[str, Any], name: str) -> Call | None:
@@ -224,4 +221,4 @@ _RULES: dict[str, Rule] = {
     "tensordot": functools.partial(_contraction, name="tensordot"),
     "contract": functools.partial(_contraction, name="contract"),
 }
-"""The linear operators. Views of unreduced tensors are unreduced, too (see `shardtensor.interpreters.mutation.views`)."""
+"""The linear operators. Views of unreduced tensors are unreduced, too: see `infer_view`."""

@@ -26,8 +26,8 @@ _ADDED = frozenset(("sum", "trace"))
 
 
 def placed_result(op: Op, value: Aval, partial_axes: Chain, layout: Where) -> Aval:
-    """Returns the aval of the result of a reduction that is nearest to the layout that the caller wants: unreduced along
-    the axes along which the layout is, or split by all axes that have partial results, or else ``value``.
+    """Returns the aval of the result of a reduction that is nearest to the layout that the caller wants: unreduced
+    along the axes along which the layout is, or split by all axes that have partial results, or else ``value``.
 
     Args:
         op: the operator.
