@@ -162,17 +162,11 @@ def held_by_first(x: ShardedTensor) -> ShardedTensor:
     return _on_each_device({k: arrays[k] for k in positions}, value)
 
 
-def _neutral(dtype: np.dtype[Any]) -> Any:
-    """Returns the neutral element of addition: adding 0.0 to -0.0 would change its sign."""
-    neutral: dict[str, Any] = {"f": -0.0, "c": complex(-0.0, -0.0), "b": False}
-    return neutral.get(dtype.kind, 0)
-
-
 def _in_one_buffer(array: Any, value: Aval) -> ShardedTensor:
     made = stacked(value)
     whole = memory_pool.empty(made.shape, made.dtype)
     whole[0] = array
-    whole[1:] = _neutral(value.dtype)
+    whole[1:] = 0
     return tensor(made, Storage(whole))
 
 
@@ -183,5 +177,5 @@ def _on_each_device(arrays: dict[int, Any], value: Aval) -> ShardedTensor:
             if k in arrays:
                 shards.append(backend.xp.asarray(backend.xp.reshape(arrays[k], made.grid.shape(k)), copy=True))
             else:
-                shards.append(backend.xp.full(made.grid.shape(k), _neutral(value.dtype), dtype=value.dtype))
+                shards.append(backend.xp.zeros(made.grid.shape(k), dtype=value.dtype))
     return tensor(made, Storage(arrays=tuple(shards)))

@@ -66,7 +66,13 @@ def max(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_shar
 
 @operator(reduction, combine="mean")
 def mean(
-    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the arithmetic mean along ``axis``; NaN where there are no elements.
 
@@ -91,7 +97,13 @@ def min(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, out_shar
 
 @operator(reduction, combine="prod")
 def prod(
-    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the product of the elements along ``axis``; 1 where there are no elements.
 
@@ -124,7 +136,13 @@ def std(
 
 @operator(reduction, combine="sum")
 def sum(
-    x: ArrayLike, /, axis: _Axis = None, dtype: npt.DTypeLike | None = None, *, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    keepdims: bool = False,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the sum of the elements along ``axis``; 0 where there are no elements.
 

@@ -17,7 +17,7 @@ from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.tensor import ShardedTensor, tensor
-from shardtensor.tensor.value import Aval, aval, stacked
+from shardtensor.tensor.value import Aval, aval, reduced, stacked
 
 
 class Call(NamedTuple):
@@ -176,6 +176,12 @@ def _numerator(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
     return _one_of(kinds, params) if _sums(kinds) == [True, False] else None
 
 
+def _in_shape(kinds: Sequence[Any], params: dict[str, Any]) -> Call:
+    shape = make_plan(OPS["reshape"], [reduced(kinds[0])], tuple(params.values())).result.shape
+    partials = stacked(kinds[0]).shape
+    return Call(((partials[0], *shape), params["copy"]), [partials])
+
+
 def _over_axes(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
     axes = tuple([axis + 1 for axis in reduced_axes(params["axis"], kinds[0].ndim)])
     return Call(tuple((params | {"axis": axes}).values()), [stacked(kinds[0]).shape]) if axes else None
@@ -217,6 +223,7 @@ _RULES: dict[str, Rule] = {
     "divide": _numerator,
     "sum": _over_axes,
     "mean": _over_axes,
+    "reshape": _in_shape,
     "matmul": _matrices,
     "tensordot": functools.partial(_contraction, name="tensordot"),
     "contract": functools.partial(_contraction, name="contract"),
