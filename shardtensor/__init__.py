@@ -29,7 +29,8 @@ from numpy import (
     uint64 as uint64,
 )
 
-import shardtensor.interpreters.eager  # noqa: F401 - the default interpreter enters
+import shardtensor.interpreters.eager
+import shardtensor.interpreters.partial_sums  # noqa: F401 - reading an unreduced tensor adds its partial sums
 from shardtensor.backend.device import HOST as HOST, Device as Device
 from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
 from shardtensor.backend.registry import (

@@ -106,6 +106,8 @@ class Op:
             depends on them.
         trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
         spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
+        placeable: whether the signature has ``out_sharding``, which is no parameter of the operator: a call that gives
+            it is one of `place_result`.
     """
 
     function: dataclasses.InitVar[Function]
@@ -146,6 +148,8 @@ class Op:
     creates: bool = dataclasses.field(init=False)
     split: Callable[..., tuple[Operands, Params]] = dataclasses.field(init=False)
     dispatch: Function = dataclasses.field(init=False)
+    placeable: bool = dataclasses.field(init=False)
+    _placed: Op | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self, function: Function) -> None:
         self.name = function.__name__
@@ -156,18 +160,32 @@ class Op:
             count = self.rule.partition("->")[0].count(",") + 1 if isinstance(self.rule, str) else 1
             self.operands = tuple(arguments)[:count]
         self.optional = tuple(n for n in self.operands if arguments[n].default is None)
-        self.params = tuple(n for n in arguments if n not in self.operands + self.options)
+        self.params = tuple(n for n in arguments if n not in (*self.operands, *self.options, "out_sharding"))
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments.values())
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
         self.creates = "device" in self.params and not isinstance(self.rule, str)
         self.dispatch = _dispatcher(self, function, list(arguments.values()))
+        self.placeable = "out_sharding" in arguments
+
+    @property
+    def placed(self) -> Op | None:
+        """The operator with the further parameter ``layout``, by which its plan combines partial results directly into
+        that layout where it can; None if it has no monoid or its signature no ``out_sharding``.
+        """
+        if self._placed is None and self.combine and self.placeable:
+            made: Op = object.__new__(Op)
+            for field in dataclasses.fields(self):
+                setattr(made, field.name, getattr(self, field.name))
+            made.params, made.composite, made.small, made.placeable = (*self.params, "layout"), None, None, False
+            self._placed = made
+        return self._placed
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return lookup, (self.name,)
+        return (lookup, (self.name,)) if OPS.get(self.name) is self else (_lookup_placed, (self.name,))
 
 
 class OperatorTable(dict[str, Op]):
@@ -203,6 +221,10 @@ OPS = OperatorTable()
 def lookup(name: str) -> Op:
     """Returns the operator with the given name."""
     return OPS[name]
+
+
+def _lookup_placed(name: str) -> Op | None:
+    return lookup(name).placed
 
 
 class Interpreter(abc.ABC):
@@ -277,6 +299,13 @@ def bind_into(out: Any, op: Op, operands: Operands, params: Params) -> None:
     (_innermost.get() or _outermost).__self__.write(out, op, operands, params)  # type: ignore[attr-defined]
 
 
+def execute(op: Op, operands: Operands, params: Params) -> Any:
+    """Passes one call of an operator to the default interpreter, whichever is the innermost one: for storages, which
+    compute their elements when they are read.
+    """
+    return _outermost(op, operands, params)
+
+
 def call(name: str, *operands: Any, **params: Any) -> Any:
     """Calls the operator with the given name: for packages that are imported before the declarations."""
     return OPS[name].dispatch(*operands, **params)
@@ -334,9 +363,10 @@ def _dispatcher(op: Op, function: Function, arguments: Sequence[inspect.Paramete
     """
     operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
     params = f"({''.join(n + ', ' for n in op.params)})"
-    scope: dict[str, Any] = {"_bind": bind, "_extended": _extended, "_op": op, "_several": _several}
+    placed = "out_sharding" in [a.name for a in arguments]
+    scope: dict[str, Any] = {"_bind": bind, "_extended": _extended, "_op": op, "_place": _place, "_several": _several}
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
-    exec(_compiled(_header(arguments), operands, params, op.options), scope)
+    exec(_compiled(_header(arguments), operands, params, op.options, placed), scope)
     op.split = scope["_split"]
     dispatch: Function = scope["_dispatch"]
     dispatch.__code__ = dispatch.__code__.replace(co_name=op.name, co_filename=f"<operator {op.name}>")
@@ -344,13 +374,18 @@ def _dispatcher(op: Op, function: Function, arguments: Sequence[inspect.Paramete
 
 
 @functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
-def _compiled(header: str, operands: str, params: str, options: tuple[str, ...]) -> Any:
-    plain = f"_bind(_op, {operands}, {params})"
+def _compiled(header: str, operands: str, params: str, options: tuple[str, ...], placed: bool) -> Any:
+    result = f"_bind(_op, {operands}, {params})"
+    named = "".join([f", {n}={n}" for n in options])
+    given = " or ".join([f"{n} is not _default_{n}" for n in options])
     if options:  # Comparing them with their defaults costs the calls without options a few nanoseconds.
-        given = " or ".join([f"{n} is not _default_{n}" for n in options])
-        named = ", ".join([f"{n}={n}" for n in options])
-        plain = f"_extended(_op, {operands}, {params}, {named}) if {given} else {plain}"
-    source = f"def _dispatch({header}): return {plain}\n"
+        result = f"_extended(_op, {operands}, {params}{named}) if {given} else {result}"
+    if placed:
+        result = (
+            f"({result}) if out_sharding is None else "
+            f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
+        )
+    source = f"def _dispatch({header}): return {result}\n"
     source += f"def _split({header}): return {operands}, {params}"
     return compile(source, "<operator>", "exec")
 
@@ -362,6 +397,13 @@ def _extended(op: Op, operands: Operands, params: Params, /, **options: Any) -> 
         return op.extended(*operands, *params, **options)
     except ShardTensorError as error:
         raise_in_the_name_of(op, error)
+
+
+def _place(op: Op, operands: Operands, params: Params, sharding: Any, has_options: bool, /, **options: Any) -> Any:
+    """Calls an operator whose result gets the sharding that its argument ``out_sharding`` gives."""
+    if has_options:  # The result is composed of several operators, so that it is transferred afterwards.
+        return call("reshard", _extended(op, operands, params, **options), sharding)
+    return call("place_result", operands, op=op, params=params, sharding=sharding)
 
 
 def _header(arguments: Sequence[inspect.Parameter]) -> str:

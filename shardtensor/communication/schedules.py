@@ -384,3 +384,21 @@ def combination(
         for g in groups
     ]
     return parts[0] if len(parts) == 1 else Beside(parts)
+
+
+def scattered_combination(
+    operator: str, devices: tuple[Device, ...], groups: Sequence[Group], state: int, sizes: Sequence[int]
+) -> Schedule:
+    """Returns the schedule of a reduce-scatter in each group of devices: every device that contributes sends every
+    other one of the group the part of its partial result that the other one combines.
+
+    Args:
+        operator, devices, groups, state: see `combination`.
+        sizes: the number of elements of each device's part of the result.
+    """
+    ids, parts = _ids_of_mesh(devices), []
+    for group in groups:
+        members = np.asarray(group.members)
+        rows, shares = np.array(group.contributes, np.int64) * state, np.array(sizes, np.int64)[members]
+        parts.append(AllToAll(ids[members], rows, shares[None, :], np.zeros(len(members), np.int64), operator, ""))
+    return parts[0] if len(parts) == 1 else Beside(parts)

@@ -2,10 +2,10 @@
 
 ``device`` determines the sharding of the result: a Device holds the whole array, a Mesh shards the first dimension over
 all mesh axes (major first; a 0-d array is replicated), a NamedSharding is used as it is, and a bare P stands for the
-NamedSharding of that spec on the mesh in use (see `st.set_mesh`). Without ``device``, an array is sharded over the
-default mesh and uncommitted: operators transfer it to the devices of operands that were placed explicitly. The
-functions named ``*_like`` take both the sharding and this property from a prototype that is a tensor. Each device
-computes its own shard; no data moves.
+NamedSharding of that spec on the mesh in use (see `st.set_mesh`). ``out_sharding`` is JAX's name of the same argument.
+Without either, an array is sharded over the default mesh and uncommitted: operators transfer it to the devices of
+operands that were placed explicitly. The functions named ``*_like`` take both the sharding and this property from a
+prototype that is a tensor. Each device computes its own shard; no data moves.
 
 Raises:
     ShapeError: a size is negative.
@@ -45,7 +45,9 @@ def _like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
 
 
 @operator(_shaped, operands=())
-def empty(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
+def empty(
+    shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Creates an array without initializing its elements, whose values are arbitrary.
 
     Args:
@@ -59,7 +61,9 @@ def empty(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Wh
 
 
 @operator(_like, prototype=True)
-def empty_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
+def empty_like(
+    x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Creates an array like x without initializing its elements, whose values are arbitrary.
 
     Args:
@@ -73,7 +77,9 @@ def empty_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _
 
 
 @operator(_shaped, operands=())
-def zeros(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
+def zeros(
+    shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Creates an array of zeros.
 
     Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
@@ -84,7 +90,9 @@ def zeros(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Wh
 
 
 @operator(_like, prototype=True)
-def zeros_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
+def zeros_like(
+    x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Creates an array of zeros with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
     Arguments are those of `empty_like`.
@@ -95,7 +103,9 @@ def zeros_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _
 
 
 @operator(_shaped, operands=())
-def ones(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
+def ones(
+    shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Creates an array of ones.
 
     Arguments are those of `empty`: ``dtype`` is float64 by default, ``device`` the default mesh.
@@ -106,7 +116,9 @@ def ones(shape: int | Shape, dtype: npt.DTypeLike | None = None, *, device: _Whe
 
 
 @operator(_like, prototype=True)
-def ones_like(x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None) -> ShardedTensor:
+def ones_like(
+    x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Creates an array of ones with the shape, dtype and sharding of x, unless ``dtype`` or ``device`` is given.
 
     Arguments are those of `empty_like`.
@@ -135,7 +147,12 @@ def _filled(kinds: Any, *, shape: Any, dtype: Any = None) -> _ShapeAndDtype:
 
 @operator(_filled, operands=("fill_value",))
 def full(
-    shape: int | Shape, fill_value: ArrayLike, dtype: npt.DTypeLike | None = None, *, device: _Where = None
+    shape: int | Shape,
+    fill_value: ArrayLike,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Creates an array whose elements all equal ``fill_value``.
 
@@ -161,7 +178,13 @@ def _filled_like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
 
 @operator(_filled_like, operands=("x", "fill_value"), prototype=True)
 def full_like(
-    x: ArrayLike, /, fill_value: ArrayLike, dtype: npt.DTypeLike | None = None, *, device: _Where = None
+    x: ArrayLike,
+    /,
+    fill_value: ArrayLike,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Creates an array like x whose elements all equal ``fill_value``.
 
@@ -233,6 +256,7 @@ def arange(
     dtype: npt.DTypeLike | None = None,
     *,
     device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Creates a 1-d array of the numbers start, start + step, … below stop (above it for a negative step).
 
@@ -281,7 +305,14 @@ def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0,
 
 @operator(_eye_rule, operands=())
 def eye(
-    n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: npt.DTypeLike | None = None, *, device: _Where = None
+    n_rows: int,
+    n_cols: int | None = None,
+    /,
+    k: int = 0,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Creates a matrix with ones on the k-th diagonal and zeros elsewhere.
 

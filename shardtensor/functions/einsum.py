@@ -20,9 +20,11 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.elementwise import multiply
 from shardtensor.functions.manipulation import expand_dims, permute_dims, squeeze
+from shardtensor.functions.partial_sums import placed
 from shardtensor.functions.products import SMALL, contract, diagonal
 from shardtensor.functions.statistical import sum as sum_over
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import NamedSharding, Shape, Where, with_mesh
+from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -33,7 +35,12 @@ Term = tuple[str, ...]
 
 
 def einsum(
-    subscripts: Any, /, *operands: Any, dtype: Any = None, optimize: bool | str | Sequence[Any] = True
+    subscripts: Any,
+    /,
+    *operands: Any,
+    dtype: Any = None,
+    optimize: bool | str | Sequence[Any] = True,
+    out_sharding: Where | None = None,
 ) -> ShardedTensor:
     """Evaluates a sum of products in Einstein's notation, as `numpy.einsum` does.
 
@@ -50,6 +57,7 @@ def einsum(
         dtype: the dtype of computation and result; by default that to which the operands are promoted.
         optimize: the strategy of `numpy.einsum_path`, or its path; True is the best order found, False contracts from
             left to right.
+        out_sharding: the sharding of the result: see `matmul`.
 
     Raises:
         ArgumentError: the subscripts are malformed, or do not fit the number of operands.
@@ -64,10 +72,34 @@ def einsum(
     values: list[Any] = [x if hasattr(x, "shape") else np.asarray(x) for x in arrays]
     kinds = tuple([(tuple(x.shape), dtype_of(x)) for x in values])
     key = optimize if isinstance(optimize, (bool, str)) else tuple(map(str, optimize))
-    for function, positions, args, params in _program(text, kinds, None if dtype is None else np.dtype(dtype), key):
+    steps = _program(text, kinds, None if dtype is None else np.dtype(dtype), key)
+    for step, (function, positions, args, params) in enumerate(steps):
+        if out_sharding is not None and function in _CONTRACTIONS:
+            where = _where_made(out_sharding, steps[step + 1 :])
+            params = params if where is None else params | {"out_sharding": where}
         values.append(function(*[values[i] for i in positions], *args, **params))
     result: ShardedTensor = values[-1]
-    return result
+    return result if out_sharding is None else placed(result, out_sharding, "einsum")
+
+
+_CONTRACTIONS = (contract, sum_over)
+"""The steps that can leave partial sums."""
+
+
+def _where_made(sharding: Where, following: Sequence[Step]) -> NamedSharding | None:
+    """Returns the layout of a contraction from which the result gets the sharding without a transfer, if the steps that
+    follow at most permute its dimensions; otherwise None.
+    """
+    target = with_mesh(sharding, "einsum")
+    if not isinstance(target, NamedSharding) or len(following) > 1:
+        return None
+    if not following:
+        return target
+    function, _, args, _ = following[0]
+    if function is not permute_dims:
+        return None
+    chains = dict(zip(args[0], target.spec.chains_of(len(args[0])), strict=True))
+    return target.with_spec(P(*[chains[d] for d in range(len(chains))], unreduced=target.spec.unreduced))
 
 
 Step = tuple[Callable[..., Any], tuple[int, ...], tuple[Any, ...], dict[str, Any]]

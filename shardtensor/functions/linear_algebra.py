@@ -3,6 +3,11 @@
 The dtype of a result is that to which the operands are promoted. Where a contracted dimension is sharded, each device
 computes partial sums over its part, and these are added along a fixed tree. If the operands are sharded differently,
 those that are cheapest to move are transferred.
+
+``out_sharding`` is the sharding of the result: a NamedSharding, or a P on the mesh in use (see `st.set_mesh`). Where a
+contracted dimension is sharded, it chooses the collective that adds the partial sums: an all-reduce for a replicated
+result, a reduce-scatter for one that the same mesh axes split, and none for one that is unreduced along them. Other
+layouts are reached by a further transfer, which is explicit.
 """
 
 from __future__ import annotations
@@ -13,13 +18,15 @@ from typing import Any, TypeAlias
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
 """The dimensions that `tensordot` contracts."""
+
+_Where: TypeAlias = Where | None
 
 
 def _matmul_rule(shapes: Sequence[Shape]) -> str:
@@ -32,7 +39,7 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
 
 
 @operator(_matmul_rule, operands=("x1", "x2"), combine="sum")
-def matmul(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
+def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
 
     The leading dimensions broadcast. A 1-d operand is treated as one row (x1) or one column (x2), and the result lacks
@@ -79,7 +86,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: _Axes = 2) -> str:
 
 
 @operator(_tensordot_rule, operands=("x1", "x2"), combine="sum", ufunc="dot")
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2) -> ShardedTensor:
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 
     The result has the remaining dimensions of x1, then those of x2. They keep their sharding. Partial sums over a
@@ -130,7 +137,7 @@ def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
 
 
 @operator(_vecdot_rule, operands=("x1", "x2"), combine="sum")
-def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> ShardedTensor:
+def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the dot product of vectors along ``axis``, with the elements of a complex x1 conjugated.
 
     The other dimensions broadcast, form the result, and keep their sharding. Partial sums over a sharded ``axis`` are

@@ -25,7 +25,7 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.blockwise import copied
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
@@ -280,7 +280,9 @@ def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
 
 
 @operator(keeps_arrays=True, array_views=True)
-def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> ShardedTensor:
+def reshape(
+    x: ArrayLike, /, shape: Shape, *, copy: bool | None = None, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Reshapes x to ``shape``, with the elements in row-major order.
 
     Dimensions that are unchanged keep their sharding. Where dimensions are merged or divided, the first of the new ones
@@ -292,6 +294,8 @@ def reshape(x: ArrayLike, /, shape: Shape, *, copy: bool | None = None) -> Shard
         shape: the new shape; one size may be -1 and is inferred from the others.
         copy: None returns a view where NumPy would, otherwise an independent tensor; True always returns an independent
             tensor; False always returns a view or raises.
+        out_sharding: the sharding of the result, to which it is transferred: a NamedSharding, or a P on the
+            mesh in use.
 
     Raises:
         ArgumentTypeError: ``shape`` is neither an integer nor a sequence of integers.

@@ -19,8 +19,9 @@ from shardtensor.functions.elementwise import multiply
 from shardtensor.functions.linear_algebra import matmul, tensordot
 from shardtensor.functions.manipulation import expand_dims, reshape
 from shardtensor.functions.monoids import diagonal_partial, trace_partial
+from shardtensor.functions.partial_sums import placed
 from shardtensor.functions.statistical import sum as sum_over
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
@@ -50,7 +51,7 @@ def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
 @operator(
     _contraction_rule, operands=("x1", "x2"), combine="sum", error_name="einsum", ufunc="einsum", dtype=_product_dtype
 )
-def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str) -> ShardedTensor:
+def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the sum of products of two operands.
 
     Args:
@@ -116,11 +117,11 @@ def _spread(xp: Any, x: Any, order: tuple[int, ...], present: Sequence[bool]) ->
 # -- products --------------------------------------------------------------------------------------
 
 
-def dot(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
+def dot(a: ArrayLike, b: ArrayLike, /, *, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes NumPy's dot product: the sum of products over the last dimension of a and the last but one of b.
 
     It is `matmul` for operands of one or two dimensions, and `multiply` if one of them has none. The other dimensions
-    keep their sharding.
+    keep their sharding; ``out_sharding`` is that of the result, as in `matmul`.
 
     Raises:
         ShapeError: the sizes of the contracted dimensions differ.
@@ -130,8 +131,11 @@ def dot(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     """
     n, m = _rank(a), _rank(b)
     if not n or not m:
-        return multiply(a, b)
-    return matmul(a, b) if m == 1 or max(n, m) == 2 else tensordot(a, b, axes=((-1,), (-2,)))
+        product = multiply(a, b)
+        return product if out_sharding is None else placed(product, out_sharding, "dot")
+    if m == 1 or max(n, m) == 2:
+        return matmul(a, b, out_sharding=out_sharding)
+    return tensordot(a, b, axes=((-1,), (-2,)), out_sharding=out_sharding)
 
 
 def inner(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:

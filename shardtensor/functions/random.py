@@ -6,8 +6,8 @@ They check their arguments and call the operators of `shardtensor.functions.dist
 - ``shape``: the shape of the result. Where there are parameters that can be arrays, they broadcast to it, and None is
   the shape to which they broadcast.
 - ``dtype``: float16, float32 or float64. The default is float64; for parameters of a floating-point dtype, that one.
-- ``device``: a Device, Mesh or NamedSharding, as for `shardtensor.functions.creation`. By default, the result is
-  sharded like the parameters that are arrays, and over the default mesh without any.
+- ``device`` or ``out_sharding``: a Device, Mesh, NamedSharding or P, as for `shardtensor.functions.creation`. By
+  default, the result is sharded like the parameters that are arrays, and over the default mesh without any.
 
 Raises:
     ArgumentTypeError: an argument has the wrong type, such as an integer in the place of a key.
@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.backend.device import Device
 from shardtensor.backend.registry import array_backend
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions import distributions
@@ -35,13 +34,12 @@ from shardtensor.functions.manipulation import broadcast_to
 from shardtensor.functions.placement import asarray, device_put
 from shardtensor.functions.random_keys import Key, bits_of, integer
 from shardtensor.functions.searching import argmax
-from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
-from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.layout import Shape, Where, as_sharding, checked_shape, chosen
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import dtype_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_Where = Device | Mesh | NamedSharding | None
+_Where = Where | None
 
 # -- without parameters that can be arrays ---------------------------------------------------------
 
@@ -57,25 +55,36 @@ def _float_dtype(dtype: Any, caller: str) -> np.dtype[Any]:
 
 
 def uniform(
-    key: Key, shape: int | Shape = (), *, dtype: npt.DTypeLike | None = None, device: _Where = None
+    key: Key,
+    shape: int | Shape = (),
+    *,
+    dtype: npt.DTypeLike | None = None,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws numbers that are uniformly distributed in [0, 1).
 
     They are multiples of 2**-53 for float64, of 2**-24 for float32 and of 2**-11 for float16, all equally likely.
 
     Args:
-        key, shape, dtype, device: see `shardtensor.functions.random`.
+        key, shape, dtype, device, out_sharding: see `shardtensor.functions.random`.
 
     >>> x = st.random.uniform(st.random.key(0), (1000, 1000), dtype="float32")
     >>> abs(x.mean().item() - 0.5) < 1e-3
     True
     """
+    device = chosen(device, out_sharding, "uniform")
     bits, known = bits_of(key, "uniform"), _float_dtype(dtype, "uniform")
     return distributions.uniform(bits, shape=checked_shape(shape, "uniform"), dtype=known, device=device)
 
 
 def normal(
-    key: Key, shape: int | Shape = (), *, dtype: npt.DTypeLike | None = None, device: _Where = None
+    key: Key,
+    shape: int | Shape = (),
+    *,
+    dtype: npt.DTypeLike | None = None,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws numbers of the standard normal distribution, of mean 0 and variance 1.
 
@@ -84,36 +93,45 @@ def normal(
     significand up to their ends.
 
     Args:
-        key, shape, dtype, device: see `shardtensor.functions.random`.
+        key, shape, dtype, device, out_sharding: see `shardtensor.functions.random`.
 
     >>> x = st.random.normal(st.random.key(0), (1000, 1000))
     >>> abs(x.mean().item()) < 5e-3, abs(x.var().item() - 1) < 5e-3
     (True, True)
     """
+    device = chosen(device, out_sharding, "normal")
     bits, known = bits_of(key, "normal"), _float_dtype(dtype, "normal")
     return distributions.normal(bits, shape=checked_shape(shape, "normal"), dtype=known, device=device)
 
 
 def exponential(
-    key: Key, shape: int | Shape = (), *, dtype: npt.DTypeLike | None = None, device: _Where = None
+    key: Key,
+    shape: int | Shape = (),
+    *,
+    dtype: npt.DTypeLike | None = None,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws numbers of the exponential distribution of mean 1: up to 45 for float64, and to 22.9 for smaller dtypes.
 
     Args:
-        key, shape, dtype, device: see `shardtensor.functions.random`.
+        key, shape, dtype, device, out_sharding: see `shardtensor.functions.random`.
 
     >>> round(st.random.exponential(st.random.key(0), (1000, 1000)).mean().item(), 1)
     1.0
     """
+    device = chosen(device, out_sharding, "exponential")
     bits, known = bits_of(key, "exponential"), _float_dtype(dtype, "exponential")
     return distributions.exponential(bits, shape=checked_shape(shape, "exponential"), dtype=known, device=device)
 
 
-def integers(key: Key, low: int, high: int, shape: int | Shape = (), *, device: _Where = None) -> ShardedTensor:
+def integers(
+    key: Key, low: int, high: int, shape: int | Shape = (), *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Draws integers from ``low`` to ``high - 1``, all equally likely.
 
     Args:
-        key, shape, device: see `shardtensor.functions.random`.
+        key, shape, device, out_sharding: see `shardtensor.functions.random`.
         low: the least integer, from -2**63.
         high: the end, which is excluded: greater than ``low``, and at most 2**63.
 
@@ -123,6 +141,7 @@ def integers(key: Key, low: int, high: int, shape: int | Shape = (), *, device: 
     >>> st.random.integers(st.random.key(0), 1, 7, (8,)).tolist()
     [1, 6, 6, 3, 1, 2, 1, 4]
     """
+    device = chosen(device, out_sharding, "integers")
     first, end = integer(low, "integers", "low"), integer(high, "integers", "high")
     if not -(2**63) <= first < end <= 2**63:
         raise ArgumentError(f"integers: low is {first} and high {end}; wanted -2**63 <= low < high <= 2**63")
@@ -132,13 +151,13 @@ def integers(key: Key, low: int, high: int, shape: int | Shape = (), *, device: 
     )
 
 
-def permutation(key: Key, n: int, *, device: _Where = None) -> ShardedTensor:
+def permutation(key: Key, n: int, *, device: _Where = None, out_sharding: _Where = None) -> ShardedTensor:
     """Draws a permutation of the integers below ``n``, all equally likely: the order of n random words.
 
     Each device computes and sorts all n words, for which it needs the memory, and keeps its part of the order.
 
     Args:
-        key, device: see `shardtensor.functions.random`.
+        key, device, out_sharding: see `shardtensor.functions.random`.
         n: the number of integers.
 
     Returns:
@@ -147,6 +166,7 @@ def permutation(key: Key, n: int, *, device: _Where = None) -> ShardedTensor:
     >>> st.random.permutation(st.random.key(0), 8).tolist()
     [7, 2, 1, 4, 0, 6, 5, 3]
     """
+    device = chosen(device, out_sharding, "permutation")
     count = integer(n, "permutation", "n")
     if count < 0:
         raise ArgumentError(f"permutation: n is {count}; wanted at least 0")
@@ -155,12 +175,18 @@ def permutation(key: Key, n: int, *, device: _Where = None) -> ShardedTensor:
 
 
 def choice(
-    key: Key, a: int | ArrayLike, shape: int | Shape = (), replace: bool = True, *, device: _Where = None
+    key: Key,
+    a: int | ArrayLike,
+    shape: int | Shape = (),
+    replace: bool = True,
+    *,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws elements of ``a``, all equally likely.
 
     Args:
-        key, shape, device: see `shardtensor.functions.random`.
+        key, shape, device, out_sharding: see `shardtensor.functions.random`.
         a: an array, of which elements along the first dimension are drawn; or an integer n, for those of ``arange(n)``.
             An array is indexed as in ``a[indices]``.
         replace: whether an element can be drawn more than once. Otherwise a permutation is drawn (see `permutation`).
@@ -173,6 +199,7 @@ def choice(
     >>> st.random.choice(st.random.key(1), np.array([10, 20, 30]), (4,)).tolist()
     [30, 20, 30, 10]
     """
+    device = chosen(device, out_sharding, "choice")
     sizes, bits, dtype = checked_shape(shape, "choice"), bits_of(key, "choice"), np.dtype(np.int64)
     array = _elements(a)
     count, size = integer(a, "choice", "a") if array is None else array.shape[0], math.prod(sizes)
@@ -263,17 +290,23 @@ def _from_0_to(most: float) -> Callable[[float], bool]:
 
 
 def bernoulli(
-    key: Key, p: ArrayLike = 0.5, shape: int | Shape | None = None, *, device: _Where = None
+    key: Key,
+    p: ArrayLike = 0.5,
+    shape: int | Shape | None = None,
+    *,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws bools that are true with probability ``p``.
 
     Args:
-        key, shape, device: see `shardtensor.functions.random`.
+        key, shape, device, out_sharding: see `shardtensor.functions.random`.
         p: the probability, from 0 to 1. Bools are false where it is not a number.
 
     >>> round(st.random.bernoulli(st.random.key(0), 0.25, (1000, 1000)).mean().item(), 2)
     0.25
     """
+    device = chosen(device, out_sharding, "bernoulli")
     bits = bits_of(key, "bernoulli")
     given = [_parameter(p, "bernoulli", "p", _from_0_to(1), "a probability from 0 to 1")]
     (operand,) = _operands("bernoulli", given, shape, device)
@@ -281,7 +314,13 @@ def bernoulli(
 
 
 def categorical(
-    key: Key, logits: ArrayLike, axis: int = -1, shape: int | Shape | None = None, *, device: _Where = None
+    key: Key,
+    logits: ArrayLike,
+    axis: int = -1,
+    shape: int | Shape | None = None,
+    *,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws indices along ``axis``: index i with a probability that is proportional to ``exp(logits[i])``.
 
@@ -289,7 +328,7 @@ def categorical(
     and the sums stay sharded.
 
     Args:
-        key, device: see `shardtensor.functions.random`.
+        key, device, out_sharding: see `shardtensor.functions.random`.
         logits: an array of the logarithms of the probabilities, up to a constant. -inf is never drawn.
         axis: the dimension of the logits along which indices are drawn; negative numbers count from the end.
         shape: the shape of the result, which ends with the shape of the logits without ``axis``; the other dimensions
@@ -305,6 +344,7 @@ def categorical(
     >>> st.random.categorical(st.random.key(0), logits, shape=(8,)).tolist()
     [1, 0, 1, 1, 0, 1, 0, 1]
     """
+    device = chosen(device, out_sharding, "categorical")
     bits, array = bits_of(key, "categorical"), _parameter(logits, "categorical", "logits", math.isnan, "an array")
     sizes = tuple(getattr(array, "shape", ()))
     if not sizes:
@@ -332,16 +372,18 @@ def gamma(
     *,
     dtype: npt.DTypeLike | None = None,
     device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws numbers of the gamma distribution of shape ``a`` and scale 1, whose mean and variance are ``a``.
 
     Args:
-        key, shape, dtype, device: see `shardtensor.functions.random`.
+        key, shape, dtype, device, out_sharding: see `shardtensor.functions.random`.
         a: the shape parameter, at least 0. Where it is far below 1, most numbers are too small for a float and 0.
 
     >>> round(st.random.gamma(st.random.key(0), 3.0, (1000, 1000)).mean().item(), 1)
     3.0
     """
+    device = chosen(device, out_sharding, "gamma")
     bits = bits_of(key, "gamma")
     given = [_parameter(a, "gamma", "a", _from_0_to(math.inf), "a number of at least 0")]
     known = _result_dtype(given, dtype, "gamma")
@@ -349,11 +391,13 @@ def gamma(
     return distributions.gamma(operand, bits, dtype=known)
 
 
-def poisson(key: Key, lam: ArrayLike, shape: int | Shape | None = None, *, device: _Where = None) -> ShardedTensor:
+def poisson(
+    key: Key, lam: ArrayLike, shape: int | Shape | None = None, *, device: _Where = None, out_sharding: _Where = None
+) -> ShardedTensor:
     """Draws integers of the Poisson distribution, whose mean and variance are ``lam``.
 
     Args:
-        key, shape, device: see `shardtensor.functions.random`.
+        key, shape, device, out_sharding: see `shardtensor.functions.random`.
         lam: the mean, from 0 to 2**53.
 
     Returns:
@@ -362,6 +406,7 @@ def poisson(key: Key, lam: ArrayLike, shape: int | Shape | None = None, *, devic
     >>> st.random.poisson(st.random.key(0), 4.0, (8,)).tolist()
     [1, 6, 6, 4, 0, 3, 2, 4]
     """
+    device = chosen(device, out_sharding, "poisson")
     bits = bits_of(key, "poisson")
     given = [_parameter(lam, "poisson", "lam", _from_0_to(2.0**53), "a number from 0 to 2**53")]
     (operand,) = _operands("poisson", given, shape, device)
@@ -369,12 +414,18 @@ def poisson(key: Key, lam: ArrayLike, shape: int | Shape | None = None, *, devic
 
 
 def binomial(
-    key: Key, n: ArrayLike, p: ArrayLike, shape: int | Shape | None = None, *, device: _Where = None
+    key: Key,
+    n: ArrayLike,
+    p: ArrayLike,
+    shape: int | Shape | None = None,
+    *,
+    device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws numbers of successes in ``n`` independent trials, each of which succeeds with probability ``p``.
 
     Args:
-        key, shape, device: see `shardtensor.functions.random`.
+        key, shape, device, out_sharding: see `shardtensor.functions.random`.
         n: the number of trials, an integer from 0 to 2**53.
         p: the probability, from 0 to 1.
 
@@ -384,6 +435,7 @@ def binomial(
     >>> st.random.binomial(st.random.key(0), 10, np.array([0.0, 0.5, 1.0])).tolist()
     [0, 7, 10]
     """
+    device = chosen(device, out_sharding, "binomial")
     bits = bits_of(key, "binomial")
     given = [
         _parameter(n, "binomial", "n", lambda n: 0 <= n <= 2.0**53 and n == int(n), "an integer from 0 to 2**53"),
@@ -401,13 +453,14 @@ def truncated_normal(
     *,
     dtype: npt.DTypeLike | None = None,
     device: _Where = None,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Draws numbers of the standard normal distribution, given that they are from ``lower`` to ``upper``.
 
     The numbers are as accurate in the tails as elsewhere.
 
     Args:
-        key, shape, dtype, device: see `shardtensor.functions.random`.
+        key, shape, dtype, device, out_sharding: see `shardtensor.functions.random`.
         lower: the least number, or -inf.
         upper: the greatest number, greater than ``lower``, or inf.
 
@@ -415,6 +468,7 @@ def truncated_normal(
     >>> 5 <= x.min().item(), x.mean().item() < 5.3
     (True, True)
     """
+    device = chosen(device, out_sharding, "truncated_normal")
     bits = bits_of(key, "truncated_normal")
     given = [
         _parameter(lower, "truncated_normal", "lower", lambda a: a < math.inf, "a number below inf"),

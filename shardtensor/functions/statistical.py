@@ -7,6 +7,10 @@ Common to all of them:
 - ``where``, an array of bools that broadcasts to x's shape, selects the elements that are reduced.
 - ``initial``, a scalar, is combined with each result, as one more element. An extremum needs it if ``where`` is given
   or there are no elements.
+- ``out_sharding`` is the sharding of the result: a NamedSharding, or a P on the mesh in use (see `st.set_mesh`). Where
+  a reduced dimension is sharded, it chooses the collective that combines the partial results: an all-reduce for a
+  replicated result, a reduce-scatter for one that the same mesh axes split; none for a `sum` that is unreduced along
+  them. Other layouts are reached by a further transfer, which is explicit.
 - The remaining dimensions keep their sharding. A reduction over a sharded dimension leaves partial results along the
   mesh axes that shard it. They are combined along a fixed tree, so that the same mesh gives the same bits, and the
   result is replicated along those axes.
@@ -24,17 +28,21 @@ import numpy.typing as npt
 
 from shardtensor.core import implements, operator
 from shardtensor.functions import masked_reductions as _options
+from shardtensor.sharding.layout import Where
 from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _Axis = int | tuple[int, ...] | None
+_Where = Where | None
 
 _WHERE = ("where",)
 _BOTH = ("initial", "where")
 
 
 @operator(reduction, combine="all", options=_WHERE)
-def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, where: ArrayLike = True) -> ShardedTensor:
+def all(
+    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, where: ArrayLike = True, out_sharding: _Where = None
+) -> ShardedTensor:
     """Tests whether all elements along ``axis`` are true (nonzero, NaN included).
 
     The result has dtype bool. It is True where there are no elements.
@@ -45,7 +53,9 @@ def all(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, where: A
 
 
 @operator(reduction, combine="any", options=_WHERE)
-def any(x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, where: ArrayLike = True) -> ShardedTensor:
+def any(
+    x: ArrayLike, /, axis: _Axis = None, *, keepdims: bool = False, where: ArrayLike = True, out_sharding: _Where = None
+) -> ShardedTensor:
     """Tests whether any element along ``axis`` is true (nonzero, NaN included).
 
     The result has dtype bool. It is False where there are no elements.
@@ -64,6 +74,7 @@ def max(
     keepdims: bool = False,
     initial: ArrayLike | None = None,
     where: ArrayLike = True,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the greatest element along ``axis``, or NaN if any element is NaN.
 
@@ -83,6 +94,7 @@ def mean(
     *,
     keepdims: bool = False,
     where: ArrayLike = True,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the arithmetic mean along ``axis``; NaN where there are no elements.
 
@@ -103,6 +115,7 @@ def min(
     keepdims: bool = False,
     initial: ArrayLike | None = None,
     where: ArrayLike = True,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the least element along ``axis``, or NaN if any element is NaN.
 
@@ -123,6 +136,7 @@ def prod(
     keepdims: bool = False,
     initial: ArrayLike | None = None,
     where: ArrayLike = True,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the product of the elements along ``axis``; 1 where there are no elements.
 
@@ -136,7 +150,14 @@ def prod(
 
 @operator(reduction, combine="std", options=_WHERE)
 def std(
-    x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    where: ArrayLike = True,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the standard deviation along ``axis``: the square root of `var`.
 
@@ -157,6 +178,7 @@ def sum(
     keepdims: bool = False,
     initial: ArrayLike | None = None,
     where: ArrayLike = True,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the sum of the elements along ``axis``; 0 where there are no elements.
 
@@ -171,7 +193,14 @@ def sum(
 
 @operator(reduction, combine="var", options=_WHERE)
 def var(
-    x: ArrayLike, /, axis: _Axis = None, *, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+    x: ArrayLike,
+    /,
+    axis: _Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    where: ArrayLike = True,
+    out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
 

@@ -90,6 +90,7 @@ class DeviceInterpreter(Interpreter):
         if op.spmd:
             return op.algorithm(*operands, *params)  # type: ignore[misc]
         named = dict(zip(op.params, params, strict=True))
+        named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.
         elsewhere = named.pop("device", None) is not None or (op.algorithm and not op.kernel)
         if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
             return EAGER.apply(op, operands, params)

@@ -56,7 +56,7 @@ class EagerInterpreter(Interpreter):
                     return result
             if op.algorithm:
                 for x in operands:
-                    if type(x) is not ShardedTensor:
+                    if type(x) is not ShardedTensor or x._aval.unreduced:
                         operands = array_operands(op, operands)
                         break
                 if op.infer and any(map(lacks_elements, operands)):

@@ -79,11 +79,13 @@ class NamedSharding:
             raise ArgumentTypeError(f"NamedSharding: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
         if not isinstance(spec, PartitionSpec):
             raise ArgumentTypeError(f"NamedSharding: spec is a {type(spec).__name__}; wanted a P, such as P('x', None)")
-        for axis in (axis for chain in spec.chains for axis in chain):
+        for axis in spec.axes:
             if axis not in mesh.shape:
                 raise ShardingError(f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}")
         if memory_kind not in (None, *MEMORY_KINDS):
             raise ShardingError(f"NamedSharding: memory_kind is {memory_kind!r}; there are {MEMORY_KINDS}")
+        if spec.unreduced and memory_kind == "pinned_host":
+            raise ShardingError(f"NamedSharding: {spec} with memory_kind={memory_kind!r}; partial sums stay on devices")
         self.mesh = mesh
         self.spec = spec
         self.memory_kind = memory_kind or "device"
@@ -121,7 +123,7 @@ class NamedSharding:
     @property
     def is_fully_replicated(self) -> bool:
         """Whether every device holds the whole array."""
-        return all(self.mesh.shape[axis] == 1 for chain in self.spec.chains for axis in chain)
+        return all(self.mesh.shape[axis] == 1 for axis in self.spec.axes)
 
     def check_rank(self, ndim: int, caller: str) -> None:
         """Raises a ShardingError that names ``caller`` if the spec has more than ``ndim`` dimensions."""
@@ -209,7 +211,8 @@ def _placement(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
     mesh = sharding.mesh
     chains = [tuple([a for a in chain if mesh.shape[a] > 1]) for chain in sharding.spec.chains_of(ndim)]
     counts = [[mesh.shape[a] for a in chain] for chain in chains]
-    return counts, dict(zip(mesh.flat, _parts(mesh, chains).tolist(), strict=True))
+    sums = {axis for axis in sharding.spec.unreduced if mesh.shape[axis] > 1}
+    return counts, sums, dict(zip(mesh.flat, _parts(mesh, chains).tolist(), strict=True))
 
 
 def _parts(mesh: Mesh, chains: Sequence[Chain]) -> Ints:
@@ -256,6 +259,17 @@ def with_mesh(where: Any, caller: str) -> Any:
             f"st.NamedSharding(mesh, st.{where})"
         )
     return NamedSharding(mesh, where)
+
+
+def chosen(device: Where | None, out_sharding: Where | None, caller: str) -> Where | None:
+    """Returns the one that is given of the arguments ``device`` and ``out_sharding`` of a function that creates arrays.
+
+    Raises:
+        ArgumentError: both are given.
+    """
+    if device is not None and out_sharding is not None:
+        raise ArgumentError(f"{caller}: both device and out_sharding are given; wanted one of them")
+    return device if out_sharding is None else out_sharding
 
 
 def as_sharding(where: Where, ndim: int, caller: str) -> NamedSharding:
@@ -308,7 +322,7 @@ def _substitute(sharding: NamedSharding, ndim: int, default: Mesh, reason: str) 
     where: Mesh | NamedSharding | Device = default
     if mesh.size == 1:  # Tensors that were on different devices stay on different devices if possible.
         where = default.flat[mesh.flat[0].id % default.size]
-    elif all(axis in default.shape for chain in spec.chains for axis in chain):
+    elif all(axis in default.shape for axis in spec.axes):
         where = NamedSharding(default, spec)
     target = as_sharding(where, ndim, "unpickle").with_memory_kind(sharding.memory_kind)
     logging.getLogger("shardtensor").warning("unpickle: tensors of %r are loaded on %r: %s", mesh, target.mesh, reason)

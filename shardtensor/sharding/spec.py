@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from shardtensor.errors import ArgumentTypeError, ShardingError
@@ -17,20 +17,23 @@ class PartitionSpec:
     Args:
         parts: for each dimension None (not split), the name of a mesh axis, or a tuple of names, major first.
             Dimensions without a part are not split.
+        unreduced: mesh axes along which the devices hold partial sums: the array is the sum of them.
 
     Raises:
-        ArgumentTypeError: a part is anything else.
+        ArgumentTypeError: a part is anything else, or ``unreduced`` is no collection of names.
         ShardingError: an axis occurs twice.
 
     Specs that split alike are equal: a trailing None is ignored, and so is the tuple around a single name.
 
     >>> st.P("x", None) == st.P("x") == st.P(("x",))
     True
+    >>> st.P("x", unreduced={"y"})
+    P('x', unreduced={'y'})
     """
 
-    __slots__ = ("_hash", "chains")
+    __slots__ = ("_hash", "chains", "unreduced")
 
-    def __init__(self, *parts: str | Sequence[str] | None) -> None:
+    def __init__(self, *parts: str | Sequence[str] | None, unreduced: Collection[str] = ()) -> None:
         chains = [_chain(part) for part in parts]
         while chains and not chains[-1]:
             chains.pop()
@@ -39,11 +42,22 @@ class PartitionSpec:
             if named.count(axis) > 1:
                 raise ShardingError(f"P: axis {axis!r} occurs twice in {parts}; an axis splits one dimension at most")
         self.chains: tuple[Chain, ...] = tuple(chains)
-        self._hash = hash(self.chains)
+        self.unreduced = _names(unreduced)
+        for axis in sorted(self.unreduced.intersection(named)):
+            raise ShardingError(
+                f"P: axis {axis!r} splits a dimension in {parts} and is among unreduced={set(unreduced)}; an axis "
+                "either splits a dimension or has partial sums"
+            )
+        self._hash = hash((self.chains, self.unreduced))
 
     def chains_of(self, ndim: int) -> tuple[Chain, ...]:
         """Returns the mesh axes that split each of ``ndim`` dimensions."""
         return self.chains + ((),) * (ndim - len(self.chains))
+
+    @property
+    def axes(self) -> Chain:
+        """The mesh axes that the spec names: those that split dimensions, then those that are unreduced."""
+        return (*[axis for chain in self.chains for axis in chain], *sorted(self.unreduced))
 
     def __len__(self) -> int:
         return len(self.chains)
@@ -55,19 +69,32 @@ class PartitionSpec:
         return tuple(self)[index]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PartitionSpec) and self.chains == other.chains
+        return isinstance(other, PartitionSpec) and self.chains == other.chains and self.unreduced == other.unreduced
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartitionSpec, self.chains
+        return _rebuild, (self.chains, tuple(sorted(self.unreduced)))
 
     def __repr__(self) -> str:
-        return f"P({', '.join(map(repr, self))})"
+        parts = list(map(repr, self))
+        if self.unreduced:
+            parts.append(f"unreduced={{{', '.join(map(repr, sorted(self.unreduced)))}}}")
+        return f"P({', '.join(parts)})"
 
 
 P = PartitionSpec
+
+
+def _rebuild(chains: Sequence[Chain], unreduced: Chain) -> PartitionSpec:
+    return PartitionSpec(*chains, unreduced=unreduced)
+
+
+def _names(unreduced: object) -> frozenset[str]:
+    if not isinstance(unreduced, (set, frozenset, tuple, list)) or not all(isinstance(n, str) for n in unreduced):
+        raise ArgumentTypeError(f"P: unreduced is {unreduced!r}; wanted a set of axis names, such as {{'x'}}")
+    return frozenset(unreduced)
 
 
 def _chain(part: object) -> Chain:

@@ -37,7 +37,9 @@ class ArrayType:
         chains = ((),) * self.ndim if sharding is None else sharding.spec.chains_of(self.ndim)
         sizes = ",".join([_dimension(n, chain) for n, chain in zip(self.shape, chains, strict=True)])
         memory = "" if sharding is None or sharding.memory_kind == "device" else "<host>"
-        return f"{self.dtype}{memory}[{sizes}]"
+        sums = () if sharding is None else sorted(sharding.spec.unreduced, key=sharding.mesh.axis_names.index)
+        unreduced = f"{{U:{','.join(sums)}}}" if sums else ""
+        return f"{self.dtype}{memory}[{sizes}]{unreduced}"
 
 
 def _dimension(size: int, chain: Chain) -> str:
@@ -49,7 +51,8 @@ def typeof(x: Any) -> ArrayType:
     """Returns the type of an array: an object with its ``shape``, ``dtype`` and ``sharding``.
 
     It is printed as `jax.typeof` prints it: the dtype, and the size of each dimension with the mesh axes that split it.
-    A tensor that is offloaded to host memory is marked by ``<host>``. No elements are read or transferred.
+    A tensor that is offloaded to host memory is marked by ``<host>``, one that consists of partial sums along mesh axis
+    X by ``{U:X}``. No elements are read or transferred.
 
     Args:
         x: a tensor, a host or backend array, a scalar, or a `ShapeDtypeStruct`. Only the first and the last have a

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
+from shardtensor.backend.protocol import Backend
 from shardtensor.core import call
 from shardtensor.errors import (
     ArgumentError,
@@ -30,9 +31,10 @@ from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.conversions import Conversions, is_column_major
 from shardtensor.tensor.methods import Methods
 from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_while_read, reading, storage_of
+from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.pytree import LEAF_TYPES
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
-from shardtensor.tensor.value import Aval, aval
+from shardtensor.tensor.value import Aval, aval, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,16 @@ class ShardedTensor(Methods, Conversions):
 
     @property
     def addressable_shards(self) -> list[Shard]:
-        """The shards that this process holds, in mesh order: a list of `Shard`.
+        """The shards that this process holds, in mesh order: a list of `Shard`. Those of an unreduced tensor are
+        partial sums.
 
         >>> [s.data.tolist() for s in st.arange(5, device=st.make_mesh((2,), ("x",))).addressable_shards]
         [[0, 1, 2], [3, 4]]
         """
         backend, grid = self._aval.backend, self._aval.grid
+        if self._aval.unreduced:
+            partials = call("partial_sums", self).addressable_shards
+            return [Shard(s.device, s.index[1:], s.replica_id, _row(backend, s)) for s in partials]
         counts: dict[int, Iterator[int]] = defaultdict(itertools.count)
         replicas = [next(counts[number]) for number in grid.linear_parts().tolist()]
         offloaded = getattr(self._storage, "shards", None)
@@ -214,6 +220,12 @@ class ShardedTensor(Methods, Conversions):
             )
 
 
+def _row(backend: Backend, shard: Shard) -> Any:
+    """Returns the partial sums on one device, without the dimension that numbers them."""
+    with backend.on(shard.device):
+        return backend.view(shard.data, (0,))
+
+
 LEAF_TYPES.add(ShardedTensor)
 
 ArrayLike: TypeAlias = ShardedTensor | HostArray | np.generic | bool | int | float | complex
@@ -240,6 +252,8 @@ def tensor(value: Aval, storage: Any) -> ShardedTensor:
 
 def without_elements(value: Aval) -> ShardedTensor:
     """Returns a tensor of which only the aval is known."""
+    if value.unreduced:
+        return tensor(value, PartialSums(without_elements(stacked(value))))
     return tensor(value, NoElements(_SIMULATED if value.backend.simulated else _INFERRED))
 
 

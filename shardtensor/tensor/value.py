@@ -16,14 +16,14 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
-from shardtensor.sharding.spec import Chain
+from shardtensor.sharding.spec import Chain, P
 
 
 class Aval:
     """The shape, dtype and sharding of a value without its elements, and whether it was placed explicitly.
 
-    A value that is ``unreduced`` along mesh axes consists of partial results: the devices along these axes hold what
-    their shards contribute, and the value is their combination (`jax.sharding.PartitionSpec` has ``unreduced``, too).
+    A value that is ``unreduced`` along mesh axes is the sum of what the devices along these axes hold (see
+    `shardtensor.tensor.partial_sums`).
 
     Avals are created by `aval`, which returns the same object for the same arguments, so that avals are compared and
     hashed by identity: that keeps a look-up in the plan cache under a microsecond.
@@ -34,15 +34,14 @@ class Aval:
         "unreduced",
     )  # fmt: skip
 
-    def __init__(
-        self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool, unreduced: Chain = ()
-    ) -> None:
+    def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
         sharding.check_rank(len(shape), "sharding")
         self.shape = shape
         self.dtype = dtype
         self.sharding = sharding
         self.committed = committed
-        self.unreduced = unreduced
+        unreduced = sharding.spec.unreduced
+        self.unreduced: Chain = tuple([a for a in sharding.mesh.axis_names if a in unreduced]) if unreduced else ()
         self.ndim = len(shape)
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
@@ -65,9 +64,27 @@ class Aval:
 
 
 @functools.lru_cache(8192)
-def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool, unreduced: Chain = ()) -> Aval:
+def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
     """Returns the `Aval` with that shape, dtype and sharding; the same object for the same arguments."""
-    return Aval(shape, dtype, sharding, committed, unreduced)
+    return Aval(shape, dtype, sharding, committed)
+
+
+@functools.lru_cache(1024)
+def reduced(value: Aval) -> Aval:
+    """Returns the aval of an unreduced value once its partial sums are added: replicated where it was unreduced."""
+    sharding = value.sharding.with_spec(P(*value.sharding.spec.chains))
+    return aval(value.shape, value.dtype, sharding, value.committed)
+
+
+@functools.lru_cache(1024)
+def stacked(value: Aval) -> Aval:
+    """Returns the aval of the partial sums of an unreduced value: along a first dimension, of which each device along
+    the unreduced axes holds one index.
+    """
+    mesh, axes = value.sharding.mesh, value.unreduced
+    count = math.prod([mesh.shape[a] for a in axes])
+    sharding = NamedSharding(mesh, P(axes, *value.sharding.spec.chains))
+    return aval((count, *value.shape), value.dtype, sharding, value.committed)
 
 
 def memory_kind(values: Iterable[Aval]) -> str | None:

@@ -54,7 +54,7 @@ def test_plans_are_printed() -> None:
     ]
     total = plan("sum", (x,), None, None, False)
     assert str(total).endswith("\n    combines partial results along x: 8 bytes")
-    assert (total.computed.unreduced, total.result.unreduced) == (("x",), ())
+    assert (total.partial_axes, total.result.unreduced) == (("x",), ())
     assert "run=" not in repr(total)
 
 

@@ -199,7 +199,8 @@ def test_the_tests_see_every_operator() -> None:
     traces.append(replays(functools.partial(MAPS["an equal result"], d=None), x))
     seen = {op.name for trace in traces for op, *_ in trace.steps}
     composed = {name for name, op in OPS.items() if op.composite and not op.algorithm}
-    assert set(OPS) - ESCAPES == seen | set(CASES) | set(COLLECTIVES) | composed
+    inside = {"add_partials", "partial_sums"}  # Storages and transfers call them while an operator runs.
+    assert set(OPS) - ESCAPES == seen | set(CASES) | set(COLLECTIVES) | composed | inside
 
 
 UNSEEN: dict[str, Callable[[Any], Any]] = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.communication.all_reduce import CHUNKED_FROM, Group
-from shardtensor.communication.schedules import Schedule, combination
+from shardtensor.communication.schedules import Schedule, combination, scattered_combination
 from shardtensor.communication.transfer import OperandTransfer
 from shardtensor.core import Op
 from shardtensor.functions.monoids import element_bytes
@@ -51,10 +52,25 @@ def reduction_groups(value: Aval, moves: Moves, partial_axes: Chain) -> list[Gro
     return groups
 
 
-def combination_of(op: Op, value: Aval, params: dict[str, Any], moves: Moves, partial_axes: Chain) -> Schedule:
-    """Returns the schedule of messages that combine the partial results of an operator; see `reduction_groups`."""
+def combination_of(
+    op: Op, value: Aval, target: Aval, params: dict[str, Any], moves: Moves, partial_axes: Chain
+) -> Schedule:
+    """Returns the schedule of messages that combine the partial results of an operator; see `reduction_groups`.
+
+    Args:
+        op, params: the operator and its parameters.
+        value, moves, partial_axes: see `reduction_groups`.
+        target: the aval of the result, which the axes may split.
+    """
     assert op.combine is not None
     groups = reduction_groups(value, moves, partial_axes)
     source = next(move.source for move in moves if move is not None)
     state = element_bytes(op.combine, value, source, params)
-    return combination(op.name, value.sharding.mesh.flat, groups, state, value.dtype.itemsize)
+    devices = value.sharding.mesh.flat
+    if target.unreduced or target.grid.same(value.grid):
+        schedule = combination(op.name, devices, groups, state, value.dtype.itemsize)
+    else:
+        sizes = [math.prod(target.grid.shape(k)) for k in range(len(devices))]
+        schedule = scattered_combination(op.name, devices, groups, state, sizes)
+    schedule.explicit = params.get("explicit", True)
+    return schedule

@@ -12,12 +12,14 @@ import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.interpreters.execution.linear import linear_plan
 from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
 from shardtensor.sharding.layout import with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements
+from shardtensor.tensor.value import Aval, reduced
 
 
 def run(op: Op, operands: Operands, params: Params) -> Any:
@@ -56,6 +58,8 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
             kinds.append(None)
         else:
             return planned(op, tuple([as_operand(x, op.error_name) for x in operands]), params)
+    if op.params[-1:] == ("layout",):
+        params = (*params[:-1], with_mesh(params[-1], op.error_name))
     if op.creates:  # Only a prototype and ``device=`` give the layout; a tensor that is the fill value does not.
         if type(params[-1]) is PartitionSpec:  # The mesh in use, to which a bare spec refers, can change between calls.
             params = (*params[:-1], with_mesh(params[-1], op.name))
@@ -78,7 +82,15 @@ def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
     default mesh if the plan depends on it, otherwise None.
     """
     count = len(op.params)
-    return make_plan(op, params_and_kinds[count:], params_and_kinds[:count])
+    params, kinds = params_and_kinds[:count], params_and_kinds[count:]
+    if any(isinstance(k, Aval) and k.unreduced for k in kinds):
+        return linear_plan(op, kinds, params) or make_plan(op, [_of_sum(k) for k in kinds], params)
+    return make_plan(op, kinds, params)
+
+
+def _of_sum(kind: Kind) -> Kind:
+    """Returns the kind of an unreduced operand once its partial sums are added, which reading its storage does."""
+    return reduced(kind) if isinstance(kind, Aval) and kind.unreduced else kind
 
 
 def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:

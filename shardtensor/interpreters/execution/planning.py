@@ -26,6 +26,7 @@ from shardtensor.communication.transfer import (
     gather,
     operand_transfer,
     pieces_of,
+    whole_array,
 )
 from shardtensor.communication.transfer_log import is_recording, logger, recorded_by
 from shardtensor.core import Op, Operands, Params
@@ -34,8 +35,9 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
+from shardtensor.interpreters.execution.placed_results import partial_results, placed_result, reduce_scatter
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
 from shardtensor.sharding.shard_context import Box, ShardContext
@@ -66,8 +68,8 @@ class Plan:
 
     Attributes:
         op: the operator.
-        computed: the aval of what the devices compute, in which partial results may be unreduced.
         result: the aval of the result.
+        partial_axes: the mesh axes along which partial results are combined.
         transfers: the transfer of each operand to the layout that the operator needs, None for a scalar; none for a
             strategy that reads the operands where they are.
         schedules: returns the schedules of the messages that follow those of the operands: the combination of partial
@@ -78,8 +80,8 @@ class Plan:
     """
 
     op: Op
-    computed: Aval
     result: Aval
+    partial_axes: Chain
     transfers: tuple[OperandTransfer | None, ...]
     schedules: Callable[[], Sequence[Schedule]] = dataclasses.field(compare=False, repr=False)
     execution: dataclasses.InitVar[Execution]
@@ -93,11 +95,6 @@ class Plan:
             self.strategy, run = execution()
             marks = self.op.keeps_arrays or self.op.creates
             self.run = (lambda operands: self._marked(run(operands), operands)) if marks else run
-
-    @property
-    def partial_axes(self) -> Chain:
-        """The mesh axes along which partial results are combined."""
-        return self.computed.unreduced
 
     def announce(self) -> None:
         """Records the messages of the plan, if a log is active, without sending them."""
@@ -168,6 +165,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
         ShardTensorError: the operator does not accept the shapes, dtypes or parameters.
     """
     named = dict(zip(op.params, params, strict=True))
+    layout = named.pop("layout", None)
     if not op.variadic:
         for name, kind in zip(op.operands, kinds, strict=True):
             if kind is None and name not in op.optional:
@@ -183,7 +181,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
             "the AbstractMesh"
         )
     mesh = anchor(tensors).sharding.mesh if tensors else default_mesh()
-    return (_movement_plan if op.movement else _rule_plan)(op, kinds, named, mesh)
+    return _movement_plan(op, kinds, named, mesh) if op.movement else _rule_plan(op, kinds, named, mesh, layout)
 
 
 def kind_of(x: Any) -> Kind:
@@ -211,7 +209,7 @@ def anchor(tensors: Sequence[Aval]) -> Aval:
 # -- operators with a rule -------------------------------------------------------------------------
 
 
-def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
+def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: Where | None) -> Plan:
     shapes = [k.shape if isinstance(k, (Aval, HostAval)) else () for k in kinds]
     rule_and_shape = op.rule(shapes, **params) if callable(op.rule) else op.rule
     text, given_shape = (rule_and_shape, None) if isinstance(rule_and_shape, str) else rule_and_shape
@@ -249,20 +247,27 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         for k, t in zip(kinds, targets, strict=True)
     ]
     partial_axes = propagated.partial_axes if op.combine else ()
+    target = kept if layout is None or not partial_axes else placed_result(op, value, partial_axes, layout)
+    if target.unreduced:
+        partial_axes = tuple([axis for axis in partial_axes if axis not in target.unreduced])
 
     @functools.cache
     def schedules() -> Sequence[Schedule]:
-        return [combination_of(op, value, params, moves, partial_axes)] if partial_axes else ()
+        return [combination_of(op, value, target, params, moves, partial_axes)] if partial_axes else ()
 
     def execution() -> tuple[str, Run]:
         strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes), schedules)
         on_host, shared = value.backend.on_host, value.memory is not None
-        if on_host and (in_blocks := strategies.in_blocks(rule, partial_axes)):
-            return "blocks", in_blocks
+        if on_host and not target.unreduced and (in_blocks := strategies.in_blocks(rule, partial_axes)):
+            return "blocks", _in_parts(in_blocks, value, target)
+        if target.unreduced:
+            return "per shard", partial_results(strategies, partial_axes, target)
         if not partial_axes or not op.combine:
             name, run = ("whole", strategies.whole()) if shared else ("per shard", strategies.per_shard())
-            return name, run if kept is value else lambda operands: _parts_of(run(operands), kept)
+            return name, _in_parts(run, value, kept)
         monoid = MONOIDS[op.combine]
+        if not shared and target is not kept:
+            return "reduce", reduce_scatter(strategies, monoid, partial_axes, target)
         reduce = strategies.reduce(monoid, partial_axes)
         # The partial result of every shard is needed only if a listener records the bytes of their combination.
         if shared and value.dtype.kind in monoid.exact:
@@ -270,18 +275,22 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan
         elif on_host:
             fast = strategies.reduce_in_one_pass(monoid, partial_axes, reduce)
         else:
-            return "reduce", reduce
-        return "reduce", lambda operands: (reduce if is_recording() else fast)(operands)
+            return "reduce", _in_parts(reduce, value, target)
+        return "reduce", _in_parts(lambda operands: (reduce if is_recording() else fast)(operands), value, target)
 
-    computed = value if not partial_axes else aval(shape, value.dtype, sharding, committed, partial_axes)
-    return Plan(op, computed, kept, tuple(moves), schedules, execution)
+    return Plan(op, target, partial_axes, tuple(moves), schedules, execution)
+
+
+def _in_parts(run: Run, value: Aval, target: Aval) -> Run:
+    """Returns a plan whose result, of the aval ``value``, is split further, as in ``target``."""
+    return run if target is value else lambda operands: _parts_of(run(operands), target)
 
 
 def _parts_of(x: ShardedTensor, value: Aval) -> ShardedTensor:
     """Returns a tensor that is replicated along mesh axes in the sharding of ``value``, which these axes split."""
     backend, grid = value.backend, value.grid
     if value.memory is not None:
-        return tensor(value, Storage(x._storage.array))
+        return tensor(value, Storage(whole_array(x)))
     arrays = []
     for k, array in enumerate(shard_arrays(x)):
         with backend.on(grid.devices[k]):
@@ -360,7 +369,7 @@ def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     def execution() -> tuple[str, Run]:
         return "move", _execute_movement(op, moved, value, first, sources, result)
 
-    return Plan(op, value, value, (first,) if first else (), lambda: () if stays else (schedule,), execution)
+    return Plan(op, value, (), (first,) if first else (), lambda: () if stays else (schedule,), execution)
 
 
 def _execute_movement(
@@ -470,4 +479,4 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
 
         return "create", run
 
-    return Plan(op, value, value, (), tuple, execution)
+    return Plan(op, value, (), (), tuple, execution)

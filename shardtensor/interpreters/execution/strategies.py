@@ -155,7 +155,7 @@ class Strategies:
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
-            self._announce()
+            self.announce()
             return tensor(value, Storage(whole_of(reduction(*wholes), value)))
 
         return run_plan
@@ -165,8 +165,8 @@ class Strategies:
         positions = range(len(self.devices))
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            columns = self._columns(operands)
-            arrays = [self._run(self.kernel, k, operands, columns) for k in positions]
+            columns = self.columns(operands)
+            arrays = [self.run(self.kernel, k, operands, columns) for k in positions]
             return tensor(self.value, offloaded(self.value, arrays))
 
         return run_plan
@@ -188,9 +188,9 @@ class Strategies:
         combine_group = self._combination(monoid)
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            columns = self._columns(operands)
-            computed = {k: self._run(partial, k, operands, columns) for k in computing}
-            self._announce()
+            columns = self.columns(operands)
+            computed = {k: self.run(partial, k, operands, columns) for k in computing}
+            self.announce()
             combined: dict[Any, Any] = {}
             results: dict[int, Any] = {}
             for group in groups:
@@ -216,7 +216,7 @@ class Strategies:
         """Returns the function that combines the states of a group: to one result where devices share a memory,
         otherwise to the result of each device, by position.
         """
-        value, backend, devices, ops = self.value, self.backend, self.devices, self._reduce_ops(monoid)
+        value, backend, devices, ops = self.value, self.backend, self.devices, self.reduce_ops(monoid)
         exact = monoid.reduces if value.dtype.kind in "iu" and not monoid.partial else ""
 
         def combine_shared(group: Group, states: Mapping[int, Any]) -> Any:
@@ -280,13 +280,13 @@ class Strategies:
 
         return run_plan
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         """Records the messages that combine partial results, if a log is active."""
         if is_recording():
             for schedule in self.schedules():
                 schedule.announce(copied=self.value.memory is None)
 
-    def _reduce_ops(self, monoid: Monoid) -> ReduceOps:
+    def reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
         value, backend, contexts, devices, params = self.value, self.backend, self.contexts, self.devices, self.params
         xp = backend.xp
@@ -294,7 +294,7 @@ class Strategies:
         def carry(state: Any, source: int, destination: int) -> Any:
             if shared_memory((devices[source], devices[destination])) is not None:
                 return state
-            return _each_array(lambda array: send(array, devices[source], devices[destination]), state)
+            return each_array(lambda array: send(array, devices[source], devices[destination]), state)
 
         def merge(k: int, earlier: Any, later: Any) -> Any:
             with backend.on(devices[k]):
@@ -308,7 +308,7 @@ class Strategies:
 
         def cut(k: int, state: Any, begin: int, end: int) -> Any:
             with backend.on(devices[k]):
-                return _each_array(lambda array: backend.view(xp.reshape(array, (-1,)), slice(begin, end)), state)
+                return each_array(lambda array: backend.view(xp.reshape(array, (-1,)), slice(begin, end)), state)
 
         def join(k: int, parts: list[Any]) -> Any:
             with backend.on(devices[k]):
@@ -316,7 +316,7 @@ class Strategies:
 
         return ReduceOps(carry, merge, finish, cut, join)
 
-    def _columns(self, operands: Operands) -> list[Sequence[Any] | None]:
+    def columns(self, operands: Operands) -> list[Sequence[Any] | None]:
         """Returns one array per device for each operand, which is a view where devices share a memory; None for
         scalars.
         """
@@ -332,7 +332,7 @@ class Strategies:
                     columns.append([self.backend.view(whole, index) for index in self.indices[i]])
         return columns
 
-    def _run(
+    def run(
         self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
     ) -> Any:
         """Runs a kernel on the device at position ``k`` and returns its result.
@@ -347,10 +347,10 @@ class Strategies:
             return whole_of(result, self.value) if kernel is self.kernel else result
 
 
-def _each_array(function: Callable[[Any], Any], state: Any) -> Any:
+def each_array(function: Callable[[Any], Any], state: Any) -> Any:
     """Applies ``function`` to every array of a state and returns the new state; counts are kept."""
     if isinstance(state, tuple):
-        return tuple([_each_array(function, part) for part in state])
+        return tuple([each_array(function, part) for part in state])
     # An exact type test, because np.float64 is a subclass of float but counts as an array here.
     return state if type(state) in (int, float) else function(state)
 

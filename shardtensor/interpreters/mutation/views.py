@@ -317,14 +317,17 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
         if view_spec.part == "imag":
             return None
         view_spec = view_spec.only(None)
-    value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
     is_element = view_spec.scalar or (x._is_scalar and not view_spec.shape and not op.array_views)
+    sums = base._aval.sharding.spec.unreduced if not is_element and not x._is_scalar else frozenset()
+    value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part, sums)
     return base, view_spec, value, is_element
 
 
 @functools.lru_cache(8192)
-def _aval_of(base: Aval, chains: tuple[Chain, ...], shape: Shape, part: Part) -> Aval:
-    sharding: NamedSharding = base.sharding.with_spec(P(*chains))
+def _aval_of(
+    base: Aval, chains: tuple[Chain, ...], shape: Shape, part: Part, unreduced: frozenset[str] = frozenset()
+) -> Aval:
+    sharding: NamedSharding = base.sharding.with_spec(P(*chains, unreduced=unreduced))
     return aval(shape, part_dtype(base.dtype, part), sharding, base.committed)
 
 

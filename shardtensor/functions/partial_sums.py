@@ -1,0 +1,181 @@
+"""Partial sums: their addition, and the layout of results that callers of operators choose (``out_sharding=``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardtensor.communication.transfer import operand_transfer, whole_array
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import Op, Operands, Params, bind, call, implements, operator
+from shardtensor.errors import ShardingError
+from shardtensor.host import memory_pool
+from shardtensor.sharding.layout import NamedSharding, Where, as_sharding, chosen, with_mesh
+from shardtensor.sharding.mesh import Mesh, groups_along
+from shardtensor.sharding.rules import reduction
+from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, without_elements
+from shardtensor.tensor.value import Aval, stacked
+
+
+@operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x)
+def add_partials(
+    x: ArrayLike, /, *, explicit: bool, axis: int = 0, keepdims: bool = False, layout: Where | None = None
+) -> ShardedTensor:
+    """Adds partial sums along a mesh axis, in their dtype; see `shardtensor.tensor.partial_sums`.
+
+    Args:
+        x: the partial sums, along the first dimension.
+        explicit: whether the transfers are explicit ones.
+        axis, keepdims: as of other reductions.
+        layout: the layout of the result: None for an all-reduce; one that splits a dimension along the axes that split
+            the first dimension of x is reached by a reduce-scatter.
+    """
+
+
+@implements(add_partials, "kernel")
+def _add_partials(xp: Any, context: ShardContext, x: Any, *, explicit: bool, axis: int, keepdims: bool) -> Any:
+    if xp.isdtype(x.dtype, "bool"):  # The sum of bools is the logical or, as in NumPy.
+        return xp.any(x, axis=axis, keepdims=keepdims)
+    return xp.sum(x, axis=axis, dtype=x.dtype, keepdims=keepdims)
+
+
+@operator()
+def partial_sums(x: ArrayLike, /) -> ShardedTensor:
+    """Returns the partial sums of an unreduced tensor as a tensor of one more dimension, the first; see
+    `shardtensor.tensor.partial_sums`.
+    """
+
+
+# -- layouts of results ----------------------------------------------------------------------------
+
+
+@operator(operands=("operands",), trees=("operands",))
+def place_result(operands: Operands, /, *, op: Op, params: Params, sharding: Where) -> ShardedTensor:
+    """Calls an operator with ``out_sharding=``.
+
+    The operator combines partial results directly into the layout where it can: by an all-reduce, a reduce-scatter or,
+    for an unreduced layout, not at all. Otherwise the result is transferred, explicitly.
+
+    Args:
+        operands: the operands of the operator.
+        op: the operator.
+        params: the values of its other parameters.
+        sharding: the sharding of the result.
+
+    Raises:
+        ShardingError: the sharding has more dimensions than the result, or it is unreduced along an axis along which
+            the operator leaves no partial sums.
+        ArgumentError: the operator creates an array, and ``device`` is given, too.
+    """
+
+
+@implements(place_result, "composite")
+def _place_result(operands: Operands, op: Op, params: Params, sharding: Where) -> Any:
+    where = with_mesh(sharding, op.error_name)
+    if op.creates:
+        at = op.params.index("device")
+        return bind(op, operands, (*params[:at], chosen(params[at], where, op.error_name), *params[at + 1 :]))
+    result = bind(op.placed, operands, (*params, where)) if op.placed else bind(op, operands, params)
+    return placed(result, where, op.error_name)
+
+
+def placed(result: Any, sharding: Where, caller: str) -> ShardedTensor:
+    """Returns the result of the function ``caller`` in the sharding that its argument ``out_sharding`` gives.
+
+    Raises:
+        ShardingError: the result is the array of a device inside of a map, the sharding has more dimensions than the
+            result, or it is unreduced otherwise than the result.
+    """
+    if not isinstance(result, ShardedTensor):
+        raise ShardingError(
+            f"{caller}: out_sharding is given inside of a map, where arrays are on one device; use a collective, such "
+            "as st.psum_scatter"
+        )
+    target = as_sharding(sharding, result.ndim, caller)
+    sums = target.spec.unreduced
+    if sums and sums != result.sharding.spec.unreduced:
+        raise ShardingError(
+            f"{caller}: out_sharding is {target.spec}, and the result has the layout {result.sharding.spec}; only sums "
+            "of products and sums along a dimension that the axis splits, and linear functions of unreduced tensors, "
+            "leave partial sums (st.reshard makes any tensor unreduced)"
+        )
+    if result.sharding == target and result.committed:
+        return result
+    return call("transfer_to", result, target, caller)  # type: ignore[no-any-return]
+
+
+# -- tensors that become unreduced -----------------------------------------------------------------
+
+
+def first_of(sharding: NamedSharding) -> tuple[NamedSharding, list[int]]:
+    """Returns the sharding on the devices that hold the value of a tensor that becomes unreduced, the first ones along
+    the unreduced axes, and their positions in the mesh. The others hold zeros.
+    """
+    mesh, sums = sharding.mesh, sharding.spec.unreduced
+    positions = sorted(group[0] for group in groups_along(mesh, tuple(sums)))
+    names = [name for name in mesh.axis_names if name not in sums] or mesh.axis_names[:1]
+    sizes = [mesh.shape[name] if name not in sums else 1 for name in names]
+    devices = np.array([mesh.flat[k] for k in positions], object).reshape(sizes)
+    return NamedSharding(Mesh(devices, names), P(*sharding.spec.chains)), positions
+
+
+def unreduced(x: Any, value: Aval, caller: str) -> ShardedTensor:
+    """Returns the partial sums of an unreduced tensor with the elements of a tensor or a host array ``x``, which is
+    transferred to the first devices along the unreduced axes: the others hold zeros.
+
+    Args:
+        x: the tensor or host array.
+        value: the aval of the unreduced tensor.
+        caller: the function that the log names.
+    """
+    target, positions = first_of(value.sharding)
+    kind = x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
+    move = operand_transfer(kind, target)
+    if value.backend.on_host:
+        return _in_one_buffer(move.whole(x, caller, explicit=True), value)
+    arrays = dict(zip(positions, move.shards(x, caller, explicit=True), strict=True))
+    return _on_each_device(arrays, value)
+
+
+def infer_unreduced(x: Any, value: Aval, caller: str) -> ShardedTensor:
+    """Returns the partial sums of `unreduced` without elements, and records the transfers if a log is active."""
+    kind: Aval | HostAval = x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
+    move = operand_transfer(kind, first_of(value.sharding)[0])
+    if is_recording() and not move.stays:
+        move.schedule(caller, explicit=True).announce()
+    return without_elements(stacked(value))
+
+
+def held_by_first(x: ShardedTensor) -> ShardedTensor:
+    """Returns the partial sums of an unreduced tensor that was written: every device holds the value, so the first ones
+    along the unreduced axes keep it, and the others hold zeros. Nothing is transferred.
+    """
+    value = x._aval
+    if value.backend.on_host:
+        return _in_one_buffer(whole_array(x, "reshard"), value)
+    arrays, positions = shard_arrays(x), first_of(value.sharding)[1]
+    return _on_each_device({k: arrays[k] for k in positions}, value)
+
+
+def _in_one_buffer(array: Any, value: Aval) -> ShardedTensor:
+    made = stacked(value)
+    whole = memory_pool.empty(made.shape, made.dtype)
+    whole[0] = array
+    whole[1:] = 0
+    return tensor(made, Storage(whole))
+
+
+def _on_each_device(arrays: dict[int, Any], value: Aval) -> ShardedTensor:
+    made, backend, shards = stacked(value), value.backend, []
+    for k, device in enumerate(made.grid.devices):
+        with backend.on(device):
+            if k in arrays:
+                shards.append(backend.xp.asarray(backend.xp.reshape(arrays[k], made.grid.shape(k)), copy=True))
+            else:
+                shards.append(backend.xp.zeros(made.grid.shape(k), dtype=value.dtype))
+    return tensor(made, Storage(arrays=tuple(shards)))

@@ -1,0 +1,231 @@
+"""Linear operators on unreduced tensors: they compute with the partial sums, and the result is unreduced, too.
+
+Each of them is a plan of an operator on the tensors of the partial sums (see `shardtensor.tensor.partial_sums`), with
+its dimensions shifted by one, so that the partial sums keep their layout and nothing is added.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from shardtensor.core import OPS, Op, Operands, Params, execute
+from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import reduced_axes
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.partial_sums import PartialSums
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.value import Aval, aval, reduced, stacked
+
+
+class Call(NamedTuple):
+    """The operator on the partial sums that a linear operator stands for.
+
+    Attributes:
+        params: the values of its parameters.
+        shapes: for each operand that is unreduced, the shape to which its partial sums are reshaped; None for others.
+        first: the dimension of the result along which the partial sums are.
+        name: the name of the operator; empty for the linear operator itself.
+    """
+
+    params: Params
+    shapes: Sequence[Shape | None]
+    first: int = 0
+    name: str = ""
+
+
+Rule = Callable[[Sequence[Any], dict[str, Any]], Call | None]
+"""``rule(kinds, params)`` returns the call for operands of these kinds, of which some are unreduced; None if the
+operator is not linear in these operands.
+"""
+
+
+def linear_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
+    """Returns the plan of an operator that is linear in its unreduced operands; None if it is not.
+
+    The operator is linear only if its result has the dtype of the partial sums, or is inexact: sums of integers could
+    overflow in the smaller dtype.
+    """
+    rule = _RULES.get(op.name)
+    named = dict(zip(op.params, params, strict=True))
+    layout = named.pop("layout", None)
+    if rule is None or (layout is not None and not getattr(layout, "spec", P()).unreduced):
+        return None
+    sums = [k for k in kinds if isinstance(k, Aval) and k.unreduced]
+    meshes = {(k.sharding.mesh, k.unreduced) for k in sums}
+    split = {a for k in kinds if isinstance(k, Aval) and k not in sums for c in k.sharding.spec.chains for a in c}
+    if len(meshes) > 1 or split.intersection(sums[0].unreduced) or not _stay(kinds, sums[0]):
+        return None
+    found = rule(kinds, named)
+    if found is None:
+        return None
+    inner_kinds = [
+        k if shape is None else _reshaped(stacked(k), shape) for k, shape in zip(kinds, found.shapes, strict=True)
+    ]
+    inner = make_plan(OPS[found.name or op.name], inner_kinds, found.params)
+    made = inner.result
+    chains = made.sharding.spec.chains_of(made.ndim)
+    if chains[found.first] != sums[0].unreduced or made.sharding.mesh != sums[0].sharding.mesh:
+        return None
+    if made.dtype.kind not in "fc" and any(k.dtype != made.dtype for k in sums):
+        return None
+    shape = (*made.shape[: found.first], *made.shape[found.first + 1 :])
+    spec = P(*chains[: found.first], *chains[found.first + 1 :], unreduced=sums[0].unreduced)
+    return LinearPlan(op, found, inner, aval(shape, made.dtype, made.sharding.with_spec(spec), made.committed))
+
+
+def _stay(kinds: Sequence[Kind], sums: Aval) -> bool:
+    """Whether the plan does not transfer the partial sums to another mesh."""
+    return all(k.sharding.mesh == sums.sharding.mesh for k in kinds if isinstance(k, Aval))
+
+
+def _reshaped(value: Aval, shape: Shape) -> Aval:
+    """Returns the aval of partial sums with inserted dimensions of size 1."""
+    if shape == value.shape:
+        return value
+    chains = iter([c for n, c in zip(value.shape[1:], value.sharding.spec.chains_of(value.ndim)[1:], strict=True)])
+    axes, rest = value.sharding.spec.chains_of(value.ndim)[0], list(shape[1:])
+    added = _inserted(value.shape[1:], rest)
+    spec = P(axes, *[() if d in added else next(chains) for d in range(len(rest))])
+    return aval(shape, value.dtype, value.sharding.with_spec(spec), value.committed)
+
+
+def _inserted(shape: Shape, wider: Sequence[int]) -> range:
+    """Returns the dimensions of size 1 that ``wider`` has before those of ``shape``, or after them."""
+    count = len(wider) - len(shape)
+    return range(count) if tuple(wider[count:]) == tuple(shape) else range(len(shape), len(wider))
+
+
+class LinearPlan(Plan):
+    """The plan of a linear operator on unreduced tensors: that of an operator on their partial sums.
+
+    Args:
+        op: the operator.
+        found: the operator on the partial sums.
+        inner: its plan.
+        result: the aval of the result, which is unreduced.
+    """
+
+    __slots__ = ("_found", "_inner")
+
+    def __init__(self, op: Op, found: Call, inner: Plan, result: Aval) -> None:
+        self._found = found
+        self._inner = inner
+        super().__init__(op, result, (), inner.transfers, inner.schedules, lambda: (inner.strategy, self._execute))
+
+    def infer(self, operands: Operands) -> ShardedTensor:
+        """See `Plan`."""
+        return self._with(self._inner.infer, operands)
+
+    def _execute(self, operands: Operands) -> ShardedTensor:
+        return self._with(self._inner.run, operands)
+
+    def _with(self, run: Callable[[Operands], ShardedTensor], operands: Operands) -> ShardedTensor:
+        pairs = zip(operands, self._found.shapes, strict=True)
+        made = run(tuple([x if shape is None else _partials(x, shape) for x, shape in pairs]))
+        if first := self._found.first:
+            order = (first, *range(first), *range(first + 1, made.ndim))
+            made = execute(OPS["copy"], (execute(OPS["permute_dims"], (made,), (order,)),), ())
+        return tensor(self.result, PartialSums(made))
+
+
+def _partials(x: ShardedTensor, shape: Shape) -> ShardedTensor:
+    partials: ShardedTensor = execute(OPS["partial_sums"], (x,), ())
+    if partials.shape == shape:
+        return partials
+    return execute(OPS["reshape"], (partials,), (shape, None))  # type: ignore[no-any-return]
+
+
+# -- the linear operators --------------------------------------------------------------------------
+
+
+def _sums(kinds: Sequence[Any]) -> list[bool]:
+    return [isinstance(k, Aval) and bool(k.unreduced) for k in kinds]
+
+
+def _wide(kind: Any, ndim: int) -> Shape:
+    """Returns the shape of partial sums with dimensions of size 1 inserted after the first one, so that they broadcast
+    like operands of ``ndim`` dimensions.
+    """
+    made = stacked(kind).shape
+    return (made[0], *[1] * (ndim - kind.ndim), *made[1:])
+
+
+def _alone(kinds: Sequence[Any], params: dict[str, Any]) -> Call:
+    return Call(tuple(params.values()), [stacked(kinds[0]).shape])
+
+
+def _both(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    if not all(_sums(kinds)):
+        return None
+    ndim = max(k.ndim for k in kinds)
+    return Call((), [_wide(k, ndim) for k in kinds])
+
+
+def _one_of(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    sums = _sums(kinds)
+    if all(sums):
+        return None
+    ndim = max(getattr(k, "ndim", 0) for k in kinds)
+    return Call((), [_wide(k, ndim) if unreduced else None for k, unreduced in zip(kinds, sums, strict=True)])
+
+
+def _numerator(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    return _one_of(kinds, params) if _sums(kinds) == [True, False] else None
+
+
+def _in_shape(kinds: Sequence[Any], params: dict[str, Any]) -> Call:
+    shape = make_plan(OPS["reshape"], [reduced(kinds[0])], tuple(params.values())).result.shape
+    partials = stacked(kinds[0]).shape
+    return Call(((partials[0], *shape), params["copy"]), [partials])
+
+
+def _over_axes(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    axes = tuple([axis + 1 for axis in reduced_axes(params["axis"], kinds[0].ndim)])
+    return Call(tuple((params | {"axis": axes}).values()), [stacked(kinds[0]).shape]) if axes else None
+
+
+def _matrices(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    ndims = [k.ndim for k in kinds]
+    if max(ndims) <= 2:
+        return _contraction(kinds, params, "matmul")
+    return None if 1 in ndims else _one_of(kinds, params)  # A vector has no dimension for the partial sums.
+
+
+def _contraction(kinds: Sequence[Any], params: dict[str, Any], name: str) -> Call | None:
+    """Names the partial sums in the rule of a product, before the other dimensions that only their operand has."""
+    sums = _sums(kinds)
+    if all(sums):
+        return None
+    from shardtensor.functions.products import contract  # noqa: F401 - declares the operator
+
+    rule = OPS[name].rule([k.shape for k in kinds], **params)
+    left, _, right = rule.partition("->")
+    terms = [term.replace("...", "").split() for term in left.split(",")]  # Two matrices have no other dimensions.
+    names = right.replace("...", "").split()
+    mine = sums.index(True)
+    first = len([n for n in names if n in terms[0] and (mine or n in terms[1])])
+    terms[mine].insert(0, "partials")
+    names.insert(first, "partials")
+    shapes = [stacked(k).shape if unreduced else None for k, unreduced in zip(kinds, sums, strict=True)]
+    return Call((f"{' '.join(terms[0])}, {' '.join(terms[1])} -> {' '.join(names)}",), shapes, first, "contract")
+
+
+_RULES: dict[str, Rule] = {
+    "negative": _alone,
+    "positive": _alone,
+    "conj": _alone,
+    "add": _both,
+    "subtract": _both,
+    "multiply": _one_of,
+    "divide": _numerator,
+    "sum": _over_axes,
+    "mean": _over_axes,
+    "reshape": _in_shape,
+    "matmul": _matrices,
+    "tensordot": functools.partial(_contraction, name="tensordot"),
+    "contract": functools.partial(_contraction, name="contract"),
+}
+"""The linear operators. Views of unreduced tensors are unreduced, too: see `infer_view`."""

@@ -1,0 +1,166 @@
+"""Reductions whose result the caller places: reduce-scatters, and partial results that are not combined."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from shardtensor.communication.all_reduce import all_reduce, combine
+from shardtensor.communication.transfer import send
+from shardtensor.core import Op, Operands
+from shardtensor.functions.monoids import MONOIDS, Monoid
+from shardtensor.host import memory_pool
+from shardtensor.interpreters.execution.combination import reduction_groups
+from shardtensor.interpreters.execution.strategies import Run, Strategies, each_array
+from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
+from shardtensor.sharding.spec import Chain, P
+from shardtensor.tensor.partial_sums import PartialSums
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.value import Aval, aval, stacked, whole_of
+
+_ADDED = frozenset(("sum", "trace"))
+"""The monoids whose states are arrays of the result's dtype, which are added."""
+
+
+def placed_result(op: Op, value: Aval, partial_axes: Chain, layout: Where) -> Aval:
+    """Returns the aval of the result of a reduction that is nearest to the layout that the caller wants: unreduced
+    along the axes along which the layout is, or split by all axes that have partial results, or else ``value``.
+
+    Args:
+        op: the operator.
+        value: the aval of the result, replicated along the axes that have partial results.
+        partial_axes: these axes.
+        layout: the layout, of any mesh.
+
+    Raises:
+        ShardingError: the layout has more dimensions than the result.
+    """
+    target = as_sharding(layout, value.ndim, op.error_name)
+    if target.mesh != value.sharding.mesh:
+        return value
+    have, want = [s.spec.chains_of(value.ndim) for s in (value.sharding, target)]
+    sums = target.spec.unreduced.intersection(partial_axes) if op.combine in _ADDED else ()
+    if sums:
+        return _with_spec(value, P(*have, unreduced=sums))
+    split = [_extended(h, w, partial_axes) for h, w in zip(have, want, strict=True)]
+    used = {axis for chain in split for axis in chain}
+    return _with_spec(value, P(*split)) if used.issuperset(partial_axes) else value
+
+
+def _extended(chain: Chain, wanted: Chain, axes: Chain) -> Chain:
+    """Returns the mesh axes that split a dimension, followed by those of ``axes`` that come next in the wanted ones."""
+    if wanted[: len(chain)] != chain:
+        return chain
+    return (*chain, *itertools.takewhile(axes.__contains__, wanted[len(chain) :]))
+
+
+def _with_spec(value: Aval, spec: P) -> Aval:
+    sharding: NamedSharding = value.sharding.with_spec(spec)
+    return aval(value.shape, value.dtype, sharding, value.committed)
+
+
+def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, target: Aval) -> Run:
+    """Returns the plan of a reduction on separate memories in which each device combines its part of the result, along
+    the tree of an all-reduce.
+
+    Args:
+        strategies: the operator and its operands.
+        monoid: how partial results are computed, merged and finished.
+        partial_axes: the mesh axes along which partial results are combined.
+        target: the aval of the result, of which these axes split dimensions.
+    """
+    value, backend, devices, contexts = strategies.value, strategies.backend, strategies.devices, strategies.contexts
+    groups = reduction_groups(value, strategies.moves, partial_axes)
+    partial = monoid.partial or strategies.kernel
+    computing = sorted(k for group in groups for k in group.contributors)
+    parts = [
+        tuple([slice(begin - at, end - at) for (begin, end), (at, _) in zip(inner, outer, strict=True)])
+        for inner, outer in ((target.grid.box(k), value.grid.box(k)) for k in range(len(devices)))
+    ]
+    xp = backend.xp
+
+    def part(state: Any, source: int, k: int) -> Any:
+        with backend.on(devices[source]):
+            mine = each_array(lambda array: backend.view(array, parts[k]), state)
+        return mine if source == k else each_array(lambda array: send(array, devices[source], devices[k]), mine)
+
+    def merge(k: int, earlier: Any, later: Any) -> Any:
+        with backend.on(devices[k]):
+            return monoid.merge(xp, earlier, later)
+
+    def run_plan(operands: Operands) -> ShardedTensor:
+        columns = strategies.columns(operands)
+        states = {k: strategies.run(partial, k, operands, columns) for k in computing}
+        strategies.announce()
+        results: list[Any] = [None] * len(devices)
+        for group in groups:
+            for k in group.members:
+                received = [part(states[j], j, k) for j in group.contributors]
+                total = combine(group.tree, received.__getitem__, functools.partial(merge, k))
+                with backend.on(devices[k]):
+                    result = whole_of(monoid.finish(xp, contexts[k], total, **strategies.params), target)
+                    # A part of a device's own state would keep the whole state alive.
+                    results[k] = backend.contiguous(result if len(received) > 1 else xp.asarray(result, copy=True))
+        return tensor(target, Storage(arrays=tuple(results)))
+
+    return run_plan
+
+
+def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -> Run:
+    """Returns the plan of a reduction whose partial results stay where they are: the result is unreduced.
+
+    Args:
+        strategies: the operator and its operands.
+        partial_axes: the mesh axes along which partial results are combined nevertheless.
+        target: the aval of the result.
+    """
+    op, value, backend, devices = strategies.op, strategies.value, strategies.backend, strategies.devices
+    monoid = MONOIDS[op.combine or ""]
+    partial = monoid.partial or strategies.kernel
+    groups = reduction_groups(value, strategies.moves, partial_axes)
+    made, computing = stacked(target), sorted(k for group in groups for k in group.contributors)
+
+    def separate(operands: Operands) -> ShardedTensor:
+        columns = strategies.columns(operands)
+        states = {k: strategies.run(partial, k, operands, columns) for k in computing}
+        strategies.announce()
+        arrays: dict[int, Any] = {}
+        for group in groups:
+            arrays |= all_reduce(group, states, strategies.reduce_ops(monoid))
+        for k, array in arrays.items():
+            with backend.on(devices[k]):
+                arrays[k] = backend.xp.reshape(whole_of(array, value), made.grid.shape(k))
+        return tensor(made, Storage(arrays=tuple([arrays[k] for k in range(len(devices))])))
+
+    def shared(operands: Operands) -> ShardedTensor:
+        state = _states(strategies, partial, operands)
+        whole = memory_pool.empty(made.shape, made.dtype)
+        merge = functools.partial(monoid.merge, backend.xp)
+        numbers, done = made.grid.linear_parts().tolist(), set()
+        for group in groups:
+            if numbers[group.members[0]] not in done:
+                done.add(numbers[group.members[0]])
+                contributors = group.contributors
+                total = combine(group.tree, lambda n, ks=contributors: state(ks[n]), merge)  # type: ignore[misc]
+                whole[made.grid.index(group.members[0])] = total
+        strategies.announce()
+        return tensor(made, Storage(whole))
+
+    run = shared if backend.on_host else separate
+    return lambda operands: tensor(target, PartialSums(run(operands)))
+
+
+def _states(strategies: Strategies, partial: Callable[..., Any], operands: Operands) -> Callable[[int], Any]:
+    """Returns the function that computes the partial result of a device from buffers that the devices share."""
+    moves, contexts, params, xp = strategies.moves, strategies.contexts, strategies.params, strategies.backend.xp
+    wholes = [x if m is None else m.whole(x, strategies.name) for x, m in zip(operands, moves, strict=True)]
+
+    def state(k: int) -> Any:
+        indices = [index[k] for index in strategies.indices]
+        arrays = [x if m is None else x[at] for x, m, at in zip(wholes, moves, indices, strict=True)]
+        return partial(xp, contexts[k], *arrays, **params)
+
+    return state
