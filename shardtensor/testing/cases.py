@@ -648,7 +648,7 @@ ELSEWHERE = {
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
     # The steps of distributed algorithms.
     "chirp_filter", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_to_real", "fft_transposed",
-    "fft_unpacked",
+    "fft_unpacked", "tall_qr", "tall_r",
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
 }  # fmt: skip

@@ -102,7 +102,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal |= {"with_halos", "convolve_valid", "coordinate", "spanned"}
     internal |= {"counts_between", "counts_of_integers", "topk_indices"}
     internal |= {"chirp_filter", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_to_real"}
-    internal |= {"fft_transposed", "fft_unpacked"}
+    internal |= {"fft_transposed", "fft_unpacked", "tall_qr", "tall_r"}
     assert set(OPS) - {*st.__all__, *st.linalg.__all__, *st.fft.__all__, *st.random.__all__} == internal
 
 

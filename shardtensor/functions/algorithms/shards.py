@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -64,8 +64,14 @@ class Shards:
         writes on each device. The kernel writes every element of ``out``.
         """
         value = aval(self.value.shape, np.dtype(dtype), self.value.sharding, self.value.committed)
+        return self.make(value, kernel, self.arrays, *columns)
+
+    def make(self, value: Aval, kernel: Kernel, *columns: Sequence[Any]) -> Shards:
+        """Returns the shards of a new tensor with the given aval, on the same devices, into which ``kernel(xp, out,
+        *items)`` writes on each device; of replicas on devices that share a memory, on one of them.
+        """
         made = self._new(value)
-        self._each(kernel, (made.arrays, self.arrays, *columns))
+        made._each(kernel, (made.arrays, *columns))
         return made
 
     def tensor(self) -> ShardedTensor:
@@ -162,6 +168,14 @@ class MeshCommunicator:
         """Concatenates the arrays of each group along a dimension, on every device of the group."""
         return self._each("all_gather", x.arrays, axis, True)
 
+    def permute(self, x: Shards, sources: Sequence[int | None]) -> list[Any]:
+        """Sends device k of each group the array of device ``sources[k]``; where that is None, it receives zeros."""
+        return self._each("permute", x.arrays, sources)
+
+    def broadcast(self, x: Shards, source: int) -> list[Any]:
+        """Sends the array of the device at position ``source`` to every device of its group."""
+        return self._each("broadcast", x.arrays, source)
+
     def _each(self, name: str, arrays: Sequence[Any], *args: Any) -> list[Any]:
         results: list[Any] = [None] * len(arrays)
         for group in self._groups:
@@ -172,12 +186,18 @@ class MeshCommunicator:
         return results
 
 
-def distributed(function: Callable[..., Any]) -> Callable[[Callable[..., Shards]], Callable[..., Shards]]:
+Results = Shards | tuple[Shards, ...]
+"""The results of a distributed algorithm, of which it may have several."""
+
+Algorithm = TypeVar("Algorithm", bound=Callable[..., Results])
+
+
+def distributed(function: Callable[..., Any]) -> Callable[[Algorithm], Algorithm]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package."""
     op = OPS[function.__name__]
 
-    def attach(body: Callable[..., Shards]) -> Callable[..., Shards]:
-        def run(x: ShardedTensor, params: tuple[Any, ...]) -> Shards:
+    def attach(body: Algorithm) -> Algorithm:
+        def run(x: ShardedTensor, params: tuple[Any, ...]) -> Results:
             value, backend = x._aval, x._aval.backend
             if lacks_elements(x):
                 announce_reading(x)
@@ -189,17 +209,19 @@ def distributed(function: Callable[..., Any]) -> Callable[[Callable[..., Shards]
             along = functools.partial(MeshCommunicator, op.name, value, kind=kind)
             return body(shards, along, **dict(zip(op.params, params, strict=True)))
 
-        def algorithm(x: Any, *params: Any) -> ShardedTensor:
+        def algorithm(x: Any, *params: Any) -> Any:
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
             with FloatingPointErrors(op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
-                return run(x, params).tensor()
+                made = run(x, params)
+            return tuple([m.tensor() for m in made]) if isinstance(made, tuple) else made.tensor()
 
-        def infer(x: Any, *params: Any) -> Aval:
+        def infer(x: Any, *params: Any) -> Any:
             if not isinstance(x, ShardedTensor):
                 target = as_sharding(default_mesh(), np.ndim(x), op.name)
                 x = without_elements(infer_transfer(x, target, op.name, committed=False))
-            return run(x, params).value
+            made = run(x, params)
+            return tuple([m.value for m in made]) if isinstance(made, tuple) else made.value
 
         implements(function, "algorithm")(algorithm)
         implements(function, "infer")(infer)
