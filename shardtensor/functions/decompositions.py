@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.core import operator
+from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.algorithms.several_results import Result, several_results
+from shardtensor.functions.algorithms.tsqr import is_tall, is_wide, tall_qr
 from shardtensor.functions.linalg import check_matrices, check_square, inexact, lapack_dtype
+from shardtensor.functions.linear_algebra import matmul
+from shardtensor.functions.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -132,6 +135,9 @@ def _eigh(xp: Any, context: None, x: Any) -> Sequence[Any]:
 def qr(x: ArrayLike, /, *, mode: str = "reduced") -> QRResult:
     """Computes the QR factorization x = Q R of matrices of shape (..., m, n).
 
+    Of tall matrices whose rows are split, with at least n rows on each device, Q is split as x and R is replicated; its
+    signs are those of `shardtensor.functions.algorithms.tsqr`.
+
     Args:
         x: a tensor or an array of at least two dimensions.
         mode: "reduced" gives Q of shape (..., m, k) and R of shape (..., k, n), where k is min(m, n); "complete" gives
@@ -153,6 +159,11 @@ def _qr_results(shape: Shape, dtype: np.dtype[Any], *, mode: str) -> Sequence[Re
     rows, columns = shape[-2:]
     inner, made = min(rows, columns) if mode == "reduced" else rows, lapack_dtype(dtype)
     return ((rows, inner), made), ((inner, columns), made)
+
+
+@implements(qr, "composite")
+def _tall_qr(x: Any, mode: str) -> Any:
+    return QRResult(*tall_qr(x)) if mode == "reduced" and is_tall(x) else NotImplemented
 
 
 @several_results(qr, QRResult, _qr_results)
@@ -188,7 +199,8 @@ def _slogdet(xp: Any, context: None, x: Any) -> Sequence[Any]:
 def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
     """Computes the singular value decomposition x = U diag(S) Vh of matrices of shape (..., m, n).
 
-    S, of shape (..., k) where k is min(m, n), is in descending order.
+    S, of shape (..., k) where k is min(m, n), is in descending order. Without ``full_matrices``, tall matrices whose
+    rows are split are not gathered: U is split as x (see `qr`); likewise Vh of wide matrices whose columns are split.
 
     Args:
         x: a tensor or an array of at least two dimensions.
@@ -209,6 +221,21 @@ def _svd_results(shape: Shape, dtype: np.dtype[Any], *, full_matrices: bool) -> 
     inner = min(rows, columns)
     left, right = ((rows, rows), (columns, columns)) if full_matrices else ((rows, inner), (inner, columns))
     return (left, made), ((inner,), lapack_dtype(dtype, real=True)), (right, made)
+
+
+@implements(svd, "composite")
+def _tall_svd(x: Any, full_matrices: bool) -> Any:
+    """Decomposes the small factor R of tall matrices; those of split columns are transposed tall ones."""
+    if full_matrices:
+        return NotImplemented
+    if is_tall(x):
+        q, r = tall_qr(x)
+        left, values, right = svd(r, full_matrices=False)
+        return SVDResult(matmul(q, left), values, right)
+    if is_wide(x):
+        right, values, left = _tall_svd(matrix_transpose(x), False)
+        return SVDResult(matrix_transpose(left), values, matrix_transpose(right))
+    return NotImplemented
 
 
 @several_results(svd, SVDResult, _svd_results)

@@ -2,9 +2,11 @@
 
 Common to all transforms:
 
-- ``axis`` is not split: a split moves to another dimension (an all-to-all), where it stays; a 1-d operand is gathered.
-  All other dimensions keep their sharding. A transform of several dimensions is one of each after the other, those that
-  are not split first, so that a 2-d operand is never gathered.
+- Each line along ``axis`` is transformed by one device: a split of ``axis`` moves to another dimension (an all-to-all),
+  where it stays. Where no other dimension can take it, as in a 1-d operand, ``axis`` stays split: lines of up to 16,384
+  elements are gathered, and each device keeps its part of the result; longer ones are transposed three times (see
+  `shardtensor.functions.algorithms.transpose_fft`). All other dimensions keep their sharding. A transform of several
+  dimensions is one of each after the other, those that are not split first, so that each split moves once.
 - ``n`` is the number of elements that are transformed: the operand is cut, or padded with zeros, along ``axis``.
 - ``norm`` is "backward" (the inverse transform divides by n), "ortho" (both divide by its root) or "forward".
 - The result has the precision of the operand: float32 gives complex64. Integers and bools are transformed as float64.
@@ -24,10 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import implements, operator
+from shardtensor.core import OPS, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError
+from shardtensor.functions.algorithms.transpose_fft import needs_transposition, transform
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.manipulation import roll
+from shardtensor.host import fourier
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -52,7 +56,7 @@ def _declared(length: Callable[[int], int], count: Callable[[int], int]) -> Call
             raise ArgumentError(f"norm is {norm!r}; wanted 'backward', 'ortho' or 'forward'")
         size = _checked_count(count(shape[along]) if n is None else n, f" for x of shape {shape} along axis {axis}")
         names = [f"d{d}" for d in range(len(shape))]
-        left, right = [" ".join([*names[:along], name, *names[along + 1 :]]) for name in ("k!", "transformed")]
+        left, right = [" ".join([*names[:along], name, *names[along + 1 :]]) for name in ("k!", "k")]
         return f"{left} -> {right}", (*shape[:along], length(size), *shape[along + 1 :])
 
     return rule
@@ -145,19 +149,50 @@ def ihfft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str | Non
     """
 
 
-def _of_library(function: Callable[..., Any]) -> None:
-    """Implements a transform by the function of its name in the extension of a backend's namespace."""
+def _of_library(function: Callable[..., Any], count: Callable[[int], int]) -> None:
+    """Implements a transform by the function of its name in the extension of a backend's namespace, and of long lines
+    that are split by `shardtensor.functions.algorithms.transpose_fft`; ``count`` is that of `_declared`.
+    """
     name = function.__name__
 
     @implements(function, "kernel")
     def kernel(xp: Any, context: ShardContext, x: Any, *, n: int | None, axis: int, norm: str | None) -> Any:
         if 0 in x.shape:  # Not every library transforms no elements; the transform of zeros is zero.
             return xp.zeros(context.local_shape, dtype=context.dtype)
-        return getattr(xp.fft, name)(x, n=n, axis=axis, norm=norm or "backward")
+        norm = norm or "backward"
+        if xp is np:
+            return fourier.transform(name, x, context.local_shape, context.dtype, n=n, axis=axis, norm=norm)
+        return getattr(xp.fft, name)(x, n=n, axis=axis, norm=norm)
+
+    @implements(function, "composite")
+    def split_lines(x: Any, n: int | None, axis: int, norm: str | None) -> Any:
+        """Transforms long lines that are split without gathering them."""
+        if not isinstance(x, ShardedTensor) or not any(x.sharding.spec):
+            return NotImplemented
+        along = normalize_axis(axis, x.ndim)
+        if not x.sharding.spec.chains_of(x.ndim)[along]:
+            return NotImplemented
+        op = OPS[name]
+        op.rule([x.shape], n=n, axis=along, norm=norm)  # It raises the errors.
+        try:
+            dtype = op.dtype(np.empty(0, x.dtype)).dtype
+        except TypeError:  # The plan of the operator raises the error.
+            return NotImplemented
+        size = count(x.shape[along]) if n is None else python.index(n)
+        needed = size if count is _same else _half(size)
+        if needed < x.shape[along]:
+            x = x[(*[slice(None)] * along, slice(needed))]
+        elif not needs_transposition(x, size, along):
+            return NotImplemented
+        if not needs_transposition(x, size, along):
+            return function(x, n, along, norm)
+        return transform(name, x, size, along, norm, dtype)
 
 
-for _function in (fft, ifft, rfft, irfft, hfft, ihfft):
-    _of_library(_function)
+for _function in (fft, ifft, rfft, ihfft):
+    _of_library(_function, _same)
+for _function in (irfft, hfft):
+    _of_library(_function, _twice)
 
 
 # -- several dimensions ----------------------------------------------------------------------------

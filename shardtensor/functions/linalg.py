@@ -5,7 +5,9 @@ Common to all of them:
 
 - The last two dimensions are those of matrices, the others those of a stack of matrices. A stack keeps its sharding,
   and each device computes its own matrices. The two dimensions of the matrices are not split: a split moves to another
-  dimension (an all-to-all), and if there is none, the matrices are gathered.
+  dimension (an all-to-all), and if there is none, the matrices are gathered. Tall matrices whose rows are split, with
+  at least as many on each device as there are columns, are not gathered by functions of their singular values, nor
+  wide ones whose columns are: see `shardtensor.functions.algorithms.tsqr`.
 - The dtype is that of NumPy: float64 for integers and bools, otherwise the precision of the operands.
 
 Raises:
@@ -24,9 +26,12 @@ import numpy as np
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
+from shardtensor.functions.algorithms.tsqr import is_tall, is_wide, small_factor, tall_qr
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.elementwise import abs as absolute
-from shardtensor.functions.elementwise import not_equal, sqrt, square
+from shardtensor.functions.elementwise import conj, not_equal, sqrt, square
+from shardtensor.functions.linear_algebra import matmul
+from shardtensor.functions.manipulation import matrix_transpose
 from shardtensor.functions.monoids import norm_finish, norm_partial
 from shardtensor.functions.statistical import any as any_of
 from shardtensor.functions.statistical import max as greatest
@@ -201,10 +206,16 @@ def matrix_rank(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> ShardedTen
 
 
 @implements(matrix_rank, "composite")
-def _rank_of_vector(x: Any, rtol: Any) -> Any:
-    if len(shape_of(x)) >= 2:
-        return NotImplemented
-    return astype(any_of(not_equal(x, 0)), np.int64)
+def _rank_of_parts(x: Any, rtol: Any) -> Any:
+    if len(shape_of(x)) < 2:
+        return astype(any_of(not_equal(x, 0)), np.int64)
+    factor = small_factor(x)
+    return NotImplemented if factor is None else matrix_rank(factor, rtol=_tolerance(x, rtol))
+
+
+def _tolerance(x: Any, rtol: Any) -> Any:
+    """Returns ``rtol``, or its default for the matrices x."""
+    return max(x.shape[-2:]) * float(np.finfo(lapack_dtype(x.dtype)).eps) if rtol is None else rtol
 
 
 def _cutoff(xp: Any, x: Any, values: Any, rtol: Any) -> Any:
@@ -238,6 +249,18 @@ def pinv(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> ShardedTensor:
     >>> st.linalg.pinv(st.asarray([[2.0, 0.0], [0.0, 0.0]])).tolist()
     [[0.5, 0.0], [0.0, 0.0]]
     """
+
+
+@implements(pinv, "composite")
+def _tall_pinv(x: Any, rtol: Any) -> Any:
+    """Multiplies the pseudo-inverse of the small factor R of tall matrices by the conjugate transpose of Q."""
+    if is_wide(x):
+        return matrix_transpose(_tall_pinv(matrix_transpose(x), rtol))
+    if not is_tall(x):
+        return NotImplemented
+    q, r = tall_qr(x)
+    adjoint = matrix_transpose(conj(q) if q.dtype.kind == "c" else q)
+    return matmul(pinv(r, rtol=_tolerance(x, rtol)), adjoint)
 
 
 @implements(pinv, "kernel")
@@ -344,6 +367,18 @@ def _cond(xp: Any, context: ShardContext, x: Any, *, p: Any) -> Any:
     # NaN comes from zeros, unless the matrix has it.
     undefined = xp.logical_and(xp.isnan(size), xp.logical_not(xp.any(xp.isnan(x), axis=(-2, -1))))
     return xp.where(undefined, np.inf, size)
+
+
+@implements(cond, "composite")
+def _tall_cond(x: Any, p: Any) -> Any:
+    factor = small_factor(x) if p in (None, 2, -2) else None
+    return NotImplemented if factor is None else cond(factor, p)
+
+
+@implements(svdvals, "composite")
+def _tall_svdvals(x: Any) -> Any:
+    factor = small_factor(x)
+    return NotImplemented if factor is None else svdvals(factor)
 
 
 for _function in (det, eigvalsh, inv, svdvals):

@@ -18,6 +18,7 @@ axis splits at most one name, in every operand that has this name.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,8 @@ def propagate(
 
     Operands are considered in order of decreasing weight, and from left to right if weights are equal; a mesh axis that
     one operand has used is not available to later ones. If an axis splits a name that must not be split, it splits the
-    largest unsplit dimension of the result instead (an all-to-all rather than an all-gather), if there is one.
+    largest unsplit dimension of the result instead (an all-to-all rather than an all-gather), if there is one, or that
+    to which another axis of the same name has moved, if its parts are larger.
     Otherwise it splits the same name of the result after the computation, if the rule permits that.
 
     Args:
@@ -151,10 +153,17 @@ def propagate(
                 else:
                     chosen[name].append(axis)
     again: dict[str, list[str]] = {}
+    moved: dict[str, list[str]] = {}
     for axis, origin in displaced:
-        free = [n for n in rule.result if n in chosen and n not in whole and not chosen[n] and sizes[n] > 1]
-        if free and axis_sizes[axis] > 1:
-            chosen[max(free, key=lambda n: sizes[n])].append(axis)
+        free = [n for n in rule.result if n in chosen and n not in whole and not chosen[n]]
+        # Several axes of one dimension may share another one, so that the parts are as small as before.
+        lengths = {
+            n: sizes[n] // math.prod([axis_sizes[a] for a in chosen[n]]) for n in (*free, *moved.get(origin, ()))
+        }
+        target = max(lengths, key=lengths.__getitem__, default="")
+        if target and lengths[target] > 1 and axis_sizes[axis] > 1:
+            chosen[target].append(axis)
+            moved.setdefault(origin, []).append(target)
         elif origin in rule.kept:
             again.setdefault(origin, []).append(axis)
     chains = {name: tuple(axes) for name, axes in chosen.items()}

@@ -221,6 +221,9 @@ ELSEWHERE = {
     # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
+    # The steps of distributed algorithms.
+    "chirp_filter", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_to_real", "fft_transposed",
+    "fft_unpacked", "tall_qr", "tall_r",
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
 }  # fmt: skip

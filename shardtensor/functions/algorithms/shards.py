@@ -83,8 +83,14 @@ class Shards:
         writes on each device. The kernel writes every element of ``out``.
         """
         value = aval(self.value.shape, np.dtype(dtype), self.value.sharding, self.value.committed)
+        return self.make(value, kernel, self.arrays, *columns)
+
+    def make(self, value: Aval, kernel: Kernel, *columns: Sequence[Any]) -> Shards:
+        """Returns the shards of a new tensor with the given aval, on the same devices, into which ``kernel(xp, out,
+        *items)`` writes on each device; of replicas on devices that share a memory, on one of them.
+        """
         made = self._new(value)
-        self._each(kernel, (made.arrays, self.arrays, *columns))
+        made._each(kernel, (made.arrays, *columns))
         return made
 
     def tensor(self) -> ShardedTensor:
@@ -228,6 +234,14 @@ class MeshCommunicator:
                 replies[k] = np.append(0, np.cumsum(column))
         return replies
 
+    def permute(self, x: Shards, sources: Sequence[int | None]) -> list[Any]:
+        """Sends device k of each group the array of device ``sources[k]``; where that is None, it receives zeros."""
+        return self._each("permute", x.arrays, sources)
+
+    def broadcast(self, x: Shards, source: int) -> list[Any]:
+        """Sends the array of the device at position ``source`` to every device of its group."""
+        return self._each("broadcast", x.arrays, source)
+
     def _each(self, name: str, arrays: Sequence[Any], *args: Any, columns: Sequence[Sequence[Any]] = ()) -> list[Any]:
         results: list[Any] = [None] * len(arrays)
         for group in self._groups:
@@ -344,7 +358,8 @@ def _abstract_shards(value: Aval) -> Shards:
 
 
 def _each_of(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Applies a function to the items of named tuples, and returns one of the first's type; else, to the arguments."""
+    """Applies a function to the items of tuples, and returns one of the first's type; else, to the arguments."""
     if not isinstance(first, tuple):
         return function(first, *others)
-    return type(first)(*[function(*items) for items in zip(first, *others, strict=True)])
+    made = [function(*items) for items in zip(first, *others, strict=True)]
+    return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
