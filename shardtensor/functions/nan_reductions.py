@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.sharding.rules import extremum
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 _Axis = int | tuple[int, ...] | None
@@ -69,8 +70,12 @@ def nanmin(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
 
 
 @operator()
-def nanmean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def nanmean(
+    x: ArrayLike, /, *, axis: _Axis = None, dtype: npt.DTypeLike | None = None, keepdims: bool = False
+) -> ShardedTensor:
     """Returns the `mean` of the elements along ``axis`` that are not NaN; NaN where there are none.
+
+    ``dtype`` is the dtype in which the mean is computed, as that of the result; for integers the default is float64.
 
     >>> st.nanmean(st.asarray([1.0, float("nan"), 2.0])).item()
     1.5
@@ -78,8 +83,22 @@ def nanmean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> S
 
 
 @operator()
-def nanvar(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+def nanvar(
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    correction: float | None = None,
+) -> ShardedTensor:
     """Returns the variance (`var`) of the elements along ``axis`` that are not NaN; NaN where there are too few.
+
+    ``ddof`` and ``correction`` are two names of the number that is subtracted from the number of elements, as in NumPy.
+
+    Raises:
+        ArgumentError: both ``ddof`` and ``correction`` are given.
 
     >>> st.nanvar(st.asarray([1.0, float("nan"), 2.0])).item()
     0.25
@@ -87,7 +106,16 @@ def nanvar(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keep
 
 
 @operator()
-def nanstd(x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> ShardedTensor:
+def nanstd(
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    correction: float | None = None,
+) -> ShardedTensor:
     """Returns the standard deviation (`std`) of the elements along ``axis`` that are not NaN: the root of `nanvar`.
 
     >>> st.nanstd(st.asarray([1.0, float("nan"), 2.0])).item()
@@ -204,29 +232,53 @@ def _count(x: Any, axis: Any, keepdims: bool) -> Any:
     return call("sum", call("logical_not", call("isnan", x)), axis=axis, keepdims=keepdims)
 
 
+def _computed_in(x: Any, dtype: Any) -> Any:
+    """Returns x in the dtype that a call asks for.
+
+    Raises:
+        ArgumentTypeError: the dtype is neither real nor complex floating-point, where x has NaN, or real for complex x.
+    """
+    if dtype is None:
+        return x
+    wanted = sharded_dtype(dtype)
+    if wanted.kind not in "fc" or (wanted.kind == "f" and _dtype_of(x).kind == "c"):
+        raise ArgumentTypeError(f"dtype is {wanted} for elements of {_dtype_of(x)}; wanted a floating-point dtype")
+    return call("astype", x, wanted, copy=False)
+
+
 @implements(nanmean, "composite")
-def _nanmean(x: Any, axis: Any, keepdims: bool) -> Any:
-    dtype = _dtype_of(x)
-    if dtype.kind not in "fc":
+def _nanmean(x: Any, axis: Any, dtype: Any, keepdims: bool) -> Any:
+    x = _computed_in(x, dtype)
+    found = _dtype_of(x)
+    if found.kind not in "fc":
         return call("mean", x, axis=axis, keepdims=keepdims)
-    total = call("sum", _filled(x, 0), axis=axis, dtype=_wide(dtype), keepdims=keepdims)
+    total = call("sum", _filled(x, 0), axis=axis, dtype=_wide(found), keepdims=keepdims)
     with np.errstate(invalid="ignore"):
-        return call("astype", call("divide", total, _count(x, axis, keepdims)), dtype, copy=False)
+        return call("astype", call("divide", total, _count(x, axis, keepdims)), found, copy=False)
+
+
+def _correction(ddof: float, correction: float | None) -> float:
+    if correction is not None and ddof:
+        raise ArgumentError(f"ddof={ddof} and correction={correction} are the same argument; give one of them")
+    return ddof if correction is None else correction
 
 
 @implements(nanvar, "composite")
-def _nanvar(x: Any, axis: Any, correction: float, keepdims: bool) -> Any:
-    dtype = _dtype_of(x)
-    if dtype.kind not in "fc":
-        return call("var", x, axis=axis, correction=correction, keepdims=keepdims)
-    wide = call("astype", x, _wide(dtype), copy=False)
+def _nanvar(x: Any, axis: Any, dtype: Any, ddof: float, keepdims: bool, correction: float | None) -> Any:
+    x, fewer = _computed_in(x, dtype), _correction(ddof, correction)
+    found = _dtype_of(x)
+    if found.kind not in "fc":
+        return call("var", x, axis=axis, correction=fewer, keepdims=keepdims)
+    wide = call("astype", x, _wide(found), copy=False)
     distance = call("abs", _filled(call("subtract", wide, nanmean(wide, axis=axis, keepdims=True)), 0))
     spread = call("sum", call("square", distance), axis=axis, keepdims=keepdims)
-    freedom = call("subtract", _count(x, axis, keepdims), correction)
+    freedom = call("subtract", _count(x, axis, keepdims), fewer)
     freedom = call("where", call("greater", freedom, 0), freedom, _math.nan)  # Fewer elements have no variance.
-    return call("astype", call("divide", spread, freedom), np.empty(0, dtype).real.dtype, copy=False)
+    variance = np.empty(0, found).real.dtype if dtype is None else found
+    return call("astype", call("divide", spread, freedom), variance, copy=False)
 
 
 @implements(nanstd, "composite")
-def _nanstd(x: Any, axis: Any, correction: float, keepdims: bool) -> Any:
-    return call("sqrt", nanvar(x, axis=axis, correction=correction, keepdims=keepdims))
+def _nanstd(x: Any, axis: Any, dtype: Any, ddof: float, keepdims: bool, correction: float | None) -> Any:
+    fewer = _correction(ddof, correction)
+    return call("sqrt", nanvar(x, axis=axis, dtype=dtype, correction=fewer, keepdims=keepdims))

@@ -12,13 +12,16 @@ from typing import Any
 
 from shardtensor.errors import ArgumentTypeError
 
-_MODULES = {"numpy": "shardtensor", "numpy.linalg": "shardtensor.linalg", "numpy.fft": "shardtensor.fft"}
+_MODULES = {
+    "numpy": "shardtensor", "numpy.fft": "shardtensor.fft", "numpy.linalg": "shardtensor.linalg",
+    "numpy.lib.stride_tricks": "shardtensor.lib.stride_tricks",
+}  # fmt: skip
 """NumPy's modules, and those that have their functions for tensors."""
 
 _COMPOSED = {"einsum", "inner", "kron", "outer"}
 """Functions of NumPy's main namespace that are not operators here, but composed of operators."""
 
-_SAME = {"convolve", "correlate", "gradient"}
+_SAME = {"convolve", "correlate", "gradient", "sliding_window_view"}
 """Functions that have the same arguments here, by position and by name."""
 
 _OTHER_NAMES = {("pinv", "rcond"): "rtol"}
