@@ -68,7 +68,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     Raises:
         ShapeError, ArgumentTypeError, IndexingError: NumPy would not write the result either; ``out`` is unchanged.
     """
-    out._check_writable()
+    out._make_writable()
     base, view_spec = out._base_and_view()
     if op.assigns:
         _, value, index = operands
