@@ -4,6 +4,7 @@
 # ruff: noqa: F403 - `import *` imports the operators that a module declares: see `shardtensor.core.operator`
 
 import importlib as _importlib
+import sys as _sys
 import types as _types
 import typing as _typing
 
@@ -34,6 +35,7 @@ import shardtensor.interpreters.partial_sums  # noqa: F401 - reading an unreduce
 from shardtensor.backend.device import HOST as HOST, Device as Device
 from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
 from shardtensor.backend.registry import (
+    after_loading as _after_loading,
     backend_names as backend_names,
     device_count as device_count,
     devices as devices,
@@ -89,6 +91,7 @@ from shardtensor.functions.manipulation import (
     reshape as reshape,
     roll as roll,
     squeeze as squeeze,
+    transpose as transpose,
     unstack as unstack,
 )
 from shardtensor.functions.placement import (
@@ -98,6 +101,8 @@ from shardtensor.functions.placement import (
     with_sharding_constraint as with_sharding_constraint,
 )
 from shardtensor.functions.scans import (
+    cumprod as cumprod,
+    cumsum as cumsum,
     cumulative_prod as cumulative_prod,
     cumulative_sum as cumulative_sum,
     diff as diff,
@@ -201,7 +206,7 @@ _CHAPTERS = {
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("fft", "linalg", "random")
+_EXTENSIONS = ("fft", "lib", "linalg", "random")
 """The modules that are imported on first use."""
 
 __all__ = sorted(
@@ -209,8 +214,17 @@ __all__ = sorted(
     + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
 )
 
+
+def _register_with_einops() -> None:
+    """Makes tensors known to einops if the program has imported it by the time that it uses devices."""
+    if "einops" in _sys.modules:
+        _importlib.import_module("shardtensor.einops")
+
+
+_after_loading.append(_register_with_einops)
+
 if _typing.TYPE_CHECKING:
-    from shardtensor import fft as fft, linalg as linalg, random as random
+    from shardtensor import fft as fft, lib as lib, linalg as linalg, random as random
     from shardtensor.communication.simulation import (
         SimulationReport as SimulationReport,
         simulate as simulate,

@@ -51,6 +51,9 @@ _loaded: dict[str, Backend] = {}
 _rivals: dict[str, str] = {}  # The two plugins that are registered under one name, by that name.
 _lock = threading.RLock()
 
+after_loading: list[Callable[[], None]] = []
+"""What is called when a backend has been loaded, before there is an array of it."""
+
 
 @in_children
 def _unlock() -> None:
@@ -101,6 +104,8 @@ def load(name: str) -> Backend:
             raise BackendError(f"backend {name!r} has the name {given!r}; its `name` must be that of the entry point")
         _check_devices(backend)
         _loaded[name] = backend
+        for callback in after_loading:
+            callback()
         return backend
 
 

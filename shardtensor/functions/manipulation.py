@@ -88,6 +88,23 @@ def _order_of(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return order
 
 
+def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> ShardedTensor:
+    """Permutes the dimensions of ``a``, or reverses their order: `permute_dims` with NumPy's name and default. A view.
+
+    Args:
+        a: a tensor or a host array.
+        axes: the dimensions of ``a`` in their new order; by default the reverse order.
+
+    Raises:
+        AxisError: ``a`` has no such axis, or an axis occurs twice.
+        ShapeError: ``axes`` does not name all dimensions.
+
+    >>> st.transpose(st.zeros((4, 2, 3))).shape
+    (3, 2, 4)
+    """
+    return permute_dims(a, tuple(range(np.ndim(a)))[::-1] if axes is None else tuple(axes))  # type: ignore[arg-type]
+
+
 @operator("... i j -> ... j i")
 def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
     """Transposes the last two dimensions of x, which has at least two. A view.

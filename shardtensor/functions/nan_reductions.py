@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import OPS, call, implements, operator
-from shardtensor.errors import ArgumentError
+from shardtensor.core import call, implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions import masked_reductions as _options
 from shardtensor.sharding.rules import extremum
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import dtype_of, shape_of
+from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 _Axis = int | tuple[int, ...] | None
@@ -103,8 +103,18 @@ def nanmin(
 
 
 @operator(options=_WHERE)
-def nanmean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False, where: ArrayLike = True) -> ShardedTensor:
+def nanmean(
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    keepdims: bool = False,
+    where: ArrayLike = True,
+) -> ShardedTensor:
     """Returns the `mean` of the elements along ``axis`` that are not NaN; NaN where there are none.
+
+    ``dtype`` is the dtype in which the mean is computed, as that of the result; for integers the default is float64.
 
     >>> st.nanmean(st.asarray([1.0, float("nan"), 2.0])).item()
     1.5
@@ -113,9 +123,22 @@ def nanmean(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False, wher
 
 @operator(options=_WHERE)
 def nanvar(
-    x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    correction: float | None = None,
+    where: ArrayLike = True,
 ) -> ShardedTensor:
     """Returns the variance (`var`) of the elements along ``axis`` that are not NaN; NaN where there are too few.
+
+    ``ddof`` and ``correction`` are two names of the number that is subtracted from the number of elements, as in NumPy.
+
+    Raises:
+        ArgumentError: both ``ddof`` and ``correction`` are given.
 
     >>> st.nanvar(st.asarray([1.0, float("nan"), 2.0])).item()
     0.25
@@ -124,7 +147,15 @@ def nanvar(
 
 @operator(options=_WHERE)
 def nanstd(
-    x: ArrayLike, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False, where: ArrayLike = True
+    x: ArrayLike,
+    /,
+    *,
+    axis: _Axis = None,
+    dtype: npt.DTypeLike | None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    correction: float | None = None,
+    where: ArrayLike = True,
 ) -> ShardedTensor:
     """Returns the standard deviation (`std`) of the elements along ``axis`` that are not NaN: the root of `nanvar`.
 
@@ -236,32 +267,44 @@ def _chosen(x: Any, where: Any) -> Any:
     return numbers if where is True else call("logical_and", numbers, _options.mask_of(where, shape_of(x)))
 
 
-def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..., Any], **few: float) -> None:
-    @implements(function, "composite")
-    def composite(x: Any, *params: Any) -> Any:
-        if dtype_of(x).kind in "fc":
-            return masked(x, *params, where=_chosen(x, True), **few)
-        return call(name, x, **dict(zip(OPS[name].params, params, strict=False)))
+def _computed_in(x: Any, dtype: Any) -> Any:
+    """Returns x in the dtype that a call asks for.
 
-    @implements(function, "extended")
-    def extended(x: Any, *params: Any, where: Any) -> Any:
-        return masked(x, *params, where=_chosen(x, where), **few)
-
-
-@implements(nanmean, "composite")
-def _nanmean(x: Any, axis: Any, keepdims: bool) -> Any:
-    if dtype_of(x).kind in "fc":
-        return _options.masked_mean(x, axis, None, keepdims, where=_chosen(x, True))
-    return call("mean", x, axis=axis, keepdims=keepdims)
+    Raises:
+        ArgumentTypeError: the dtype is neither real nor complex floating-point, or real for complex x.
+    """
+    if dtype is None:
+        return x
+    wanted = sharded_dtype(dtype)
+    if wanted.kind not in "fc" or (wanted.kind == "f" and dtype_of(x).kind == "c"):
+        raise ArgumentTypeError(f"dtype is {wanted} for elements of {dtype_of(x)}; wanted a floating-point dtype")
+    return call("astype", x, wanted, copy=False)
 
 
-@implements(nanmean, "extended")
-def _masked_nanmean(x: Any, axis: Any, keepdims: bool, *, where: Any) -> Any:
+@implements(nanmean, "composite", "extended")
+def _nanmean(x: Any, axis: Any, dtype: Any, keepdims: bool, *, where: Any = True) -> Any:
+    x = _computed_in(x, dtype)
+    if where is True and dtype_of(x).kind not in "fc":
+        return call("mean", x, axis=axis, keepdims=keepdims)
     return _options.masked_mean(x, axis, None, keepdims, where=_chosen(x, where))
 
 
-_declare_spread(nanvar, "var", _options.masked_var, few=_math.nan)
-_declare_spread(nanstd, "std", _options.masked_std, few=_math.nan)
+def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..., Any]) -> None:
+    @implements(function, "composite", "extended")
+    def spread(
+        x: Any, axis: Any, dtype: Any, ddof: float, keepdims: bool, correction: float | None, *, where: Any = True
+    ) -> Any:
+        if correction is not None and ddof:
+            raise ArgumentError(f"ddof={ddof} and correction={correction} are the same argument; give one of them")
+        x, fewer = _computed_in(x, dtype), ddof if correction is None else correction
+        if where is True and dtype_of(x).kind not in "fc":
+            return call(name, x, axis=axis, correction=fewer, keepdims=keepdims)
+        made = masked(x, axis, fewer, keepdims, where=_chosen(x, where), few=_math.nan)  # Too few have no variance.
+        return made if dtype is None else call("astype", made, dtype_of(x), copy=False)
+
+
+_declare_spread(nanvar, "var", _options.masked_var)
+_declare_spread(nanstd, "std", _options.masked_std)
 
 
 @implements(nansum, "extended")

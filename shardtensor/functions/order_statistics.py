@@ -66,7 +66,7 @@ def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) ->
 
 @operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
 def quantile(
-    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
     """Returns the quantiles ``q`` along ``axis``, or NaN if any element is NaN.
 
@@ -87,7 +87,7 @@ def quantile(
 
 @operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
 def nanquantile(
-    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
     """Returns the quantiles of the elements that are not NaN: see `quantile`.
 
@@ -98,7 +98,7 @@ def nanquantile(
 
 @operator(operands=("x", "q"))
 def percentile(
-    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
     """Returns the percentiles ``q``, from 0 to 100, along ``axis``: see `quantile`.
 
@@ -109,7 +109,7 @@ def percentile(
 
 @operator(operands=("x", "q"))
 def nanpercentile(
-    x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
     """Returns the percentiles of the elements that are not NaN: see `percentile`.
 

@@ -27,6 +27,7 @@ from shardtensor.functions.elementwise import not_equal as _not_equal
 from shardtensor.functions.elementwise import subtract as _subtract
 from shardtensor.functions.joining import concat as _concat
 from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
+from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -166,6 +167,24 @@ def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any, offset: Any) -
         ufunc.accumulate(array[part], axis=along, dtype=out.dtype, out=out[part])
         if offset is not None:
             ufunc(out[part], offset[part], out=out[part])
+
+
+def cumsum(a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> ShardedTensor:
+    """Computes the cumulative sum along an axis; of the flattened array by default. See `cumulative_sum`.
+
+    >>> st.cumsum(st.ones((2, 2))).tolist(), st.cumsum(st.ones((2, 2)), 0).tolist()
+    ([1.0, 2.0, 3.0, 4.0], [[1.0, 1.0], [2.0, 2.0]])
+    """
+    return cumulative_sum(a if axis is not None else _reshape(a, (-1,)), axis=axis or 0, dtype=dtype)
+
+
+def cumprod(a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> ShardedTensor:
+    """Computes the cumulative product along an axis; of the flattened array by default. See `cumulative_prod`.
+
+    >>> st.cumprod(st.asarray([[1, 2], [3, 4]])).tolist()
+    [1, 2, 6, 24]
+    """
+    return cumulative_prod(a if axis is not None else _reshape(a, (-1,)), axis=axis or 0, dtype=dtype)
 
 
 _ROW = 1 << 9

@@ -13,13 +13,16 @@ from typing import Any
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.tensor.numpy_compositions import BY_NAME, SAME_ARGUMENTS
 
-_MODULES = {"numpy": "shardtensor", "numpy.linalg": "shardtensor.linalg", "numpy.fft": "shardtensor.fft"}
+_MODULES = {
+    "numpy": "shardtensor", "numpy.fft": "shardtensor.fft", "numpy.linalg": "shardtensor.linalg",
+    "numpy.lib.stride_tricks": "shardtensor.lib.stride_tricks",
+}  # fmt: skip
 """NumPy's modules, and those that have their functions for tensors."""
 
 _COMPOSED = {"einsum", "inner", "kron", "outer"} | BY_NAME
 """Functions of NumPy's main namespace that are not operators here, but composed of operators."""
 
-_SAME = {"convolve", "correlate", "gradient"} | SAME_ARGUMENTS
+_SAME = {"convolve", "correlate", "gradient", "sliding_window_view"} | SAME_ARGUMENTS
 """Functions that have the same arguments here, by position and by name."""
 
 _OTHER_NAMES = {("pinv", "rcond"): "rtol"}

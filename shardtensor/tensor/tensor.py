@@ -187,10 +187,10 @@ class ShardedTensor(Methods, Conversions):
         thread has written the base in the meantime, both are called again: no lock is held while they run.
 
         Raises:
-            ArgumentTypeError: the tensor stands for a scalar.
+            ArgumentTypeError: the tensor is one element of another one.
             ConcretizationError: only the new value has no elements.
         """
-        self._check_writable()
+        self._make_writable()
         base, view_spec = self._base_and_view()
         write_state = write_state_of(base)
         while True:
@@ -211,13 +211,23 @@ class ShardedTensor(Methods, Conversions):
                     base._storage = new._storage
                     return
 
-    def _check_writable(self) -> None:
-        """Raises ArgumentTypeError if the tensor stands for a scalar."""
-        if self._is_scalar:
+    def _make_writable(self) -> None:
+        """Makes a scalar that an operator computed an array before it is written, as the array API standard has it.
+
+        Its storage may be shared with copies of the scalar, which no write is recorded for, so it gets its own.
+
+        Raises:
+            ArgumentTypeError: the tensor is an element of another one, which the write would not reach.
+        """
+        if not self._is_scalar:
+            return
+        if hasattr(self._storage, "origin"):
             raise ArgumentTypeError(
-                "a tensor without dimensions that an operator made stands for a scalar, which cannot be written; "
-                "st.zeros(()), st.asarray of a number and st.asarray(x, copy=True) make arrays"
+                "one element of a tensor is a scalar, which cannot be written; x[index] = value writes the element, "
+                "x[index, ...] is a view of it, and st.asarray(x[index], copy=True) is an array"
             )
+        self._storage = call("asarray", self, copy=True)._storage
+        mark_array(self)
 
 
 def _row(backend: Backend, shard: Shard) -> Any:

@@ -232,6 +232,9 @@ def nan_reductions(data: Any, put: Any) -> None:
             continue
         found = getattr(st, name)(put(x), axis=axis, keepdims=keepdims)
         assert_same(found, getattr(np, name)(x, axis=axis, keepdims=keepdims))
+    single = {"axis": axis, "dtype": "float32"}
+    for name, params in (("nanmean", {}), ("nanvar", {"ddof": 1}), ("nanstd", {"correction": 2})):
+        assert_same(getattr(st, name)(put(x), **single, **params), getattr(np, name)(x, **single, **params))
     along = axis_of(data, x)
     assert_same(st.nancumsum(put(x), axis=along), np.nancumsum(x, axis=along))
     assert_same(st.nancumprod(put(x)), np.nancumprod(x))
@@ -445,6 +448,8 @@ ERRORS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: st.percentile(x, [50, 101]), st.ArgumentError, r"percentile: q is \[50, 101\]"),
     (lambda x: st.quantile(x, 0.5, method="no"), st.ArgumentError, "quantile: method is 'no'"),
     (lambda x: st.quantile(x * 1j, 0.5), st.ArgumentTypeError, "quantile: does not take complex128"),
+    (lambda x: st.nanvar(x, ddof=1, correction=1), st.ArgumentError, "nanvar: ddof=1 and correction=1 are the same"),
+    (lambda x: st.nanmean(x, dtype="int8"), st.ArgumentTypeError, "nanmean: dtype is int8 for elements of float64"),
     (lambda x: st.nanargmax(x * math.nan), st.ArgumentError, "nanargmax: all elements along axis None are NaN"),
     (lambda x: st.nanmax(x[:0], axis=0), st.ShapeError, "max: x has shape"),
     (lambda x: st.bincount(x), st.ShapeError, "bincount: x has 2 dimensions"),

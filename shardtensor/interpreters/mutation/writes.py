@@ -70,7 +70,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     Raises:
         ShapeError, ArgumentTypeError, IndexingError: NumPy would not write the result either; ``out`` is unchanged.
     """
-    out._check_writable()
+    out._make_writable()
     if op.assigns and _write_directly(out, operands[1], operands[2]):
         return
     base, view_spec = out._base_and_view()
