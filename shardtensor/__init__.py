@@ -55,6 +55,7 @@ from shardtensor.errors import (
     CollectiveError as CollectiveError,
     ConcretizationError as ConcretizationError,
     DeviceMemoryError as DeviceMemoryError,
+    DistributedError as DistributedError,
     DonatedError as DonatedError,
     IndexingError as IndexingError,
     InterchangeError as InterchangeError,
@@ -176,7 +177,7 @@ _CHAPTERS = {
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("fft", "linalg", "random")
+_EXTENSIONS = ("distributed", "fft", "linalg", "random")
 """The modules that are imported on first use."""
 
 __all__ = sorted(
@@ -185,7 +186,7 @@ __all__ = sorted(
 )
 
 if _typing.TYPE_CHECKING:
-    from shardtensor import fft as fft, linalg as linalg, random as random
+    from shardtensor import distributed as distributed, fft as fft, linalg as linalg, random as random
     from shardtensor.communication.simulation import (
         SimulationReport as SimulationReport,
         simulate as simulate,

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-    "errors", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "linalg", "random", "interpreters", "spmd", "",
-    "demo", "testing", "cli", "__main__",
+    "errors", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "linalg", "random", "distributed", "interpreters", "spmd", "",
+    "engine", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
 
