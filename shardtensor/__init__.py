@@ -58,6 +58,7 @@ from shardtensor.errors import (
     CollectiveError as CollectiveError,
     ConcretizationError as ConcretizationError,
     DeviceMemoryError as DeviceMemoryError,
+    DistributedError as DistributedError,
     DonatedError as DonatedError,
     IndexingError as IndexingError,
     InterchangeError as InterchangeError,
@@ -206,7 +207,7 @@ _CHAPTERS = {
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("fft", "lib", "linalg", "random")
+_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random")
 """The modules that are imported on first use."""
 
 __all__ = sorted(
@@ -224,7 +225,7 @@ def _register_with_einops() -> None:
 _after_loading.append(_register_with_einops)
 
 if _typing.TYPE_CHECKING:
-    from shardtensor import fft as fft, lib as lib, linalg as linalg, random as random
+    from shardtensor import distributed as distributed, fft as fft, lib as lib, linalg as linalg, random as random
     from shardtensor.communication.simulation import (
         SimulationReport as SimulationReport,
         simulate as simulate,

@@ -1,4 +1,6 @@
-"""The command line: ``shardtensor demo`` runs the demo, ``shardtensor info`` lists the backends and their devices."""
+"""The command line: ``shardtensor demo`` runs the demo, ``shardtensor info`` lists the backends and their devices, and
+``shardtensor launch`` starts the processes of a job on this host.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import contextlib
 import importlib.metadata
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardtensor.backend.protocol import Backend, requested_devices
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 on success; 1 if a check of the demo fails or devices cannot be used, in which case one line
-        on standard error explains why; 2 if no command is given.
+        on standard error explains why; 2 if no command is given; that of the first process that fails for a job.
 
     Raises:
         SystemExit: raised by argparse, with status 2 for invalid arguments and 0 for ``--help`` and ``--version``.
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         with _any_text_printable():
-            return _demo(**options) if command == "demo" else _info()
+            return _COMMANDS[command](**options)
     except (ArgumentError, BackendError) as error:
         print(f"shardtensor: {error}", file=sys.stderr)
         return 1
@@ -65,6 +67,14 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "info", help="list the backends and their devices, and the reasons why backends are not available"
     )
+    launch = commands.add_parser("launch", help="run a program in several processes of this host")
+    launch.add_argument("-n", "--processes", type=int, required=True, metavar="N", help="the number of processes")
+    launch.add_argument(
+        "--engine", choices=("mpi", "gloo"), help="what connects them (default: mpi if it is installed)"
+    )
+    launch.add_argument("--timeout", type=float, metavar="S", help="end all processes after so many seconds")
+    launch.add_argument("program", help="a Python file, or an executable")
+    launch.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the program")
     return parser
 
 
@@ -87,6 +97,17 @@ def _demo(**options: Any) -> int:
     from shardtensor import demo
 
     return 0 if demo.main(**options).passed else 1
+
+
+def _launch(processes: int, engine: str | None, timeout: float | None, program: str, arguments: list[str]) -> int:
+    from shardtensor.launcher import launch
+
+    command = [sys.executable, program] if program.endswith(".py") else [program]
+    return launch([*command, *arguments], processes, engine, timeout=timeout, output=_print_line)
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
 
 
 def _info() -> int:
@@ -153,3 +174,6 @@ def _describe(backend: Backend) -> Description:
     memory = dict.fromkeys(backend.memory_info(device) for device in devices)
     sizes = [f"{readable(free)} / {readable(total)}" for free, total in filter(None, memory)]
     return str(len(devices)), "\n".join(kinds), "\n".join(sizes)
+
+
+_COMMANDS: Mapping[str, Callable[..., int]] = {"demo": _demo, "info": _info, "launch": _launch}

@@ -78,6 +78,13 @@ class CollectiveError(ShardTensorError, RuntimeError):
     secondary = False
 
 
+class DistributedError(ShardTensorError, RuntimeError):
+    """The processes of a job do not call the same functions, or one of them has failed, ended or not come in time.
+
+    Afterwards the processes cannot exchange anything more: all of them have to be restarted.
+    """
+
+
 def message_of(error: BaseException) -> str:
     """Returns the class and the message of an exception of other code, as ``ValueError: message``. The ``__str__`` of
     such an exception may itself raise an error, whose class is given instead.

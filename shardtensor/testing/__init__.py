@@ -1,5 +1,6 @@
-"""Tools for authors of backends: `BackendTests`, a conformance suite, and the ``checked`` backend, which simulates
-devices with separate memories on the host. `docs/writing_a_backend.md` shows how to use both.
+"""Tools for authors of plugins: `BackendTests` and `EngineTests`, the conformance suites of backends and engines, and
+the ``checked`` backend, which simulates devices with separate memories on the host. `docs/writing_a_backend.md` and
+`docs/writing_an_engine.md` show how to use them.
 
 Importing this package loads neither pytest nor hypothesis; the first access to `BackendTests` does.
 """
@@ -11,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 from shardtensor.testing.checked import CheckedArray, CheckedBackend
 
 if TYPE_CHECKING:
+    from shardtensor.testing.engines import EngineTests
     from shardtensor.testing.suite import BackendTests
 
-__all__ = ["BackendTests", "CheckedArray", "CheckedBackend"]
+__all__ = ["BackendTests", "CheckedArray", "CheckedBackend", "EngineTests"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "EngineTests":
+        from shardtensor.testing.engines import EngineTests
+
+        return EngineTests
     if name != "BackendTests":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "gpus": "backends/test_gpu.py",
     "simulate": "communication/test_simulation.py",
     "writing_a_backend": "testing/test_kit.py",
+    "writing_an_engine": "communication/test_engines.py",
 }
 """Pages with a test of their own: their blocks are no program, or need another backend, or a comparison."""
 

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-    "errors", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "einops", "interpreters", "spmd", "",
-    "demo", "testing", "cli", "__main__",
+    "errors", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "einops", "distributed", "interpreters", "spmd", "",
+    "engine", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
 

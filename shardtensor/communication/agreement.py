@@ -1,0 +1,280 @@
+"""`Agreement`: checks that the processes of a job call the same, before they exchange bytes.
+
+Each process notes its calls that concern other processes, in a running hash. Before an exchange, the processes compare
+a small header: how many calls there were, their hash, and whether this process has failed or ended. Where the headers
+differ, nothing is exchanged, and every process raises an error that names the first call that differs. A process that
+does not come within the time limit is an error in all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from shardtensor.communication.engine import Bytes, Engine
+from shardtensor.errors import DistributedError, message_of
+
+T = TypeVar("T")
+
+_HEADER = struct.Struct("<QQ16sB7x")
+_KEPT = 64
+"""How many of the last calls are kept, to find the first that differs."""
+
+_REPORT = 8192
+"""Bytes of the report that each process sends where headers differ."""
+
+_LINE = 100
+"""Characters of a call in a report."""
+
+
+class State(enum.IntEnum):
+    """What a process does."""
+
+    RUNNING = 0
+    FAILED = 1
+    ENDED = 2
+
+
+class Header(NamedTuple):
+    """What the processes compare: the number of the exchange, how many calls there were, their hash, and the state."""
+
+    sequence: int
+    calls: int
+    digest: bytes
+    state: int
+
+
+class Agreement:
+    """The calls of this process, and the exchanges of bytes with the other processes of a job.
+
+    Args:
+        engine: transports the bytes.
+        timeout: seconds within which the other processes have to come to each exchange.
+
+    Attributes:
+        broken: why no exchange is possible any more; empty as long as there was no error.
+    """
+
+    def __init__(self, engine: Engine, timeout: float) -> None:
+        self.engine = engine
+        self.timeout = timeout
+        self.broken = ""
+        self._sequence = 0
+        self._in_step = True  # Whether the processes made the same calls of the engine.
+        self._calls = 0
+        self._digest = bytes(16)
+        self._last: deque[tuple[int, bytes, str]] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def note(self, call: str) -> None:
+        """Adds a call, which all processes have to make in the same order, to the running hash.
+
+        Args:
+            call: the operator with whatever has to be the same in all processes, as a user would read it.
+
+        Raises:
+            DistributedError: there was an error before, or another thread is in such a call.
+        """
+        with self._exclusive(call):
+            self._note(call)
+
+    def _note(self, call: str) -> None:
+        self._calls += 1
+        self._digest = hashlib.blake2b(self._digest + call.encode(), digest_size=16).digest()
+        self._last.append((self._calls, self._digest[:4], call))
+
+    # -- exchanges ---------------------------------------------------------------------------------
+
+    def gather(self, call: str, record: bytes) -> list[bytes]:
+        """Returns the records of all processes, in order. They have the same length, which follows from the call.
+
+        Raises:
+            DistributedError: the processes do not agree, one of them has failed, ended or not come in time.
+        """
+        with self._exclusive(call):
+            self._agree(call)
+            return self._engine_call(lambda deadline: self.engine.agree(record, deadline))
+
+    def exchange(self, call: str, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes]) -> None:
+        """Sends and receives messages; see `Engine.exchange`. Messages without bytes are left out.
+
+        Raises:
+            DistributedError: see `gather`.
+        """
+        with self._exclusive(call):
+            self._agree(call)
+            sent, received = ({k: m for k, m in messages.items() if m.size} for messages in (outgoing, incoming))
+            self._engine_call(lambda deadline: self.engine.exchange(sent, received, deadline))
+
+    def broadcast(self, call: str, message: Bytes, root: int) -> None:
+        """Copies the message of process ``root`` into that of the others.
+
+        Raises:
+            DistributedError: see `gather`.
+        """
+        with self._exclusive(call):
+            self._agree(call)
+            if message.size:
+                self._engine_call(lambda deadline: self.engine.broadcast(message, root, deadline))
+
+    def synchronize(self, call: str) -> None:
+        """Waits until all processes have come to this call.
+
+        Raises:
+            DistributedError: see `gather`.
+        """
+        with self._exclusive(call):
+            self._agree(call)
+
+    def _agree(self, call: str) -> None:
+        self._note(call)
+        self._compare(State.RUNNING)
+
+    # -- ends --------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the other processes that this one has failed, at their next exchange; they raise an error that has the
+        message of ``error``. Afterwards, this process exchanges nothing more.
+        """
+        if self.broken:
+            return
+        with contextlib.suppress(DistributedError), self._exclusive("exit"):
+            self._compare(State.FAILED, message_of(error))
+        self.broken = self.broken or "this process has failed"
+
+    def end(self) -> None:
+        """Leaves the job, once all processes want to.
+
+        Raises:
+            DistributedError: the other processes are still running, or called something else before they ended.
+        """
+        with self._exclusive("st.distributed.shutdown()"):
+            self._compare(State.ENDED)
+            self._engine_call(self.engine.close)
+            self.broken = "st.distributed.shutdown() has ended the job"
+
+    def abort(self, seconds: float) -> None:
+        """Ends this process with exit status 1, after the others have come to the same point, or after some seconds."""
+        try:
+            if self._in_step:
+                self.engine.agree(b"\0", time.monotonic() + seconds)
+            else:
+                time.sleep(min(seconds, 1))
+        except (TimeoutError, ConnectionError):
+            pass  # The others still compute, or have ended: this process does not wait for them.
+        self.engine.abort(1)
+
+    # -- the comparison ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _exclusive(self, call: str) -> Iterator[None]:
+        if self.broken:
+            raise DistributedError(f"{call}: {self.broken}; restart all processes")
+        if not self._lock.acquire(blocking=False):
+            raise DistributedError(
+                f"{call}: another thread is in a call that concerns several processes; their order has to be the same "
+                "in all processes, so make such calls in one thread"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _compare(self, state: State, failure: str = "") -> None:
+        """Compares the headers of all processes.
+
+        Raises:
+            DistributedError: they differ, or do not all come in time.
+        """
+        self._sequence += 1
+        own = Header(self._sequence, self._calls, self._digest, state)
+        packed = _HEADER.pack(*own)
+        headers = self._engine_call(lambda deadline: self.engine.agree(packed, deadline))
+        if all(header == packed for header in headers) and state is not State.FAILED:
+            return
+        report = "\n".join([failure, *(f"{n} {d.hex()} {text[:_LINE]}" for n, d, text in reversed(self._last))])
+        # The last line may be cut off; it is the oldest call.
+        record = report.encode()[:_REPORT].ljust(_REPORT, b"\0")
+        reports = self._engine_call(lambda deadline: self.engine.agree(record, deadline))
+        texts = [r.rstrip(b"\0").decode(errors="replace") for r in reports]
+        self.broken = _difference([Header(*_HEADER.unpack(h)) for h in headers], texts)
+        raise DistributedError(self._named(self.broken))
+
+    def _engine_call(self, function: Callable[[float], T]) -> T:
+        """Returns the result of a call of the engine. After an error, the engine is not used again."""
+        try:
+            return function(time.monotonic() + self.timeout)
+        except (TimeoutError, ConnectionError) as error:
+            late = isinstance(error, TimeoutError)
+            self._in_step = False
+            absent = self.engine.absent()
+            them = _processes(absent) if absent else "another process"
+            verb = "has" if len(absent) < 2 else "have"
+            what = f"{verb} not come within {self.timeout:g} s" if late else f"{verb} ended or cannot be reached"
+            self.broken = f"{them} {what}"
+            raise DistributedError(self._named(self.broken)) from error
+        except BaseException:  # Ctrl-C, for example: what the other processes have received is not known.
+            self._in_step = False
+            self.broken = "an exchange between processes was interrupted"
+            raise
+
+    def _named(self, reason: str) -> str:
+        last = self._last[-1] if self._last else (0, b"", "the start")
+        return f"process {self.engine.process_index}, call {last[0]}, {last[2]}: {reason}"
+
+
+def _difference(headers: Sequence[Header], reports: Sequence[str]) -> str:
+    """Returns the message of an error: which process has failed or ended, or the first call that differs."""
+    calls = [_calls(report) for report in reports]
+    for k, header in enumerate(headers):
+        if header.state == State.FAILED:
+            return f"process {k} has failed after call {header.calls}: {reports[k].partition(chr(10))[0]}"
+    begin = max(min(c, default=1) for c in calls)
+    for n in range(begin, max(h.calls for h in headers) + 1):
+        ended = [k for k, header in enumerate(headers) if header.calls < n]
+        others = [k for k, header in enumerate(headers) if header.calls >= n]
+        if ended:
+            them, verb = _processes(ended), "has" if len(ended) == 1 else "have"
+            return (
+                f"{them} {verb} ended after call {n - 1}; call {n} is {calls[others[0]][n][1]} in {_processes(others)}"
+            )
+        if len({c[n][0] for c in calls}) > 1:
+            if begin == n > 1:
+                break  # The hashes include all calls before, so that they differ from the first difference on.
+            return f"the processes call different functions, or in another order: call {n} is {_who(n, calls)}"
+    return f"the processes call different functions in call {begin}, or before it"
+
+
+def _calls(report: str) -> dict[int, tuple[str, str]]:
+    """Returns the hash and the text of each call in a report, by its number."""
+    lines = [line.split(" ", 2) for line in report.split("\n")[1:]]
+    return {int(line[0]): (line[1], line[2]) for line in lines if len(line) == 3}
+
+
+def _who(n: int, calls: Sequence[dict[int, tuple[str, str]]]) -> str:
+    """Returns which processes make which call."""
+    groups: dict[str, list[int]] = {}
+    for k, c in enumerate(calls):
+        groups.setdefault(c[n][1], []).append(k)
+    return ", and ".join(f"{text} in {_processes(ks)}" for text, ks in groups.items())
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    return ("process " if len(numbers) == 1 else "processes ") + ", ".join(map(str, numbers))
+
+
+def as_bytes(array: Any) -> Bytes:
+    """Returns the memory of a contiguous array, without a copy."""
+    result: Bytes = array.reshape(-1).view(np.uint8)
+    return result

@@ -1,0 +1,118 @@
+"""`Engine`: the protocol of the plugins that transport bytes between the processes of a job.
+
+An engine moves bytes and knows nothing else: no dtype, no tensor, no mesh. What the processes call, and whether they
+call the same, is checked above it, by `shardtensor.communication.agreement`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+"""A contiguous array of bytes: memory that a message is read from or written to."""
+
+
+class Launch(NamedTuple):
+    """What is known of a process before its engine starts.
+
+    Attributes:
+        process_index: the number of this process, from 0 on.
+        process_count: the number of processes.
+        address: ``host:port`` on which process 0 can be reached; None where the launcher connects the processes.
+        source: where this was found, for error messages.
+    """
+
+    process_index: int
+    process_count: int
+    address: str | None
+    source: str
+
+
+class Engine(abc.ABC):
+    """Transports bytes between the processes of a job.
+
+    Every method but `abort` and `absent` is called by all processes in the same order, by one thread at a time. Each
+    has a deadline, a time of `time.monotonic`. After an error the engine is not used again, but for `absent` and
+    `abort`.
+
+    An implementation imports `shardtensor.engine` and `shardtensor.errors` only, and is registered in the entry-point
+    group ``shardtensor.engines``. The tests in `shardtensor.testing.EngineTests` are its specification.
+
+    Attributes:
+        name: the name of the entry point.
+        launchers: the launchers whose processes this engine can connect; see `shardtensor.communication.launch`.
+        process_index: the number of this process.
+        process_count: the number of processes.
+    """
+
+    name: ClassVar[str]
+    launchers: ClassVar[frozenset[str]] = frozenset()
+    process_index: int
+    process_count: int
+
+    @classmethod
+    @abc.abstractmethod
+    def start(cls, launch: Launch | None, deadline: float) -> Engine:
+        """Connects this process to the others and returns the engine.
+
+        Args:
+            launch: the number of this process and of all; None if the engine has to find out.
+            deadline: the time by which all processes have to be connected.
+
+        Raises:
+            BackendError: a library is missing, or does not belong to the launcher.
+            ArgumentError: an address cannot be used, or numbers of processes contradict each other.
+            TimeoutError: some processes have not started in time; the message names them.
+        """
+
+    @abc.abstractmethod
+    def agree(self, record: bytes, deadline: float) -> list[bytes]:
+        """Returns the records of all processes, in order. They all have the same length.
+
+        Raises:
+            TimeoutError: a process has not called this before the deadline.
+            ConnectionError: the connection to a process is lost.
+        """
+
+    @abc.abstractmethod
+    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes], deadline: float) -> None:
+        """Sends a message to each process in ``outgoing``, and receives one from each in ``incoming``.
+
+        Both sides know the size of each message; it is not 0, and no process sends to itself.
+
+        Args:
+            outgoing: the messages by the number of the process that receives them.
+            incoming: the memory to receive into, by the number of the process that sends.
+
+        Raises:
+            TimeoutError, ConnectionError: see `agree`.
+        """
+
+    @abc.abstractmethod
+    def broadcast(self, message: Bytes, root: int, deadline: float) -> None:
+        """Copies the message of process ``root`` into the memory that the other processes give.
+
+        Raises:
+            TimeoutError, ConnectionError: see `agree`.
+        """
+
+    @abc.abstractmethod
+    def absent(self) -> list[int]:
+        """Returns the processes that give no sign of life within about a second, after an error of this engine.
+
+        The others call this too, at about the same time. It may be that nothing can be found out; then the result is
+        empty.
+        """
+
+    @abc.abstractmethod
+    def close(self, deadline: float) -> None:
+        """Disconnects this process, after all have agreed to end."""
+
+    @abc.abstractmethod
+    def abort(self, status: int) -> Any:
+        """Ends this process at once with an exit status, and the others if the engine can; it does not return."""

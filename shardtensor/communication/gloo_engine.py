@@ -1,0 +1,263 @@
+"""The engine over Gloo, by torch.distributed: each process is started by itself, and finds the others by an address."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from importlib import import_module
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from shardtensor.communication.engine import Bytes, Engine, Launch
+from shardtensor.errors import ArgumentError, BackendError
+
+_CHUNK = 1 << 30
+"""Bytes of one message."""
+
+_POLL = 0.02
+"""Seconds between two looks at what has become of the other processes while they start."""
+
+
+class GlooEngine(Engine):
+    """The engine over Gloo.
+
+    Process 0 runs a store of keys at the address (torch's `TCPStore`), by which the processes find each other. Calls of
+    Gloo cannot be interrupted, so that one thread makes them, while the caller waits for it and can receive signals.
+    """
+
+    name = "gloo"
+    launchers = frozenset({"address", "torchrun", "slurm"})
+
+    def __init__(self, store: Any, launch: Launch, address: str, deadline: float) -> None:
+        dist = import_module("torch.distributed")
+        self.process_index, self.process_count = launch.process_index, launch.process_count
+        self._store = store
+        self._thread = _Thread()
+        options = dist.ProcessGroupGloo._Options()
+        # By default, Gloo uses the address of this host's name, which other hosts may not be able to reach.
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(address))]
+        options._timeout = _until(deadline)
+        self._group = self._call(
+            lambda: dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), *launch[:2], options), deadline
+        )
+
+    @classmethod
+    def start(cls, launch: Launch | None, deadline: float) -> GlooEngine:
+        """See `Engine`."""
+        try:
+            dist = import_module("torch.distributed")
+        except ImportError:
+            raise BackendError("engine 'gloo' needs PyTorch: `pip install 'shardtensor[torch]'`") from None
+        if launch is None or launch.address is None:
+            raise ArgumentError(
+                "engine 'gloo' needs the address of process 0, such as '10.0.0.1:8476', the number of processes and "
+                "the number of this process; give them to st.distributed.initialize"
+            )
+        host, port = host_and_port(launch.address)
+        is_first = launch.process_index == 0
+        try:
+            store = dist.TCPStore(host, port, None, is_first, _until(deadline), False)
+        except (RuntimeError, ValueError) as error:
+            raise _unreachable(launch, is_first, error) from error
+        rendezvous = _Rendezvous(store, launch, deadline)
+        rendezvous.join()
+        engine = cls(store, launch, host, deadline)
+        rendezvous.all_connected()
+        return engine
+
+    def agree(self, record: bytes, deadline: float) -> list[bytes]:
+        """See `Engine`."""
+        torch = import_module("torch")
+        own = torch.frombuffer(bytearray(record), dtype=torch.uint8)
+        records = [torch.empty_like(own) for _ in range(self.process_count)]
+        self._call(lambda: self._group.allgather([records], [own]).wait(_until(deadline)), deadline)
+        return [r.numpy().tobytes() for r in records]
+
+    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes], deadline: float) -> None:
+        """See `Engine`."""
+
+        def run() -> None:
+            works = [self._group.recv([part], k, 0) for k, message in incoming.items() for part in _parts(message)]
+            works += [self._group.send([part], k, 0) for k, message in outgoing.items() for part in _parts(message)]
+            for work in works:
+                work.wait(_until(deadline))
+
+        if outgoing or incoming:
+            self._call(run, deadline)
+
+    def broadcast(self, message: Bytes, root: int, deadline: float) -> None:
+        """See `Engine`."""
+
+        def run() -> None:
+            for part in _parts(message):
+                self._group.broadcast(part, root).wait(_until(deadline))
+
+        self._call(run, deadline)
+
+    def absent(self) -> list[int]:
+        """See `Engine`."""
+        deadline = time.monotonic() + 1
+        others = [k for k in range(self.process_count) if k != self.process_index]
+
+        def find() -> list[int]:
+            missing = others
+            self._store.set(f"here/{self.process_index}", b"")
+            while missing and time.monotonic() < deadline:
+                missing = [k for k in missing if not self._store.check([f"here/{k}"])]
+                time.sleep(_POLL)
+            return missing
+
+        try:  # The engine's own thread may hang in the call that failed.
+            return _Thread().submit(find).result(timeout=2)  # type: ignore[no-any-return]
+        except (RuntimeError, TimeoutError):  # The store itself does not answer: it is in process 0.
+            return [0] if self.process_index else []
+
+    def close(self, deadline: float) -> None:
+        """See `Engine`."""
+        # The store ends with process 0, which therefore waits until the others have left.
+        self._call(lambda: self._leave(deadline), deadline)
+
+    def _leave(self, deadline: float) -> None:
+        self._group.shutdown()
+        self._group = None
+        left = self._store.add("left", 1)
+        while self.process_index == 0 and left < self.process_count and time.monotonic() < deadline:
+            time.sleep(_POLL)
+            left = self._store.add("left", 0)
+        self._store = None
+
+    def abort(self, status: int) -> NoReturn:
+        """See `Engine`. Gloo closes the connections, so that the other processes receive an error."""
+        os._exit(status)
+
+    def _call(self, function: Callable[[], Any], deadline: float) -> Any:
+        """Returns the result of a call of Gloo, made by the engine's thread."""
+        try:
+            # Gloo's own time limit is the same; a little later than it, the call is given up.
+            return self._thread.submit(function).result(max(deadline - time.monotonic(), 0) + 1)
+        except RuntimeError as error:
+            kind = TimeoutError if "imed out" in str(error) or time.monotonic() > deadline else ConnectionError
+            raise kind(str(error)) from None
+
+
+class _Thread:
+    """A thread that makes one call after the other.
+
+    It is a daemon: a call that hangs does not keep the process from ending. An executor of `concurrent.futures` takes
+    no calls any more when the interpreter shuts down, which is when a process leaves its job.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        threading.Thread(target=self._work, name="shardtensor-gloo", daemon=True).start()
+
+    def submit(self, function: Callable[[], Any]) -> Future[Any]:
+        """Returns the future result of a call."""
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            function, future = self._calls.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+class _Rendezvous:
+    """The start of the processes: each announces itself in the store, and waits for the others."""
+
+    def __init__(self, store: Any, launch: Launch, deadline: float) -> None:
+        self.store, self.launch, self.deadline = store, launch, deadline
+
+    def join(self) -> None:
+        """Announces this process, and waits until all have."""
+        index, count = self.launch[:2]
+        if not 0 <= index < count:
+            self._refuse(f"process_id is {index}; wanted a number from 0 to {count - 1}, one less than num_processes")
+        if self.store.add(f"taken/{index}", 1) > 1:
+            self._refuse(f"two processes have the number {index} of {count}; give each its own process_id")
+        self.store.set(f"count/{index}", str(count))
+        missing = list(range(count))
+        while missing:
+            self._check_refused()
+            missing = [k for k in missing if not self.store.check([f"count/{k}"])]
+            if time.monotonic() > self.deadline:
+                raise TimeoutError(
+                    f"processes {missing} of {count} have not come; start them, or pass a longer timeout="
+                )
+            if missing:
+                time.sleep(_POLL)
+        counts = [int(self.store.get(f"count/{k}")) for k in range(count)]
+        if wrong := [k for k, n in enumerate(counts) if n != counts[0]]:
+            self._refuse(f"process 0 has num_processes={counts[0]}, and process {wrong[0]} has {counts[wrong[0]]}")
+
+    def all_connected(self) -> None:
+        """Registers that this process is connected: one that comes later is not of this job."""
+        self.store.set("started", b"")
+
+    def _check_refused(self) -> None:
+        if self.store.check(["refused"]):
+            raise ArgumentError(self.store.get("refused").decode())
+
+    def _refuse(self, reason: str) -> NoReturn:
+        """Raises an error here, and in the processes that still wait for others."""
+        if self.store.check(["started"]):
+            raise ArgumentError(f"at {self.launch.address}, a job is running already: {reason}; use another port")
+        with contextlib.suppress(RuntimeError):  # The store has gone if process 0 has raised its own error.
+            self.store.set("refused", reason)
+        raise ArgumentError(reason)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Splits an address.
+
+    Raises:
+        ArgumentError: it is not of the form ``host:port``.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ArgumentError(f"the address of process 0 is {address!r}; wanted 'host:port', such as '10.0.0.1:8476'")
+    return host.strip("[]"), int(port)
+
+
+def _unreachable(launch: Launch, is_first: bool, error: Exception) -> Exception:
+    host, port = host_and_port(launch.address or "")
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as reason:
+        return ArgumentError(f"the host name {host!r} of process 0 does not resolve: {reason}")
+    if is_first:
+        return ArgumentError(
+            f"process 0 cannot open port {port} of this host: another program, or another job, uses it, or {host} is "
+            f"not this host; choose another port ({str(error).splitlines()[0]})"
+        )
+    return TimeoutError(f"process 0 does not answer at {launch.address}; is it started, and is the port open?")
+
+
+def _own_address(host: str) -> str:
+    """Returns the address of this host that other hosts reach it by: that of its connection to process 0."""
+    family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as s:
+        s.connect(target)  # Sends nothing.
+        return str(s.getsockname()[0])
+
+
+def _parts(message: Bytes) -> list[Any]:
+    torch = import_module("torch")
+    with warnings.catch_warnings():  # torch has no read-only tensors and warns of it; these are only read.
+        warnings.simplefilter("ignore", UserWarning)
+        return [torch.from_numpy(message[k : k + _CHUNK]) for k in range(0, len(message), _CHUNK)]
+
+
+def _until(deadline: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(deadline - time.monotonic(), 1e-3))

@@ -1,0 +1,139 @@
+"""The engine over MPI, by mpi4py: processes are started by ``mpiexec``, ``srun`` or another launcher of MPI."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from shardtensor.communication.engine import Bytes, Engine, Launch
+from shardtensor.errors import BackendError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Request
+
+_CHUNK = 1 << 30
+"""Bytes of one message of MPI, whose counts are limited to 31 bits in some implementations."""
+
+_YIELDS = 4000
+"""How often a process that waits passes its core on before it sleeps: about as long as a message of 1 MiB takes."""
+
+_DATA, _PRESENT = 1, 2
+"""The tags of messages, and of the signs of life after an error."""
+
+
+class MPIEngine(Engine):
+    """The engine over MPI.
+
+    Nothing blocks inside MPI: every operation is started and then tested until it is complete, so that a deadline and
+    Ctrl-C take effect. Records of `agree` use a communicator of their own. MPI is initialized for calls by one thread
+    at a time, which is what all implementations do well.
+    """
+
+    name = "mpi"
+    launchers = frozenset({"mpi", "slurm"})
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        world = mpi.COMM_WORLD
+        self.process_index = world.Get_rank()
+        self.process_count = world.Get_size()
+        self._records = world.Dup()
+        self._data = world.Dup()
+
+    @classmethod
+    def start(cls, launch: Launch | None, deadline: float) -> MPIEngine:
+        """See `Engine`."""
+        try:
+            import mpi4py
+        except ImportError:
+            raise BackendError(
+                "engine 'mpi' needs mpi4py: `pip install 'shardtensor[mpi]'` for the MPI of this site, or "
+                "'shardtensor[mpi-local]', which brings one"
+            ) from None
+        mpi4py.rc.thread_level = "serialized"
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:  # mpi4py looks for the library of MPI when it is imported.
+            raise BackendError(f"engine 'mpi': mpi4py finds no library of MPI: {error}") from error
+        if MPI.Query_thread() < MPI.THREAD_SERIALIZED and MPI.COMM_WORLD.Get_size() > 1:
+            raise BackendError(
+                "engine 'mpi': MPI was initialized for one thread only; call st.distributed.initialize before "
+                "`from mpi4py import MPI`, or set mpi4py.rc.thread_level = 'serialized' before that import"
+            )
+        size = MPI.COMM_WORLD.Get_size()
+        if launch is not None and launch.process_count != size:
+            raise BackendError(
+                f"engine 'mpi': {launch.source} says that there are {launch.process_count} processes, and "
+                f"{MPI.get_vendor()[0]}, the library of MPI that mpi4py uses, has started {size}; the launcher belongs "
+                "to another MPI: use the mpiexec that is installed with this library"
+            )
+        return cls(MPI)
+
+    def agree(self, record: bytes, deadline: float) -> list[bytes]:
+        """See `Engine`."""
+        records = np.empty((self.process_count, len(record)), np.uint8)
+        request = self._records.Iallgather(np.frombuffer(record, np.uint8), records)
+        self._wait(request.Test, deadline)
+        return [row.tobytes() for row in records]
+
+    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes], deadline: float) -> None:
+        """See `Engine`."""
+        requests: list[Request] = []
+        for source, message in incoming.items():
+            requests += [self._data.Irecv(part, source, _DATA) for part in _chunks(message)]
+        for destination, message in outgoing.items():
+            requests += [self._data.Isend(part, destination, _DATA) for part in _chunks(message)]
+        if requests:
+            self._wait(lambda: self._mpi.Request.Testall(requests), deadline)
+
+    def broadcast(self, message: Bytes, root: int, deadline: float) -> None:
+        """See `Engine`."""
+        for part in _chunks(message):
+            self._wait(self._data.Ibcast(part, root).Test, deadline)
+
+    def absent(self) -> list[int]:
+        """See `Engine`."""
+        others = {k for k in range(self.process_count) if k != self.process_index}
+        sign = np.zeros(1, np.uint8)
+        self._signs = [sign, [self._records.Isend(sign, k, _PRESENT) for k in others]]  # Kept: MPI still reads it.
+        deadline = time.monotonic() + 1
+        while others and time.monotonic() < deadline:
+            status = self._mpi.Status()
+            if self._records.Iprobe(self._mpi.ANY_SOURCE, _PRESENT, status):
+                self._records.Recv(np.empty(1, np.uint8), status.Get_source(), _PRESENT)
+                others.discard(status.Get_source())
+            else:
+                time.sleep(1e-3)
+        return sorted(others)
+
+    def close(self, deadline: float) -> None:
+        """See `Engine`. MPI itself is finalized by mpi4py when the process ends."""
+        self._records.Free()
+        self._data.Free()
+
+    def abort(self, status: int) -> NoReturn:
+        """See `Engine`."""
+        self._mpi.COMM_WORLD.Abort(status)
+        os._exit(status)
+
+    def _wait(self, is_complete: Callable[[], bool], deadline: float) -> None:
+        """Tests an operation until it is complete."""
+        tests = 0
+        while not is_complete():
+            tests += 1
+            if tests < _YIELDS:
+                os.sched_yield()
+                if tests % 64:
+                    continue
+            else:
+                time.sleep(1e-4)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+
+
+def _chunks(message: Bytes) -> Sequence[Bytes]:
+    return [message[k : k + _CHUNK] for k in range(0, len(message), _CHUNK)]

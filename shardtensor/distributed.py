@@ -1,0 +1,347 @@
+"""Programs of several processes: each runs the same script, on one host or on many (JAX's multi-controller model).
+
+`initialize` connects the processes, and the utilities exchange host arrays between them. Meshes and tensors are on the
+devices of one process. The names are those of
+``jax.distributed`` and of ``jax.experimental.multihost_utils``. docs/many_processes.md explains how to start programs,
+and what to look at when one hangs.
+
+>>> st.distributed.is_initialized()
+False
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.metadata
+import io
+import os
+import sys
+import time
+from collections.abc import Sequence
+from traceback import format_exception
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardtensor.communication.agreement import Agreement, as_bytes
+from shardtensor.communication.launch import engine_and_launch
+from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
+from shardtensor.tensor.pytree import leaves, paths, replaced
+
+__all__ = [
+    "assert_equal",
+    "broadcast_one_to_all",
+    "initialize",
+    "is_initialized",
+    "process_allgather",
+    "process_count",
+    "process_index",
+    "shutdown",
+    "sync_global_devices",
+]
+
+T = TypeVar("T")
+
+_job: Agreement | None = None
+
+_DIGEST = 16
+"""Bytes of the hash of an array."""
+
+_TOGETHER = 5.0
+"""Seconds that a process that ends with an error waits for the others, so that each can print its own error."""
+
+
+# -- the job ---------------------------------------------------------------------------------------
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    engine: str | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Connects this process to the others of its job. All of them call this once, at their start.
+
+    Without arguments, the numbers are taken from the environment that the launcher has set: ``mpiexec`` and other
+    launchers of MPI, ``srun``, ``torchrun``, ``shardtensor launch``, or an indexed Job of Kubernetes together with the
+    variables ``SHARDTENSOR_COORDINATOR_ADDRESS`` and ``SHARDTENSOR_NUM_PROCESSES``. Where you start the processes
+    yourself, give all three.
+
+    Afterwards an exception that ends one process ends the others with an error that contains its message, and standard
+    output is written line by line, so that lines of several processes are not mixed.
+
+    Args:
+        coordinator_address: ``host:port`` at which the other processes reach process 0; any free port.
+        num_processes: the number of processes.
+        process_id: the number of this process, from 0 on.
+        engine: ``"mpi"`` (needs mpi4py), ``"gloo"`` (needs PyTorch), ``"local"`` (one process) or that of a plugin; by
+            default the one that belongs to the launcher, and ``"gloo"`` for an address.
+        timeout: seconds that each exchange waits for the other processes, the start included; by default 300, or the
+            environment variable ``SHARDTENSOR_TIMEOUT``.
+
+    Raises:
+        ArgumentError: arguments are missing, or contradict each other, the environment, or those of other processes.
+        BackendError: the engine's library is missing or does not belong to the launcher.
+        DistributedError: it was called before, or processes have not come in time.
+
+    >>> st.distributed.initialize(engine="local")
+    >>> st.distributed.process_index(), st.distributed.process_count()
+    (0, 1)
+    >>> st.distributed.shutdown()
+    """
+    global _job
+    if _job is not None:
+        raise DistributedError("initialize: this process is initialized already; call it once, at the start")
+    seconds = _timeout(timeout)
+    try:
+        chosen, launch = engine_and_launch(engine, coordinator_address, num_processes, process_id)
+        started = chosen.start(launch, time.monotonic() + seconds)
+    except TimeoutError as error:
+        raise DistributedError(f"initialize: {error}") from error
+    except ArgumentError as error:
+        raise ArgumentError(f"initialize: {error}") from None
+    job = Agreement(started, seconds)
+    _check_alike(job)
+    _job = job
+    atexit.register(_at_exit)
+    if started.process_count > 1:
+        sys.excepthook = _excepthook
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
+
+
+def shutdown() -> None:
+    """Disconnects this process, after all processes have called this; it is called when a process ends.
+
+    Raises:
+        DistributedError: the other processes have not called the same before, have failed, or do not come in time.
+    """
+    global _job
+    if _job is None:
+        return
+    _job.end()
+    _job = None
+    atexit.unregister(_at_exit)
+    if sys.excepthook is _excepthook:
+        sys.excepthook = sys.__excepthook__
+
+
+def is_initialized() -> bool:
+    """Returns whether this process is connected to others, or is a job of one process."""
+    return _job is not None
+
+
+def process_index() -> int:
+    """Returns the number of this process, from 0 on; 0 before `initialize`."""
+    return _job.engine.process_index if _job else 0
+
+
+def process_count() -> int:
+    """Returns the number of processes; 1 before `initialize`."""
+    return _job.engine.process_count if _job else 1
+
+
+# -- utilities -------------------------------------------------------------------------------------
+
+
+def broadcast_one_to_all(in_tree: T, is_source: bool | None = None) -> T:
+    """Returns the arrays of one process in every process.
+
+    Args:
+        in_tree: a pytree of arrays, of the same structure, shapes and dtypes in all processes.
+        is_source: whether this process sends; true in exactly one process. By default, process 0 sends.
+
+    Returns:
+        A pytree of NumPy arrays.
+
+    Raises:
+        ArgumentError: no process sends, or several do.
+        DistributedError: the processes call something else, or give arrays of other shapes or dtypes.
+
+    >>> st.distributed.initialize(engine="local")
+    >>> st.distributed.broadcast_one_to_all({"w": np.arange(3)})
+    {'w': array([0, 1, 2])}
+    >>> st.distributed.shutdown()
+    """
+    job = _connected("broadcast_one_to_all")
+    arrays = _arrays("broadcast_one_to_all", in_tree)
+    root = 0
+    if is_source is not None:
+        flags = job.gather("broadcast_one_to_all: is_source", bytes([bool(is_source)]))
+        sources = [k for k, flag in enumerate(flags) if flag[0]]
+        if len(sources) != 1:
+            raise ArgumentError(
+                f"broadcast_one_to_all: is_source is true in {len(sources)} processes {sources}; wanted exactly one"
+            )
+        (root,) = sources
+    results = []
+    for array in arrays:
+        result = np.array(array, order="C")
+        job.broadcast(f"broadcast_one_to_all({_described(result)})", as_bytes(result), root)
+        results.append(result)
+    return replaced(in_tree, results)  # type: ignore[no-any-return]
+
+
+def process_allgather(in_tree: T, tiled: bool = False) -> T:
+    """Returns the arrays of all processes in every process.
+
+    Args:
+        in_tree: a pytree of arrays, of the same structure, shapes and dtypes in all processes.
+        tiled: whether the arrays are concatenated along their first dimension, whose sizes may differ; otherwise they
+            are stacked along a new one.
+
+    Returns:
+        A pytree of NumPy arrays.
+
+    Raises:
+        DistributedError: the processes call something else, or give arrays of other shapes or dtypes.
+
+    >>> st.distributed.initialize(engine="local")
+    >>> st.distributed.process_allgather(np.arange(3)), st.distributed.process_allgather(np.arange(3), tiled=True)
+    (array([[0, 1, 2]]), array([0, 1, 2]))
+    >>> st.distributed.shutdown()
+    """
+    job = _connected("process_allgather")
+    results = []
+    for array in _arrays("process_allgather", in_tree):
+        if not tiled:
+            results.append(
+                _gathered(job, array[None], [1] * process_count(), f"process_allgather({_described(array)})")
+            )
+            continue
+        rows = np.atleast_1d(array)
+        call = f"process_allgather({rows.dtype}[*{''.join(f',{n}' for n in rows.shape[1:])}], tiled=True)"
+        sizes = job.gather(f"{call}: sizes", len(rows).to_bytes(8, "little"))
+        results.append(_gathered(job, rows, [int.from_bytes(s, "little") for s in sizes], call))
+    return replaced(in_tree, results)  # type: ignore[no-any-return]
+
+
+def sync_global_devices(name: str) -> None:
+    """Waits until all processes have called this.
+
+    Args:
+        name: a name for the place in the program; the processes have to give the same one.
+
+    Raises:
+        DistributedError: a process gives another name, calls something else, or does not come in time.
+    """
+    _connected("sync_global_devices").synchronize(f"sync_global_devices({name!r})")
+
+
+def assert_equal(in_tree: Any, fail_message: str = "") -> None:
+    """Raises AssertionError, in every process, unless the arrays have the same shapes, dtypes and bits in all of them.
+
+    Args:
+        in_tree: a pytree of arrays.
+        fail_message: the start of the message of the error.
+
+    Raises:
+        AssertionError: they differ; the message names the processes and the first leaf.
+        DistributedError: the processes call something else.
+    """
+    job = _connected("assert_equal")
+    arrays = _arrays("assert_equal", in_tree)
+    start = fail_message or "assert_equal"
+    counts = [int.from_bytes(c, "little") for c in job.gather("assert_equal", len(arrays).to_bytes(8, "little"))]
+    for k, count in enumerate(counts):
+        if count != counts[0]:
+            raise AssertionError(f"{start}: process {k} has {count} arrays, and process 0 has {counts[0]}")
+    rows = job.gather("assert_equal: hashes of the arrays", b"".join(map(_digest, arrays)))
+    for i, path in enumerate(paths(in_tree)):
+        part = slice(_DIGEST * i, _DIGEST * (i + 1))
+        if others := [k for k, row in enumerate(rows) if row[part] != rows[0][part]]:
+            raise AssertionError(f"{start}: in_tree{path} is not the same in process 0 and in {others}")
+
+
+# -- how it is done --------------------------------------------------------------------------------
+
+
+def _connected(caller: str) -> Agreement:
+    if _job is None:
+        raise DistributedError(f"{caller}: call st.distributed.initialize first")
+    return _job
+
+
+def _timeout(given: float | None) -> float:
+    text = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if given is None else given
+    try:
+        seconds = float(text)
+    except (TypeError, ValueError):
+        seconds = 0
+    if not 0 < seconds < float("inf"):
+        name = "SHARDTENSOR_TIMEOUT" if given is None else "timeout"
+        raise ArgumentError(f"initialize: {name} is {text!r}; wanted a positive number of seconds")
+    return seconds
+
+
+def _check_alike(job: Agreement) -> None:
+    """Raises an error in all processes if they have other versions of the library."""
+    version = importlib.metadata.version("shardtensor")
+    versions = [v.rstrip(b"\0").decode() for v in job.gather("initialize", version.encode()[:64].ljust(64, b"\0"))]
+    for k, other in enumerate(versions):
+        if other != versions[0]:
+            raise ArgumentError(
+                f"initialize: process {k} has version {other} of shardtensor, and process 0 has {versions[0]}; install "
+                "the same version on all hosts"
+            )
+
+
+def _arrays(caller: str, tree: Any) -> list[npt.NDArray[Any]]:
+    arrays = [np.asarray(leaf) for leaf in leaves(tree)]
+    for array, path in zip(arrays, paths(tree), strict=True):
+        if array.dtype.hasobject:
+            raise ArgumentTypeError(f"{caller}: in_tree{path} is an array of objects; wanted numbers, bools or dates")
+    return arrays
+
+
+def _described(array: npt.NDArray[Any]) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _gathered(job: Agreement, rows: npt.NDArray[Any], sizes: Sequence[int], call: str) -> npt.NDArray[Any]:
+    """Concatenates the rows of all processes, of which the numbers are known."""
+    result = np.empty((sum(sizes), *rows.shape[1:]), rows.dtype)
+    ends = np.cumsum(sizes)
+    parts = [result[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    own = process_index()
+    parts[own][...] = rows
+    others = [k for k in range(len(sizes)) if k != own]
+    message = as_bytes(parts[own])
+    job.exchange(call, dict.fromkeys(others, message), {k: as_bytes(parts[k]) for k in others})
+    return result
+
+
+def _digest(array: npt.NDArray[Any]) -> bytes:
+    text = _described(array).encode()
+    return hashlib.blake2b(text + np.ascontiguousarray(array).tobytes(), digest_size=_DIGEST).digest()
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Prints an exception that ends this process, and tells the other processes."""
+    # As one text, so that lines of several processes are not mixed.
+    sys.stderr.write("".join(format_exception(kind, error, traceback)))
+    sys.stderr.flush()
+    if _job is not None:
+        _job.fail(error)
+
+
+def _at_exit() -> None:
+    """Leaves the job when the process ends. If the processes did not agree, all of them end with exit status 1."""
+    job = _job
+    if job is None:
+        return
+    known = bool(job.broken)  # The error that ended this process, or that the program has handled, was printed.
+    try:
+        shutdown()
+        return
+    except DistributedError as error:
+        if not known:
+            print(f"shardtensor: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    job.abort(_TOGETHER)

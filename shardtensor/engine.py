@@ -1,0 +1,9 @@
+"""What authors of engines use: `Engine`, the protocol of the plugins that transport bytes between processes.
+
+An engine is a class that is registered in the entry-point group ``shardtensor.engines``. It has to pass the tests in
+`shardtensor.testing.EngineTests`. docs/writing_an_engine.md shows one.
+"""
+
+from shardtensor.communication.engine import Bytes, Engine, Launch
+
+__all__ = ["Bytes", "Engine", "Launch"]

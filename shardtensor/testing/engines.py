@@ -1,0 +1,175 @@
+"""The conformance suite of engines: each test runs a small program in several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shardtensor.communication.launch import engine_and_launch
+from shardtensor.engine import Engine
+from shardtensor.launcher import launch
+
+LIMIT = 60.0
+"""Seconds after which the processes of a test are ended."""
+
+SOON = 2.0
+"""Seconds within which calls that fail have to fail."""
+
+
+class EngineTests:
+    """The conformance tests of an engine: a pytest class, to be subclassed.
+
+    Attributes:
+        engine: the name of the engine.
+        launcher: how processes are started: ``"gloo"`` gives them an address, and ``"mpi"`` runs mpiexec.
+        kills_all: whether the launcher ends all processes as soon as one is killed.
+
+    >>> from shardtensor.testing import EngineTests
+    >>> class TestMine(EngineTests):
+    ...     engine = "mine"
+    """
+
+    engine: str = ""
+    launcher: str = "gloo"
+    kills_all: bool = False
+
+    def run(self, program: str, processes: int) -> tuple[int, list[str]]:
+        """Runs one of the programs below, and returns the exit status and the lines of output in alphabetical order."""
+        lines: list[str] = []
+        command = [sys.executable, "-m", __name__, self.engine, program]
+        status = launch(command, processes, self.launcher, timeout=LIMIT, output=lines.append)
+        return status, sorted(line for line in lines if line[:1] == "[" and "ok" in line)
+
+    def passes(self, program: str, processes: int) -> None:
+        """Asserts that a program ends without an error, and prints ``ok`` in every process."""
+        status, lines = self.run(program, processes)
+        assert (status, lines) == (0, [f"[{k}] ok" for k in range(processes)]), "see the output above"
+
+    def test_agree_returns_the_records_of_all_processes_in_order(self) -> None:
+        """`Engine.agree`."""
+        self.passes("agree", 3)
+
+    def test_messages_of_any_size_arrive_unchanged(self) -> None:
+        """`Engine.exchange` between all pairs of processes."""
+        self.passes("exchange", 3)
+
+    def test_every_process_can_broadcast(self) -> None:
+        """`Engine.broadcast` from each process."""
+        self.passes("broadcast", 3)
+
+    def test_messages_that_cross_do_not_block_each_other(self) -> None:
+        """Two processes send 64 MiB to each other at the same time, from read-only memory."""
+        self.passes("cross", 2)
+
+    def test_a_process_that_does_not_come_is_a_timeout_that_names_it(self) -> None:
+        """Deadlines, and `Engine.absent`."""
+        assert self.run("late", 3)[1] == ["[0] ok", "[2] ok"]
+
+    def test_a_process_that_is_killed_is_an_error_in_the_others(self) -> None:
+        """A lost connection, and `Engine.absent`, unless the launcher ends the others."""
+        status, lines = self.run("killed", 3)
+        assert status in (128 + signal.SIGKILL, signal.SIGKILL)
+        assert self.kills_all or lines == ["[0] ok", "[2] ok"]
+
+    def test_abort_ends_the_process_with_the_status(self) -> None:
+        """`Engine.abort`."""
+        assert self.run("abort", 2)[0] == 3
+
+
+def _soon() -> float:
+    return time.monotonic() + SOON
+
+
+def _later() -> float:
+    return time.monotonic() + LIMIT
+
+
+def _agree(engine: Engine) -> None:
+    for round in range(20):
+        records = engine.agree(bytes([engine.process_index, round]) * 40, _later())
+        assert records == [bytes([k, round]) * 40 for k in range(engine.process_count)], records
+
+
+def _exchange(engine: Engine) -> None:
+    own, count = engine.process_index, engine.process_count
+    rng = np.random.default_rng(0)  # The same in all processes.
+    for largest in (1, 100, 1 << 16, 3 << 20):
+        sizes = rng.integers(0, largest + 1, (count, count))
+        content = [[rng.integers(0, 256, n, np.uint8) for n in row] for row in sizes]
+        outgoing = {k: m for k, m in enumerate(content[own]) if k != own and m.size}
+        incoming = {k: np.zeros(sizes[k, own], np.uint8) for k in range(count) if k != own and sizes[k, own]}
+        engine.exchange(outgoing, incoming, _later())
+        for k, message in incoming.items():
+            assert np.array_equal(message, content[k][own]), (k, largest)
+
+
+def _broadcast(engine: Engine) -> None:
+    for root in range(engine.process_count):
+        for size in (1, 1000, 1 << 20):
+            message = np.full(size, engine.process_index, np.uint8)
+            engine.broadcast(message, root, _later())
+            assert (message == root).all(), (root, size)
+
+
+def _cross(engine: Engine) -> None:
+    other = 1 - engine.process_index
+    message = np.full(64 << 20, engine.process_index, np.uint8)
+    message.flags.writeable = False
+    received = np.zeros_like(message)
+    engine.exchange({other: message}, {other: received}, _later())
+    assert (received == other).all()
+
+
+def _late(engine: Engine) -> None:
+    if engine.process_index == 1:
+        time.sleep(SOON + 5)  # The launcher ends it before.
+    begin = time.monotonic()
+    _raises((TimeoutError,), lambda: engine.agree(b"x", _soon()))
+    assert time.monotonic() - begin < SOON + 1.5
+    _end_without_1(engine)
+
+
+def _end_without_1(engine: Engine) -> None:
+    assert engine.absent() == [1]
+    print("ok", flush=True)
+    time.sleep(1)  # The other process prints, too.
+    os._exit(1)
+
+
+def _killed(engine: Engine) -> None:
+    if engine.process_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _raises((TimeoutError, ConnectionError), lambda: engine.agree(b"x", _soon()))
+    _end_without_1(engine)
+
+
+def _abort(engine: Engine) -> None:
+    engine.abort(3)
+
+
+def _raises(kinds: tuple[type[Exception], ...], function: Callable[[], Any]) -> None:
+    try:
+        function()
+    except kinds:
+        return
+    raise AssertionError(f"no error, but wanted one of {kinds}")
+
+
+def main(name: str, program: str) -> None:
+    """Runs one program on the engine of that name."""
+    kind, start = engine_and_launch(name, None, None, None)
+    engine = kind.start(start, _later())
+    globals()[f"_{program}"](engine)
+    engine.agree(b"end", _later())
+    engine.close(_later())
+    print("ok", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

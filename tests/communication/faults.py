@@ -1,0 +1,115 @@
+"""A program in which one process, the last one, does something that the others do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+from shardtensor import distributed
+
+EVENT = sys.argv[1]
+LIMIT = 2.0
+
+
+def before() -> None:
+    distributed.sync_global_devices("start")
+    gathered = distributed.process_allgather(np.array([distributed.process_index()]), tiled=True)
+    assert gathered.tolist() == list(range(distributed.process_count()))
+
+
+def after() -> None:
+    distributed.process_allgather(np.zeros(3))
+
+
+def raises() -> None:
+    raise ValueError("no such file")
+
+
+def exits() -> None:
+    sys.exit(0)
+
+
+def other_order() -> None:
+    distributed.sync_global_devices("b")
+    distributed.sync_global_devices("a")
+
+
+def other_shape() -> None:
+    distributed.process_allgather(np.zeros(4))
+
+
+def other_dtype() -> None:
+    distributed.process_allgather(np.zeros(3, np.float32))
+
+
+def extra_call() -> None:
+    distributed.assert_equal(np.zeros(3))
+    after()
+
+
+def missing_call() -> None:
+    """The process ends without the last call."""
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def interrupted() -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    time.sleep(10)
+
+
+def late() -> None:
+    time.sleep(LIMIT + 4)
+    after()
+
+
+def error_is_handled() -> None:
+    try:
+        raises()
+    except ValueError:
+        distributed.sync_global_devices("after the error")
+
+
+def many_calls() -> None:
+    for _ in range(100):  # More than are kept.
+        distributed.sync_global_devices("again")
+
+
+def prints_much() -> None:
+    print("x" * (1 << 20))
+    after()
+
+
+def two_threads() -> None:
+    other = threading.Thread(target=after)
+    other.start()
+    other.join(0.2)
+    after()
+
+
+if __name__ == "__main__":
+    distributed.initialize(timeout=LIMIT)
+    before()
+    last = distributed.process_index() == distributed.process_count() - 1
+    if last:
+        globals()[EVENT]()
+    elif EVENT == "other_order":
+        distributed.sync_global_devices("a")
+        distributed.sync_global_devices("b")
+    elif EVENT == "two_threads":
+        time.sleep(0.5)
+        after()
+    else:
+        after()
+    print("done")

@@ -1,0 +1,357 @@
+"""Several processes: the utilities, and that every fault of one process is an error in all, within the time limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor import launcher
+from shardtensor.communication.launch import first_host, found_launches
+from shardtensor.errors import ArgumentError, DistributedError
+from tests.communication.test_engines import NO_GLOO, NO_MPI
+
+FAULTS = Path(__file__).with_name("faults.py")
+ENGINES = {"mpi": NO_MPI, "gloo": NO_GLOO}
+GATHER = re.escape("process_allgather(float64[3])")
+
+
+def launch(engine: str, processes: int, *command: str, limit: float = 60) -> tuple[int, str]:
+    """The exit status and the output of a job of Python processes."""
+    if ENGINES[engine]:
+        pytest.skip(ENGINES[engine])
+    lines: list[str] = []
+    root = str(Path(__file__).parents[2])
+    environ = {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+    status = launcher.launch(
+        [sys.executable, *command], processes, engine, timeout=limit, environ=environ, output=lines.append
+    )
+    text = "\n".join(lines)
+    assert status != 124, f"the job was ended after {limit} s: {text}"
+    return status, text
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+MESSAGES = {
+    "raises": "process LAST has failed after call 4: ValueError: no such file",
+    "exits": f"process LAST has ended after call 4; call 5 is {GATHER}",
+    "other_order": r"call 5 is sync_global_devices\('a'\) in process.*, and sync_global_devices\('b'\) in process LAST",
+    "other_shape": rf"call 5 is {GATHER} in process.*, and process_allgather\(float64\[4\]\) in process LAST",
+    "other_dtype": rf"call 5 is {GATHER} in process.*, and process_allgather\(float32\[3\]\) in process LAST",
+    "extra_call": rf"call 5 is {GATHER} in process.*, and assert_equal in process LAST",
+    "missing_call": f"process LAST has ended after call 4; call 5 is {GATHER}",
+    "killed": "process LAST has ended or cannot be reached|signal 9",
+    "stopped": "process LAST has not come within 2 s",
+    "interrupted": "process LAST has failed after call 4: KeyboardInterrupt",
+    "late": "process LAST has not come within 2 s",
+    "error_is_handled": rf"call 5 is {GATHER} in process.*, and sync_global_devices\('after the error'\) in process LAST",
+    "many_calls": rf"call 5 is {GATHER} in process.*, and sync_global_devices\('again'\) in process LAST",
+}
+"""What every process that can still print has to print; LAST is the number of the process in which the fault is."""
+
+SILENT = {"killed", "stopped", "interrupted"}
+"""Faults in which the last process itself prints something else, or nothing."""
+
+FULL = pytest.mark.full
+CASES = [
+    pytest.param(event, engine, n, id=f"{event}-{engine}-{n}", marks=() if (engine, n) == ("mpi", 2) else FULL)
+    for event in MESSAGES
+    for engine in ENGINES
+    for n in (2, 3, 4)
+]
+
+
+@pytest.mark.parametrize(("event", "engine", "processes"), CASES)
+def test_a_fault_of_one_process_ends_all_within_the_time_limit(event: str, engine: str, processes: int) -> None:
+    status, text = launch(engine, processes, str(FAULTS), event)
+    assert status != 0
+    assert "done" not in text or event in ("late", "missing_call")  # The last process may have come to its end.
+    last = processes - 1
+    message = MESSAGES[event].replace("LAST", str(last))
+    if event == "killed" and engine == "mpi":  # mpiexec ends all processes at once.
+        assert re.search(message, text)
+        return
+    speakers = range(last if event in SILENT | {"raises", "late"} else processes)
+    for k in speakers:
+        assert re.search(rf"\[{k}\].*({message})", text), f"process {k} does not say {message!r}:\n{text}"
+    if event == "raises":
+        assert re.search(rf"\[{last}\].*ValueError: no such file", text)
+
+
+@pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
+def test_much_output_does_not_block_a_process(engine: str) -> None:
+    status, text = launch(engine, 2, str(FAULTS), "prints_much")
+    assert status == 0
+    assert text.count("done") == 2
+
+
+@pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
+def test_two_threads_in_calls_that_concern_several_processes_are_an_error(engine: str) -> None:
+    status, text = launch(engine, 2, str(FAULTS), "two_threads")
+    assert status != 0
+    assert re.search(r"\[1\].*another thread is in a call that concerns several processes", text)
+
+
+# -- starts ----------------------------------------------------------------------------------------
+
+START = (
+    "from shardtensor import distributed as d; d.initialize({}); print('connected', d.process_index()); d.shutdown()"
+)
+
+
+@pytest.fixture
+def port() -> int:
+    if NO_GLOO:
+        pytest.skip(NO_GLOO)
+    return launcher.free_port()
+
+
+def start(*arguments: str) -> list[tuple[int, str]]:
+    """The exit status and the output of processes that are started by hand, each with arguments of initialize."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", START.format(a)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environ,
+        )
+        for a in arguments
+    ]  # fmt: skip
+    ended = []
+    for process in running:
+        try:
+            text, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, _ = process.communicate()
+            text = f"ended after a minute: {text}"
+        ended.append((process.returncode, text))
+    return ended
+
+
+@pytest.mark.full
+def test_processes_that_are_started_by_hand_find_each_other_again_and_again(port: int) -> None:
+    for _ in range(2):  # The port is free again after the first job.
+        ended = start(*(f"'127.0.0.1:{port}', 2, {k}" for k in range(2)))
+        assert [(status, text.strip()) for status, text in ended] == [(0, "connected 0"), (0, "connected 1")]
+
+
+@pytest.mark.full
+def test_a_process_that_never_comes_is_named(port: int) -> None:
+    for status, text in start(*(f"'127.0.0.1:{port}', 3, {k}, timeout=8" for k in (0, 2))):
+        assert status == 1
+        assert "processes [1] of 3 have not come" in text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (("2, 1", "2, 1", "2, 0"), "two processes have the number 1 of 2"),
+        (("2, 0", "2, 2"), "process_id is 2; wanted a number from 0 to 1"),
+        (("2, 0", "3, 1", "3, 2"), "process 0 has num_processes=2, and process 1 has 3"),
+    ],
+    ids=["taken", "out of range", "other number"],
+)
+def test_numbers_of_processes_that_contradict_each_other(port: int, numbers: tuple[str, ...], message: str) -> None:
+    ended = start(*(f"'127.0.0.1:{port}', {n}, timeout=15" for n in numbers))
+    assert any(message in text for _, text in ended), ended
+    assert all("Error: initialize: " in text for status, text in ended if status)
+    assert [status for status, _ in ended].count(0) in (0, 2), (
+        "either all have failed, or those that belong together ran"
+    )
+
+
+@pytest.mark.full
+def test_a_port_in_use_is_an_error_of_process_0(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        ((status, text),) = start(f"'127.0.0.1:{port}', 2, 0, timeout=8")
+    assert status == 1
+    assert f"cannot open port {port}" in text
+
+
+@pytest.mark.full
+def test_a_host_name_that_does_not_resolve(port: int) -> None:
+    ((status, text),) = start(f"'no-such-host.invalid:{port}', 2, 1, timeout=8")
+    assert status == 1
+    assert "'no-such-host.invalid' of process 0 does not resolve" in text
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", ":80", "localhost:http", "localhost:70000"])
+def test_an_address_without_a_valid_port(address: str) -> None:
+    from shardtensor.communication.gloo_engine import host_and_port
+
+    with pytest.raises(ArgumentError, match="wanted 'host:port'"):
+        host_and_port(address)
+
+
+def test_some_of_the_three_arguments_are_missing() -> None:
+    with pytest.raises(ArgumentError, match="initialize: num_processes, process_id missing"):
+        st.distributed.initialize("localhost:80")
+
+
+def test_a_process_that_no_launcher_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(ArgumentError, match="started by no launcher that is known"):
+        st.distributed.initialize()
+
+
+def test_launchers_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"PMI_RANK": "1", "PMI_SIZE": "2", "RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h"}
+    monkeypatch.setattr(os, "environ", both)
+    with pytest.raises(ArgumentError, match=r"the launcher of MPI \(process 1 of 2\) and torchrun \(process 3 of 4\)"):
+        st.distributed.initialize()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {"mpi": (1, 2, None)}),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, {"mpi": (0, 3, None)}),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}, {"torchrun": (1, 2, "h:7")}),
+        (
+            {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_ID": "5"},
+            {"slurm": (1, 2, "n3:20005")},
+        ),
+        (
+            {
+                "JOB_COMPLETION_INDEX": "2", "SHARDTENSOR_NUM_PROCESSES": "4",
+                "SHARDTENSOR_COORDINATOR_ADDRESS": "job-0.net:80",
+            },
+            {"address": (2, 4, "job-0.net:80")},
+        ),
+        ({"SLURM_PROCID": "0"}, {}),
+    ],
+)  # fmt: skip
+def test_what_launchers_leave_in_the_environment(environ: dict[str, str], expected: dict[str, object]) -> None:
+    assert {kind: launch[:3] for kind, launch in found_launches(environ).items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a", "a"), ("a,b", "a"), ("n[07-09,12],g", "n07"), ("g3,n[1-2]", "g3"), ("n[1-2]-ib", "n1-ib")],
+)
+def test_the_first_host_of_a_list_of_slurm(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
+def test_a_time_limit_that_is_no_positive_number(timeout: object) -> None:
+    with pytest.raises(ArgumentError, match="wanted a positive number of seconds"):
+        st.distributed.initialize(engine="local", timeout=timeout)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_is_not_installed() -> None:
+    with pytest.raises(ArgumentError, match=r"no engine named 'smoke'; installed are \['gloo', 'local', 'mpi'\]"):
+        st.distributed.initialize(engine="smoke")
+
+
+# -- utilities -------------------------------------------------------------------------------------
+
+UTILITIES = """
+import numpy as np
+from shardtensor import distributed as d
+
+d.initialize(timeout=20)
+own, count = d.process_index(), d.process_count()
+tree = {"w": np.arange(6.0).reshape(2, 3) + own, "b": [np.float32(own), np.array([], bool)]}
+one = d.broadcast_one_to_all(tree)
+assert one["w"].tolist() == [[0, 1, 2], [3, 4, 5]] and one["b"][0].dtype == np.float32 and one["b"][1].shape == (0,)
+other = d.broadcast_one_to_all(tree, is_source=own == count - 1)
+assert other["w"][0, 0] == count - 1 == other["b"][0]
+days = d.process_allgather(np.datetime64("2020-01-01") + np.arange(own + 2), tiled=True)
+assert len(days) == sum(range(2, count + 2)) and days.dtype == "datetime64[D]"
+stacked = d.process_allgather((np.full((2, 2), own), own))
+assert stacked[0].shape == (count, 2, 2) and stacked[1].tolist() == list(range(count))
+strided = d.process_allgather(np.arange(8).reshape(2, 4).T[:, ::-1] + own)
+assert (strided[count - 1] == np.arange(8).reshape(2, 4).T[:, ::-1] + count - 1).all()
+big = d.process_allgather(np.full(3_000_000, own), tiled=True)
+assert (big.reshape(count, -1) == np.arange(count)[:, None]).all()
+d.assert_equal({"nan": np.full(3, np.nan)})
+for tree, message in ((np.arange(3) + own, "in_tree is not"), ([1, 2, own], "in_tree[2] is not"), ([0] * own, "arrays")):
+    try:
+        d.assert_equal(tree, "ours")
+    except AssertionError as error:
+        assert str(error).startswith("ours: ") and message in str(error), error
+    else:
+        raise SystemExit("no AssertionError")
+try:
+    d.broadcast_one_to_all(0, is_source=True)
+except ValueError as error:
+    assert f"is_source is true in {count} processes" in str(error)
+d.shutdown()
+assert not d.is_initialized()
+print("passed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "processes"),
+    [pytest.param(e, n, marks=() if (e, n) == ("mpi", 3) else FULL) for e in ENGINES for n in (1, 2, 3, 4)],
+)
+def test_utilities(engine: str, processes: int) -> None:
+    status, text = launch(engine, processes, "-c", UTILITIES)
+    assert (status, text.count("passed")) == (0, processes), text
+
+
+def test_one_process_is_a_job_too() -> None:
+    st.distributed.initialize(engine="local")
+    try:
+        assert st.distributed.is_initialized()
+        with pytest.raises(DistributedError, match="initialized already"):
+            st.distributed.initialize(engine="local")
+        assert st.distributed.process_allgather(np.arange(2)).tolist() == [[0, 1]]
+        with pytest.raises(st.ArgumentTypeError, match=r"in_tree\['a'\] is an array of objects"):
+            st.distributed.process_allgather({"a": np.array([None])})
+        st.distributed.sync_global_devices("here")
+    finally:
+        st.distributed.shutdown()
+    assert not st.distributed.is_initialized()
+    st.distributed.shutdown()  # Has no effect.
+
+
+def test_utilities_need_a_job() -> None:
+    with pytest.raises(DistributedError, match=r"process_allgather: call st\.distributed\.initialize first"):
+        st.distributed.process_allgather(0)
+
+
+# -- the launcher ----------------------------------------------------------------------------------
+
+
+def test_the_launcher_ends_all_processes_and_leaves_none_behind(tmp_path: Path) -> None:
+    if NO_GLOO and NO_MPI:
+        pytest.skip(NO_MPI)
+    begin = time.monotonic()
+    program = "import os, sys, time; open(sys.argv[1] + str(os.getpid()), 'w'); time.sleep(60)"
+    lines: list[str] = []
+    command = [sys.executable, "-c", program, str(tmp_path / "pid")]
+    assert launcher.launch(command, 2, "gloo", timeout=1, output=lines.append) == 124
+    assert time.monotonic() - begin < 20
+    numbers = [int(path.name.removeprefix("pid")) for path in tmp_path.iterdir()]
+    assert len(numbers) == 2
+    for number in numbers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+    assert threading.active_count() < 50
+
+
+def test_the_launcher_prefixes_lines_and_returns_the_first_status() -> None:
+    program = "import os, sys; k = int(os.environ['SHARDTENSOR_PROCESS_ID']); print('this is', k); sys.exit(7 * k)"
+    lines: list[str] = []
+    assert launcher.launch([sys.executable, "-c", program], 2, "gloo", timeout=30, output=lines.append) == 7
+    assert sorted(lines) == ["[0] this is 0", "[1] this is 1"]
+
+
+@pytest.mark.parametrize(("processes", "engine"), [(0, None), (2, "smoke")])
+def test_the_launcher_refuses(processes: int, engine: str | None) -> None:
+    with pytest.raises(ArgumentError, match="wanted"):
+        launcher.launch(["true"], processes, engine)
