@@ -49,4 +49,4 @@ def _viewed(x: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
         x = value_of("permute_dims", x, (0, *[axis + 1 for axis in box.axes]))
         if None in box.order:
             x = value_of("getitem", x, Index(((0, n, 1), *box.new)))
-    return value_of(view_spec.part, x) if view_spec.part else x
+    return value_of(str(view_spec.part), x) if view_spec.part else x

@@ -318,7 +318,8 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
             return None
         view_spec = view_spec.only(None)
     is_element = view_spec.scalar or (x._is_scalar and not view_spec.shape and not op.array_views)
-    sums = base._aval.sharding.spec.unreduced if not is_element and not x._is_scalar else frozenset()
+    is_linear = not (is_element or x._is_scalar or isinstance(view_spec.part, np.dtype))
+    sums = base._aval.sharding.spec.unreduced if is_linear else frozenset()
     value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part, sums)
     return base, view_spec, value, is_element
 
