@@ -153,6 +153,7 @@ _CHAPTERS = {
     "communication.simulation": "SimulationReport simulate",
     "functions.differences": "gradient",
     "functions.einsum": "einsum",
+    "functions.files": "load save savez savez_compressed",
     "functions.grids": "fromfunction geomspace indices linspace logspace meshgrid mgrid ogrid",
     "functions.histograms": "bincount digitize histogram",
     "functions.inspection": "__array_api_version__ __array_namespace_info__",
@@ -196,6 +197,12 @@ if _typing.TYPE_CHECKING:
     )
     from shardtensor.functions.einsum import (
         einsum as einsum,
+    )
+    from shardtensor.functions.files import (
+        load as load,
+        save as save,
+        savez as savez,
+        savez_compressed as savez_compressed,
     )
     from shardtensor.functions.grids import (
         fromfunction as fromfunction,

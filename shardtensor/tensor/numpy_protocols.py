@@ -242,6 +242,16 @@ def _extent(x: Any) -> tuple[Any, int, int]:
     return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.extent)
 
 
+def _file_function(name: str) -> Callable[..., None]:
+    """Returns NumPy's function that writes a file, which the package has under the same name."""
+
+    def function(file: Any, *arrays: Any, allow_pickle: bool = True, **named: Any) -> None:
+        module = importlib.import_module("shardtensor.functions.files")  # It is above this package.
+        getattr(module, name)(file, *arrays, **named)
+
+    return function
+
+
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     **COMPOSED,
     "copy": _copy, "copyto": _copyto, "may_share_memory": _may_share_memory, "size": _size,
@@ -255,6 +265,7 @@ _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     "put": lambda a, ind, v, mode="raise": a.put(ind, v, mode),
     "transpose": lambda a, axes=None: a.transpose(axes),
     "result_type": _result_type,
+    **{name: _file_function(name) for name in ("save", "savez", "savez_compressed")},
 }  # fmt: skip
 """Functions of NumPy that are not operators here: metadata, copies, memory checks, methods of a tensor, and functions
 that are composed of operators.
