@@ -17,7 +17,6 @@ Raises:
 
 from __future__ import annotations
 
-import operator as python
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from shardtensor.functions.manipulation import roll
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import shape_of, sharded_dtype
+from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _NORMS = ("backward", "ortho", "forward")
@@ -50,28 +49,13 @@ def _declared(length: Callable[[int], int], count: Callable[[int], int]) -> Call
         along = normalize_axis(axis, len(shape))
         if norm not in (*_NORMS, None):
             raise ArgumentError(f"norm is {norm!r}; wanted 'backward', 'ortho' or 'forward'")
-        size = _checked_count(count(shape[along]) if n is None else n, f" for x of shape {shape} along axis {axis}")
+        where = f" for x of shape {shape} along axis {axis}"
+        size = integer_from(1, count(shape[along]) if n is None else n, "n", where)
         names = [f"d{d}" for d in range(len(shape))]
         left, right = [" ".join([*names[:along], name, *names[along + 1 :]]) for name in ("k!", "transformed")]
         return f"{left} -> {right}", (*shape[:along], length(size), *shape[along + 1 :])
 
     return rule
-
-
-def _checked_count(n: Any, where: str = "") -> int:
-    """Returns the number of elements of a transform.
-
-    Raises:
-        ArgumentTypeError: it is not an integer.
-        ArgumentError: it is less than one.
-    """
-    try:
-        size = python.index(n)
-    except TypeError:
-        raise ArgumentTypeError(f"n is a {type(n).__name__}; wanted an integer") from None
-    if size < 1:
-        raise ArgumentError(f"n is {size}{where}; wanted at least 1")
-    return size
 
 
 def _dtype(name: str) -> Callable[..., Any]:
@@ -312,7 +296,7 @@ def _frequencies(count: Callable[[int], int]) -> Callable[..., tuple[Shape, np.d
         made = np.dtype(float) if dtype is None else sharded_dtype(dtype)
         if made.kind != "f":
             raise ArgumentTypeError(f"dtype is {made}; wanted a floating-point dtype")
-        return (count(_checked_count(n)),), made
+        return (count(integer_from(1, n, "n")),), made
 
     return rule
 

@@ -108,9 +108,7 @@ def _storable(x: Any, caller: str) -> Any:
     try:
         sharded_dtype(dtype_of(found))
     except ArgumentTypeError as error:
-        raise ArgumentTypeError(
-            f"{caller}: {error}; objects are stored by pickles only, which are not written"
-        ) from None
+        raise ArgumentTypeError(f"{caller}: {error}; pickles, which store objects, are not written") from None
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator as python
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.creation import arange
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import multiply, pow
@@ -18,7 +17,7 @@ from shardtensor.functions.joining import reshape_operand, stack
 from shardtensor.functions.manipulation import reshape
 from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import sharded_dtype
+from shardtensor.tensor.operands import integer_from, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- ranges ----------------------------------------------------------------------------------------
@@ -31,7 +30,7 @@ def _linspace_rule(
     made = computed if dtype is None else sharded_dtype(dtype)
     if computed.kind == "c" and made.kind in "iu":
         raise ArgumentTypeError(f"dtype is {made}, and start={start} and stop={stop} are complex, which has no floor")
-    return (_count(num),), made
+    return (integer_from(0, num, "num"),), made
 
 
 def _computed(start: Any, stop: Any) -> np.dtype[Any]:
@@ -40,16 +39,6 @@ def _computed(start: Any, stop: Any) -> np.dtype[Any]:
         if not isinstance(value, (int, float, complex, np.number)):
             raise ArgumentTypeError(f"{name} is a {type(value).__name__}; wanted a number")
     return np.result_type(start, stop, 1.0)
-
-
-def _count(num: Any) -> int:
-    try:
-        count = python.index(num)
-    except TypeError:
-        raise ArgumentTypeError(f"num is {num!r}; wanted an integer, the number of elements") from None
-    if count < 0:
-        raise ShapeError(f"num is {count}; wanted 0 or more elements")
-    return count
 
 
 @operator(_linspace_rule, operands=())
@@ -89,7 +78,7 @@ def linspace(
 @implements(linspace, "kernel")
 def _linspace(xp: Any, context: ShardContext, *, start: Any, stop: Any, num: int, dtype: Any, endpoint: bool) -> Any:
     """Computes NumPy's formula, so that every element has NumPy's bits."""
-    computed, count = _computed(start, stop), _count(num)
+    computed, count = _computed(start, stop), integer_from(0, num, "num")
     ((begin, end),) = context.box
     first, last = computed.type(start), computed.type(stop)
     parts = count - 1 if endpoint else count
