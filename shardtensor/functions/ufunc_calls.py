@@ -155,8 +155,8 @@ def _stored(result: Any, out: Any, mask: Any, casting: Any) -> Any:
     return out
 
 
-def _into(what: str, result: Any, out: Any) -> Any:
-    """Returns the result of a method, written into ``out`` if that is not None."""
+def into(what: str, result: Any, out: Any) -> Any:
+    """Returns a result, written into ``out`` if that is not None. ``what`` is the name of the function in errors."""
     _check_out(what, result, out, "same_kind")
     return _stored(result, out, True, "same_kind")
 
@@ -193,7 +193,7 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
             found = call(_REDUCTIONS[name], x, axis=axis, keepdims=keepdims, initial=initial, where=where)
         else:
             found = _folded(ufunc, x, axis, keepdims, initial, where)
-    return _into(what, found, out)
+    return into(what, found, out)
 
 
 def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, where: Any) -> Any:
@@ -237,7 +237,7 @@ def _accumulate(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
         _check_binary(ufunc, what)
         x = x if dtype is None else call("astype", x, dtype, copy=False)
         found = methods.accumulated(x, ufunc=_operator_of(ufunc, what, 2).name, axis=axis)
-    return _into(what, found, out)
+    return into(what, found, out)
 
 
 def _check_binary(ufunc: np.ufunc, what: str) -> None:
@@ -266,7 +266,7 @@ def _reduceat(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     if dtype is not None:
         x = call("astype", x, dtype, copy=False)
     name = _operator_of(ufunc, what, 2).name
-    return _into(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out)
+    return into(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out)
 
 
 def _at(ufunc: np.ufunc, operands: list[Any], options: Options) -> None:

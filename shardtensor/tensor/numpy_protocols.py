@@ -104,6 +104,10 @@ def _unary(name: str) -> Callable[[Any], ShardedTensor]:
     return method
 
 
+_UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
+"""The module of ufuncs, which is above this package, and is imported on first use."""
+
+
 def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
     out = kwargs.pop("out", None)
@@ -112,6 +116,8 @@ def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return op.dispatch(*args, **kwargs)
     if isinstance(out, np.ndarray):
         np.copyto(out, np.asarray(op.dispatch(*args, **kwargs)), casting="same_kind")
+    elif isinstance(out, Operators) and any(name in kwargs for name in op.options):
+        importlib.import_module(_UFUNC_CALLS).into(op.name, op.dispatch(*args, **kwargs), out)
     elif isinstance(out, Operators):
         operands, params = op.split(*args, **kwargs)
         bind_into(out, op, operands, params)
@@ -282,8 +288,7 @@ class Operators(Handle):
             op = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
             if op is not None and len(op.operands) == len(inputs) and not any(map(_is_list, inputs)):
                 return op.dispatch(*inputs)
-        module = importlib.import_module("shardtensor.functions.ufunc_calls")  # It is above this package.
-        return module.call_ufunc(ufunc, method, inputs, kwargs)
+        return importlib.import_module(_UFUNC_CALLS).call_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if has_extension(func):
