@@ -164,6 +164,7 @@ _CHAPTERS = {
     ),
     "functions.differences": "gradient",
     "functions.einsum": "einsum",
+    "functions.files": "load save savez savez_compressed",
     "functions.grids": "fromfunction geomspace indices linspace logspace meshgrid mgrid ogrid",
     "functions.histograms": "bincount digitize histogram histogram2d histogram_bin_edges histogramdd",
     "functions.index_arrays": (
@@ -250,6 +251,12 @@ if _typing.TYPE_CHECKING:
     )
     from shardtensor.functions.einsum import (
         einsum as einsum,
+    )
+    from shardtensor.functions.files import (
+        load as load,
+        save as save,
+        savez as savez,
+        savez_compressed as savez_compressed,
     )
     from shardtensor.functions.grids import (
         fromfunction as fromfunction,

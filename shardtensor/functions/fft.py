@@ -19,7 +19,6 @@ Raises:
 
 from __future__ import annotations
 
-import operator as python
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ from shardtensor.host import fourier
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import shape_of, sharded_dtype
+from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _NORMS = ("backward", "ortho", "forward")
@@ -54,28 +53,13 @@ def _declared(length: Callable[[int], int], count: Callable[[int], int]) -> Call
         along = normalize_axis(axis, len(shape))
         if norm not in (*_NORMS, None):
             raise ArgumentError(f"norm is {norm!r}; wanted 'backward', 'ortho' or 'forward'")
-        size = _checked_count(count(shape[along]) if n is None else n, f" for x of shape {shape} along axis {axis}")
+        where = f" for x of shape {shape} along axis {axis}"
+        size = integer_from(1, count(shape[along]) if n is None else n, "n", where)
         names = [f"d{d}" for d in range(len(shape))]
         left, right = [" ".join([*names[:along], name, *names[along + 1 :]]) for name in ("k!", "k")]
         return f"{left} -> {right}", (*shape[:along], length(size), *shape[along + 1 :])
 
     return rule
-
-
-def _checked_count(n: Any, where: str = "") -> int:
-    """Returns the number of elements of a transform.
-
-    Raises:
-        ArgumentTypeError: it is not an integer.
-        ArgumentError: it is less than one.
-    """
-    try:
-        size = python.index(n)
-    except TypeError:
-        raise ArgumentTypeError(f"n is a {type(n).__name__}; wanted an integer") from None
-    if size < 1:
-        raise ArgumentError(f"n is {size}{where}; wanted at least 1")
-    return size
 
 
 def _dtype(name: str) -> Callable[..., Any]:
@@ -178,7 +162,7 @@ def _of_library(function: Callable[..., Any], count: Callable[[int], int]) -> No
             dtype = op.dtype(np.empty(0, x.dtype)).dtype
         except TypeError:  # The plan of the operator raises the error.
             return NotImplemented
-        size = count(x.shape[along]) if n is None else python.index(n)
+        size = count(x.shape[along]) if n is None else integer_from(1, n, "n")
         needed = size if count is _same else _half(size)
         if needed < x.shape[along]:
             x = x[(*[slice(None)] * along, slice(needed))]
@@ -347,7 +331,7 @@ def _frequencies(count: Callable[[int], int]) -> Callable[..., tuple[Shape, np.d
         made = np.dtype(float) if dtype is None else sharded_dtype(dtype)
         if made.kind != "f":
             raise ArgumentTypeError(f"dtype is {made}; wanted a floating-point dtype")
-        return (count(_checked_count(n)),), made
+        return (count(integer_from(1, n, "n")),), made
 
     return rule
 

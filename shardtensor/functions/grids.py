@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator as python
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import arange
 from shardtensor.functions.data_types import astype, result_type
@@ -20,7 +19,7 @@ from shardtensor.functions.joining import reshape_operand, stack
 from shardtensor.functions.manipulation import reshape
 from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import shape_of, sharded_dtype
+from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 # -- ranges ----------------------------------------------------------------------------------------
@@ -33,7 +32,7 @@ def _linspace_rule(
     made = computed if dtype is None else sharded_dtype(dtype)
     if computed.kind == "c" and made.kind in "iu":
         raise ArgumentTypeError(f"dtype is {made}, and start={start} and stop={stop} are complex, which has no floor")
-    return (_count(num),), made
+    return (integer_from(0, num, "num"),), made
 
 
 def _computed(start: Any, stop: Any) -> np.dtype[Any]:
@@ -42,16 +41,6 @@ def _computed(start: Any, stop: Any) -> np.dtype[Any]:
         if not isinstance(value, (int, float, complex, np.number)):
             raise ArgumentTypeError(f"{name} is a {type(value).__name__}; wanted a number")
     return np.result_type(start, stop, 1.0)
-
-
-def _count(num: Any) -> int:
-    try:
-        count = python.index(num)
-    except TypeError:
-        raise ArgumentTypeError(f"num is {num!r}; wanted an integer, the number of elements") from None
-    if count < 0:
-        raise ShapeError(f"num is {count}; wanted 0 or more elements")
-    return count
 
 
 @operator(_linspace_rule, operands=())
@@ -91,7 +80,7 @@ def linspace(
 @implements(linspace, "kernel")
 def _linspace(xp: Any, context: ShardContext, *, start: Any, stop: Any, num: int, dtype: Any, endpoint: bool) -> Any:
     """Computes NumPy's formula, so that every element has NumPy's bits."""
-    computed, count = _computed(start, stop), _count(num)
+    computed, count = _computed(start, stop), integer_from(0, num, "num")
     ((begin, end),) = context.box
     first, last = computed.type(start), computed.type(stop)
     parts = count - 1 if endpoint else count
@@ -203,7 +192,7 @@ def linspace_between(
     >>> linspace_between(st.asarray([0.0, 10.0]), 20, 3).tolist()
     [[0.0, 10.0], [10.0, 15.0], [20.0, 20.0]]
     """
-    count = _count(num)
+    count = integer_from(0, num, "num")
     first, last = [array_like(x, "linspace") for x in (start, stop)]
     computed = result_type(first, last, float(count))
     span = call("astype", subtract(multiply(last, 1.0), first), computed, copy=False)
@@ -268,7 +257,7 @@ def geomspace_between(
     turn = call("sign", first)  # The sequence is computed from the positive real axis, and then turned.
     low, high = divide(first, turn), divide(last, turn)
     made = logspace_between(call("log10", low), call("log10", high), num, endpoint)
-    places = np.arange(_count(num)).reshape(-1, *[1] * (len(shape_of(made)) - 1))
+    places = np.arange(integer_from(0, num, "num")).reshape(-1, *[1] * (len(shape_of(made)) - 1))
     made = call("where", places == 0, low, made)
     if num > 1 and endpoint:
         made = call("where", places == num - 1, high, made)

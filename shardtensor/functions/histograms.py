@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import math
-import operator as python
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from shardtensor.functions.repetition import on_host
 from shardtensor.functions.searching import searchsorted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import dtype_of
+from shardtensor.tensor.operands import dtype_of, integer_from
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -111,8 +110,7 @@ def _bincount(x: Any, weights: Any, minlength: int) -> Any:
         raise ShapeError(f"x has {np.ndim(x)} dimensions; wanted one")
     if weights is not None and np.shape(weights) != np.shape(x):
         raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
-    if python.index(minlength) < 0:
-        raise ArgumentError(f"minlength is {minlength}; wanted a number from 0 on")
+    minlength = integer_from(0, minlength, "minlength")
     kind = dtype_of(x).kind
     if kind not in "biu":
         raise ArgumentTypeError(f"x has dtype {dtype_of(x)}; wanted integers")
@@ -258,12 +256,7 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
     Raises:
         ArgumentError, ArgumentTypeError: as `histogram`.
     """
-    try:
-        count = python.index(bins)
-    except TypeError:
-        raise ArgumentTypeError(f"bins is {bins!r:.60}; wanted an integer, or edges") from None
-    if count < 1:
-        raise ArgumentError(f"bins is {count}; wanted a number from 1 on")
+    count = integer_from(1, bins, "bins", wanted="an integer, or edges")
     dtype = dtype_of(x)
     if range is not None:
         first, last = range

@@ -85,7 +85,9 @@ def _call(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
         return outs[0]
     found = op.dispatch(*operands, **params)
     results = found if isinstance(found, tuple) else (found,)
-    made = tuple([_stored(ufunc.__name__, r, o, mask, casting) for r, o in zip(results, outs, strict=True)])
+    for result, out in zip(results, outs, strict=True):
+        _check_out(ufunc.__name__, result, out, casting)  # Before any of them is written.
+    made = tuple([_stored(r, o, mask, casting) for r, o in zip(results, outs, strict=True)])
     return made[0] if len(made) == 1 else made
 
 
@@ -120,19 +122,16 @@ def _harmless(ufunc: np.ufunc, x: Any, mask: Any) -> Any:
     return call("where", mask, x if shape_of(x) or array_backend(x) else call("asarray", x), value)
 
 
-def _stored(name: str, result: Any, out: Any, mask: Any, casting: Any) -> Any:
-    """Writes the selected elements of a result into ``out``, a tensor or a host array, and returns it.
+def _check_out(name: str, result: Any, out: Any, casting: Any) -> None:
+    """Raises an error if a result cannot be written into ``out``, a tensor or a host array; None is no output.
 
     Raises:
         ArgumentTypeError: ``casting`` does not allow the dtypes, or ``out`` is no array.
         ShapeError: the shapes do not fit.
     """
     if out is None:
-        return result
-    if isinstance(out, np.ndarray):
-        np.copyto(out, np.asarray(result), casting=casting, where=np.asarray(mask))
-        return out
-    if not isinstance(out, ShardedTensor):
+        return
+    if not isinstance(out, (ShardedTensor, np.ndarray)):
         raise ArgumentTypeError(f"{name}: out is a {type(out).__name__}; wanted a tensor or a host array")
     given = dtype_of(result)
     if not np.can_cast(given, out.dtype, casting):
@@ -141,12 +140,25 @@ def _stored(name: str, result: Any, out: Any, mask: Any, casting: Any) -> Any:
         )
     if np.broadcast_shapes(shape_of(result), out.shape) != out.shape:
         raise ShapeError(f"{name}: the result has shape {shape_of(result)}, and out {out.shape}")
-    result = call("astype", result, out.dtype, copy=False)
-    if mask is True:
-        out[...] = result
+
+
+def _stored(result: Any, out: Any, mask: Any, casting: Any) -> Any:
+    """Writes the selected elements of a result into ``out`` and returns it; None returns the result."""
+    if out is None:
+        return result
+    if isinstance(out, np.ndarray):
+        np.copyto(out, np.asarray(result), casting=casting, where=np.asarray(mask))
+    elif mask is True:
+        out[...] = call("astype", result, out.dtype, copy=False)
     else:
-        bind_into(out, OPS["where"], (mask, result, out), ())
+        bind_into(out, OPS["where"], (mask, call("astype", result, out.dtype, copy=False), out), ())
     return out
+
+
+def into(what: str, result: Any, out: Any) -> Any:
+    """Returns a result, written into ``out`` if that is not None. ``what`` is the name of the function in errors."""
+    _check_out(what, result, out, "same_kind")
+    return _stored(result, out, True, "same_kind")
 
 
 # -- methods ---------------------------------------------------------------------------------------
@@ -181,7 +193,7 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
             found = call(_REDUCTIONS[name], x, axis=axis, keepdims=keepdims, initial=initial, where=where)
         else:
             found = _folded(ufunc, x, axis, keepdims, initial, where)
-    return _stored(what, found, out, True, "same_kind")
+    return into(what, found, out)
 
 
 def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, where: Any) -> Any:
@@ -225,7 +237,7 @@ def _accumulate(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
         _check_binary(ufunc, what)
         x = x if dtype is None else call("astype", x, dtype, copy=False)
         found = methods.accumulated(x, ufunc=_operator_of(ufunc, what, 2).name, axis=axis)
-    return _stored(what, found, out, True, "same_kind")
+    return into(what, found, out)
 
 
 def _check_binary(ufunc: np.ufunc, what: str) -> None:
@@ -254,7 +266,7 @@ def _reduceat(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     if dtype is not None:
         x = call("astype", x, dtype, copy=False)
     name = _operator_of(ufunc, what, 2).name
-    return _stored(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out, True, "same_kind")
+    return into(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out)
 
 
 def _at(ufunc: np.ufunc, operands: list[Any], options: Options) -> None:

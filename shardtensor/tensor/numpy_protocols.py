@@ -106,6 +106,10 @@ def _unary(name: str) -> Callable[[Any], ShardedTensor]:
     return method
 
 
+_UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
+"""The module of ufuncs, which is above this package, and is imported on first use."""
+
+
 def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
     out = kwargs.pop("out", None)
@@ -114,6 +118,8 @@ def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return op.dispatch(*args, **kwargs)
     if isinstance(out, np.ndarray):
         np.copyto(out, np.asarray(op.dispatch(*args, **kwargs)), casting="same_kind")
+    elif isinstance(out, Operators) and any(name in kwargs for name in op.options):
+        importlib.import_module(_UFUNC_CALLS).into(op.name, op.dispatch(*args, **kwargs), out)
     elif isinstance(out, Operators):
         operands, params = op.split(*args, **kwargs)
         bind_into(out, op, operands, params)
@@ -258,6 +264,16 @@ def _extent(x: Any) -> tuple[Any, int, int]:
     return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.extent)
 
 
+def _file_function(name: str) -> Callable[..., None]:
+    """Returns NumPy's function that writes a file, which the package has under the same name."""
+
+    def function(file: Any, *arrays: Any, allow_pickle: bool = True, **named: Any) -> None:
+        module = importlib.import_module("shardtensor.functions.files")  # It is above this package.
+        getattr(module, name)(file, *arrays, **named)
+
+    return function
+
+
 _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     **COMPOSED,
     **COMPUTED,
@@ -273,6 +289,7 @@ _ONLY_NUMPYS: dict[str, Callable[..., Any]] = {
     "put": lambda a, ind, v, mode="raise": a.put(ind, v, mode),
     "transpose": lambda a, axes=None: a.transpose(axes),
     "result_type": _result_type,
+    **{name: _file_function(name) for name in ("save", "savez", "savez_compressed")},
 }  # fmt: skip
 """Functions of NumPy that are not operators here: metadata, copies, memory checks, methods of a tensor, and functions
 that are composed of operators.
@@ -289,8 +306,7 @@ class Operators(Handle):
             op = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
             if op is not None and len(op.operands) == len(inputs) and not any(map(_is_list, inputs)):
                 return op.dispatch(*inputs)
-        module = importlib.import_module("shardtensor.functions.ufunc_calls")  # It is above this package.
-        return module.call_ufunc(ufunc, method, inputs, kwargs)
+        return importlib.import_module(_UFUNC_CALLS).call_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if has_extension(func):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as python
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +33,29 @@ def dtype_of(x: Any) -> np.dtype[Any]:
         return backend.dtype_of(x)
     dtype: np.dtype[Any] = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
     return dtype
+
+
+def integer_from(least: int, value: Any, name: str, where: str = "", wanted: str = "an integer") -> int:
+    """Returns the argument ``name`` of a function as an integer.
+
+    Args:
+        least: the least integer that is accepted.
+        value: the argument.
+        name: its name.
+        where: what the message adds to the value of an integer that is too small.
+        wanted: what the message says of an argument that is no integer.
+
+    Raises:
+        ArgumentTypeError: it is not an integer.
+        ArgumentError: it is less than ``least``.
+    """
+    try:
+        number = python.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{name} is {value!r:.60}, a {type(value).__name__}; wanted {wanted}") from None
+    if number < least:
+        raise ArgumentError(f"{name} is {number}{where}; wanted at least {least}")
+    return number
 
 
 def sharded_dtype(dtype: Any) -> np.dtype[Any]:

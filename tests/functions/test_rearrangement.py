@@ -324,8 +324,8 @@ MISUSE: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: st.meshgrid(x, indexing="uv"), ValueError, "meshgrid: indexing is 'uv'; wanted 'xy' or 'ij'"),
     (lambda x: st.meshgrid([1, 2]), TypeError, "is a list; wanted a tensor"),
     (lambda x: st.atleast_1d([1, 2]), TypeError, "is a list; wanted a tensor"),
-    (lambda x: st.linspace(0, 1, -1), ValueError, "linspace: num is -1; wanted 0 or more elements"),
-    (lambda x: st.linspace(0, 1, 2.5), TypeError, "linspace: num is 2.5; wanted an integer"),
+    (lambda x: st.linspace(0, 1, -1), ValueError, "linspace: num is -1; wanted at least 0"),
+    (lambda x: st.linspace(0, 1, 2.5), TypeError, "linspace: num is 2.5, a float; wanted an integer"),
     (lambda x: st.linspace(0, "1"), TypeError, "linspace: stop is a str; wanted a number"),
     (
         lambda x: st.geomspace(0, 1),

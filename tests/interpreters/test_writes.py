@@ -399,11 +399,8 @@ def test_out_of_other_kinds_is_refused(backend: str) -> None:
             np.add(x, x, out=out)
         with pytest.raises((TypeError, ValueError)):
             x.sum(axis=0, out=out)
-    for options in ({"where": np.ones(4, bool)}, {"dtype": "float32"}, {"casting": "unsafe"}):
-        with pytest.raises(TypeError, match="has no sharded form"):
-            np.add(x, x, out=z, **options)
-    with pytest.raises(TypeError):
-        np.add.accumulate(x, out=z)
+    with pytest.raises(TypeError, match=r"not of a kind with|Cannot cast"):
+        np.add(x, x, out=z, dtype="complex64")
     with pytest.raises(ValueError, match="shape"):
         np.sum(put(np.ones((4, 3)), backend), axis=0, out=z)
     with pytest.raises(ValueError, match="shape"):

@@ -1,0 +1,157 @@
+"""NumPy's ufuncs on tensors: their arguments, several outputs, and their methods, against NumPy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from tests.layouts import assert_same, everywhere, mesh_of
+
+SPECS = [st.P("x"), st.P(None, "x")]
+INTS = np.random.default_rng(0).integers(-4, 5, (5, 4))
+FLOATS = INTS / 2
+MASK = INTS > 0
+
+
+def placed(backend: str, spec: st.P) -> Callable[[Any], st.ShardedTensor]:
+    mesh = mesh_of((3,), backend)
+    return lambda a: st.device_put(a, st.NamedSharding(mesh, spec))
+
+
+RESULTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "reduce": (np.add.reduce, (FLOATS,)),
+    "reduce axes": (lambda x: np.add.reduce(x, axis=(0, 1), keepdims=True), (FLOATS,)),
+    "reduce all": (lambda x: np.add.reduce(x, axis=None), (INTS,)),
+    "reduce to a dtype": (lambda x: np.multiply.reduce(x, axis=0, dtype="f4"), (INTS,)),
+    "maximum to a dtype": (lambda x: np.maximum.reduce(x, dtype="f4"), (INTS,)),
+    "reduce where": (lambda x, m: np.maximum.reduce(x, axis=1, where=m, initial=-9), (FLOATS, MASK)),
+    "logical_and": (lambda x: np.logical_and.reduce(x, axis=1), (INTS,)),
+    "logical_or": (lambda x: np.logical_or.reduce(x, axis=1, initial=True), (INTS,)),
+    "logical_xor": (np.logical_xor.reduce, (INTS,)),
+    "bitwise_xor": (lambda x: np.bitwise_xor.reduce(x, axis=1), (INTS,)),
+    "bitwise_and where": (lambda x, m: np.bitwise_and.reduce(x, axis=0, where=m, initial=7), (INTS, MASK)),
+    "bitwise_and unsigned": (lambda x, m: np.bitwise_and.reduce(x, where=m), (np.abs(INTS).astype("u1"), MASK)),
+    "bitwise_xor of nothing": (lambda x: np.bitwise_xor.reduce(x[:0]), (INTS,)),
+    "logaddexp": (np.logaddexp.reduce, (FLOATS,)),
+    "hypot": (lambda x, m: np.hypot.reduce(x, axis=(0, 1), where=m), (FLOATS, MASK)),
+    "maximum of nothing": (lambda x: np.maximum.reduce(x[:0], initial=3), (FLOATS,)),
+    "reduce a scalar": (lambda x: np.add.reduce(x.sum()), (FLOATS,)),
+    "accumulate": (lambda x: np.add.accumulate(x, axis=1), (INTS,)),
+    "maximum.accumulate": (np.maximum.accumulate, (FLOATS,)),
+    "subtract.accumulate": (lambda x: np.subtract.accumulate(x, axis=1), (FLOATS,)),
+    "outer": (lambda x: np.multiply.outer(x, np.arange(3)), (FLOATS,)),
+    "outer of a number": (lambda x: np.less.outer(2, x), (FLOATS,)),
+    "outer of tensors": (lambda x: np.add.outer(x[:, 0], x[0]), (FLOATS,)),
+    "reduceat": (lambda x: np.add.reduceat(x, [0, 3, 1, 2]), (FLOATS,)),
+    "reduceat of rows": (lambda x: np.subtract.reduceat(x, [0, 2], axis=1), (FLOATS,)),
+    "reduceat of bytes": (lambda x: np.add.reduceat(x, [0, 2], axis=1), (INTS.astype("i1"),)),
+    "dtype": (lambda x: np.add(x, 1, dtype="f4"), (INTS,)),
+    "signature": (lambda x: np.add(x, x, signature="ff->f"), (FLOATS,)),
+    "matmul of a dtype": (lambda x: np.matmul(x, x.T, dtype="f4"), (INTS,)),
+    "divmod": (lambda x: np.divmod(x, 3), (INTS,)),
+    "divmod of floats": (lambda x: divmod(x, 1.5), (FLOATS,)),
+    "modf": (np.modf, (np.array([[-np.inf, -0.0], [-2.5, np.nan]]),)),
+    "frexp": (np.frexp, (FLOATS,)),
+    "frexp of integers": (np.frexp, (INTS,)),
+    "modf into two": (lambda x, o, p: np.modf(x, out=(o, p)), (FLOATS, FLOATS * 0, FLOATS * 0)),
+    "modf of some into two": (
+        lambda x, o, p, m: np.modf(x, out=(o, p), where=m),
+        (FLOATS, FLOATS * 0, FLOATS * 0, MASK),
+    ),
+}
+
+WRITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "out": (lambda o, x: np.add(x, 1, out=o), (FLOATS * 0, FLOATS)),
+    "out of another dtype": (lambda o, x: np.add(x, 1, out=o, casting="unsafe"), (INTS * 0, FLOATS)),
+    "out where": (lambda o, x, m: np.divide(1, x, out=o, where=m), (FLOATS * 0 - 7, FLOATS, MASK)),
+    "narrow out where": (lambda o, x, m: np.sqrt(x, o, where=m), ((FLOATS * 0 - 7).astype("f4"), FLOATS, MASK)),
+    "arctanh where": (lambda o, x, m: np.arctanh(x, out=o, where=m), (FLOATS * 0, FLOATS / 9, MASK)),
+    "integer power where": (lambda o, x, m: np.power(2, x, out=o, where=m), (INTS * 0, INTS, MASK)),
+    "reduce out": (lambda o, x: np.add.reduce(x, axis=0, out=o[0]), (FLOATS * 0, FLOATS)),
+    "at": (lambda x: np.add.at(x, [0, 0, 3], 1.5), (FLOATS,)),
+    "at places": (lambda x: np.add.at(x, ([0, 0, 3], [1, 1, 2]), [1.0, 2.0, 3.0]), (FLOATS,)),
+    "at different places": (lambda x: np.multiply.at(x, [4, 0], 2), (INTS,)),
+    "at of one operand": (lambda x: np.negative.at(x, [0, 0, 1]), (FLOATS,)),
+    "at a slice": (lambda x: np.add.at(x, slice(1, 3), 1), (INTS,)),
+    "at with rows": (lambda x: np.maximum.at(x, [0, 0, 0], [[1.0], [2], [0]]), (FLOATS,)),
+}
+
+ERRORS: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
+    "where without initial": (lambda x: np.maximum.reduce(x, where=x > 0), ValueError, "where needs initial"),
+    "maximum of nothing": (lambda x: np.maximum.reduce(x[:0]), ValueError, "no elements"),
+    "reduce by subtract": (np.subtract.reduce, TypeError, "numpy.subtract.reduce: has no sharded form"),
+    "a mask of integers": (lambda x: np.add(x, 1, where=np.ones(4, int)), TypeError, "where has dtype int64"),
+    "casting": (lambda x: np.add(x, 1, dtype="f4", casting="no"), TypeError, "casting rule 'no'"),
+    "a lossy dtype": (lambda x: np.add(x, 1.5, dtype="i4"), TypeError, "Cannot cast"),
+    "a lossy out": (lambda x: np.modf(x, out=(x, st.zeros((5, 4), dtype="i4"))), TypeError, "does not allow out"),
+    "accumulate one operand": (np.sin.accumulate, ValueError, "binary functions"),
+    "accumulate along no axis": (lambda x: np.add.accumulate(x, axis=2), st.AxisError, "axis 2"),
+    "reduceat out of bounds": (lambda x: np.add.reduceat(x, [9]), IndexError, "index 9 is out of bounds"),
+    "at out of bounds": (lambda x: np.add.at(x, [9], 1), IndexError, "out of bounds"),
+    "at with too many values": (lambda x: np.add.at(x, [0, 1], np.ones(3)), ValueError, "values|broadcast|mismatch"),
+    "an option without a form": (lambda x: np.add(x, 1, extobj=[]), TypeError, "extobj"),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_numpys(name: str, spec: st.P, backend: str) -> None:
+    call, arrays = RESULTS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted, found = call(*[a.copy() for a in arrays]), call(*map(placed(backend, spec), arrays))
+    for a, b in zip(*[x if isinstance(x, tuple) else (x,) for x in (found, wanted)], strict=True):
+        assert isinstance(a, st.ShardedTensor)
+        assert_same(a, b)
+
+
+@everywhere
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_are_numpys(name: str, spec: st.P, backend: str) -> None:
+    write, (array, *others) = WRITES[name]
+    wanted, found = array.copy(), placed(backend, spec)(array)
+    with np.errstate(all="raise"):  # What where= does not select is not computed.
+        write(wanted, *others)
+        write(found, *map(placed(backend, spec), others))
+    assert_same(found, wanted)
+    assert found.sharding.spec == spec
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_say_what_to_do_and_leave_the_tensor_as_it_was(name: str, backend: str) -> None:
+    call, kind, words = ERRORS[name]
+    x = placed(backend, st.P("x"))(FLOATS)
+    with pytest.raises(kind, match=words):
+        call(x)
+    assert_same(x, FLOATS)
+
+
+def test_host_arrays_are_written_too() -> None:
+    x, out = st.device_put(FLOATS, mesh_of((2,), "numpy")), FLOATS * 0
+    assert np.add(x, 1, out=out, where=MASK) is out
+    np.testing.assert_array_equal(out, np.where(MASK, FLOATS + 1, 0))
+    assert np.add.reduce(x, axis=0, out=out[0]) is not None
+    np.testing.assert_array_equal(out[0], FLOATS.sum(0))
+
+
+def test_methods_keep_data_sharded() -> None:
+    """`at` moves no element of the tensor; what needs a whole dimension moves the split to another one."""
+    x = st.device_put(FLOATS, st.NamedSharding(mesh_of((4,), "numpy"), st.P("x")))
+    with st.transfer_guard("disallow"):
+        assert np.maximum.accumulate(x, axis=1).sharding == x.sharding
+        assert np.add.reduceat(x, [0, 2], axis=1).sharding == x.sharding
+    assert np.maximum.accumulate(x, axis=0).sharding.spec == st.P(None, "x")
+
+
+def test_inference_and_maps() -> None:
+    x = st.device_put(FLOATS, mesh_of((2,), "numpy"))
+    assert st.eval_shape(lambda x: np.hypot.reduce(x, axis=1), x).shape == (5,)
+    found = st.smap(lambda a: st.sum(a, axis=1, where=a > 0), x, axes=[0])
+    np.testing.assert_array_equal(np.asarray(found), FLOATS.sum(1, where=FLOATS > 0))
