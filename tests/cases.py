@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardtensor.testing import linear_algebra_cases, manipulation_cases  # noqa: F401 - they add their cases
+from shardtensor.testing import linear_algebra_cases, manipulation_cases, numpy_cases  # noqa: F401 - they add their cases
 from shardtensor.testing.cases import (
     CASES,
     ELSEWHERE,

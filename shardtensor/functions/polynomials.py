@@ -78,10 +78,13 @@ def polysub(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
 def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     """Returns the product of two polynomials: the convolution of their coefficients (see `shardtensor.convolve`).
 
+    Leading zeros are kept, which NumPy removes: the shape of the result does not depend on the elements.
+
     >>> st.polymul(st.asarray([1, 2, 3]), [9, 5, 1]).tolist()
     [9, 23, 38, 17, 3]
     """
     factors = [_coefficients(a, "polymul") for a in (a1, a2)]
+    factors = [a if shape_of(a)[0] else np.zeros(1, result_type(a)) for a in factors]
     dtype = result_type(*factors)
     short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
     return convolve_valid(call("pad", long, shape_of(short)[0] - 1), short)
