@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardtensor.testing import (  # noqa: F401 - they add their cases
     linear_algebra_cases,
     manipulation_cases,
+    numpy_cases,
     sorting_cases,
     statistical_cases,
     ufunc_cases,

@@ -250,7 +250,9 @@ def geomspace_between(
     >>> geomspace_between(st.asarray([1.0, 4.0]), 100, 3).round(6).tolist()
     [[1.0, 4.0], [10.0, 20.0], [100.0, 100.0]]
     """
-    first, last = [multiply(array_like(x, "geomspace"), 1.0) for x in (start, stop)]
+    given = [array_like(x, "geomspace") for x in (start, stop)]
+    computed = np.result_type(*map(result_type, given), np.float64)
+    first, last = [astype(x, computed, copy=False) for x in given]
     zero = call("logical_or", call("any", equal(first, 0)), call("any", equal(last, 0)))
     if not lacks_elements(zero) and bool(zero):
         raise ArgumentError("geomspace: start or stop has a 0; a geometric sequence does not contain 0")

@@ -16,7 +16,7 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.comparisons import array_like
+from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.elementwise import add, divide, multiply, subtract
 from shardtensor.functions.manipulation import flip, reshape
 from shardtensor.functions.repetition import on_host
@@ -384,7 +384,8 @@ def _columns(sample: Any) -> list[Any]:
 def _edges_along(column: Any, bins: Any, range: Any) -> Any:
     """Returns the edges along one axis, as a host array."""
     if not np.ndim(bins):
-        return _uniform_edges(column, bins, range)
+        empty = 0 in np.shape(column)  # Then the edges do not have the dtype of the coordinates.
+        return _uniform_edges(np.empty(0) if empty else column, bins, range)
     edges = on_host(bins)
     if edges.ndim != 1 or np.any(edges[:-1] > edges[1:]):
         raise ArgumentError(f"bins has edges of shape {edges.shape}; wanted one dimension, in ascending order")
@@ -422,6 +423,8 @@ def digitize(x: ArrayLike, bins: ArrayLike, /, right: bool = False) -> ShardedTe
 
 @implements(digitize, "composite")
 def _digitize(x: Any, bins: Any, right: bool) -> Any:
+    if iscomplexobj(x):
+        raise ArgumentTypeError("x is complex; wanted real numbers, which have an order")
     known = np.asarray(bins)
     if known.ndim != 1:
         raise ShapeError(f"bins has {known.ndim} dimensions; wanted one")

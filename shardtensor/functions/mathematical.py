@@ -77,7 +77,7 @@ def sinc(x: ArrayLike, /) -> ShardedTensor:
     return divide(sin(turned), turned)
 
 
-@operator("... -> ...")
+@operator("... -> ...", dtype=lambda x: np.i0(x))
 def i0(x: ArrayLike, /) -> ShardedTensor:
     """Modified Bessel function of the first kind and order 0 of each real element.
 
@@ -266,7 +266,8 @@ def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike
     """
     given = reshape(array_like(ary, "ediff1d"), (-1,))
     dtype = result_type(given)
-    parts: list[Any] = [diff(given)]
+    later, earlier = _slices(given, 0, slice(1, None), slice(None, -1))
+    parts: list[Any] = [subtract(later, earlier)]
     for name, extra in (("to_begin", to_begin), ("to_end", to_end)):
         if extra is None:
             continue

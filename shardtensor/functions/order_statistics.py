@@ -205,7 +205,8 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
             backend = array_backend(x)
             dtype = backend.dtype_of(x) if backend else np.asarray(x).dtype if np.isscalar(x) else x.dtype
             hundred = dtype.type(100) if dtype.kind == "f" else 100
-            fractions = np.true_divide(_in_range(q, 100), hundred)
+            checked = _in_range(q, 100)
+            fractions = np.true_divide(q if type(q) in (int, float) else checked, hundred)
             if fractions.ndim == 0 and fractions.dtype == np.result_type(dtype, 1.0):
                 fractions = float(fractions)
         return function(x, fractions, axis=axis, method=method, keepdims=keepdims)

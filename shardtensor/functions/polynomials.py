@@ -21,6 +21,7 @@ from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import broadcast_to, expand_dims, flip
 from shardtensor.functions.matrix_functions import lstsq
 from shardtensor.functions.scans import cumulative_prod
+from shardtensor.functions.selection import trim_zeros
 from shardtensor.functions.statistical import sum as _sum
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -78,10 +79,13 @@ def polysub(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
 def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     """Returns the product of two polynomials: the convolution of their coefficients (see `shardtensor.convolve`).
 
+    Leading zeros are removed first, so that `eval_shape` cannot infer the result.
+
     >>> st.polymul(st.asarray([1, 2, 3]), [9, 5, 1]).tolist()
     [9, 23, 38, 17, 3]
     """
-    factors = [_coefficients(a, "polymul") for a in (a1, a2)]
+    factors = [trim_zeros(_coefficients(a, "polymul"), "f") for a in (a1, a2)]
+    factors = [a if shape_of(a)[0] else np.zeros(1, result_type(a)) for a in factors]
     dtype = result_type(*factors)
     short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
     return convolve_valid(call("pad", long, shape_of(short)[0] - 1), short)

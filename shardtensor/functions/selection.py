@@ -102,7 +102,9 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
         if not callable(function):
             made = where(condition, astype(call("asarray", function), made.dtype), made)
         elif given.ndim:
-            made[condition] = function(given[condition], *args, **kw)
+            chosen = given[condition]
+            if 0 not in shape_of(chosen):
+                made[condition] = function(chosen, *args, **kw)
         elif bool(condition):
             made = call("asarray", function(given, *args, **kw), dtype=made.dtype)
     return made  # type: ignore[no-any-return]

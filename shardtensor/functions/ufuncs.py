@@ -15,6 +15,7 @@ from typing import Any
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ShapeError
+from shardtensor.functions.comparisons import iscomplexobj
 from shardtensor.functions.elementwise import (
     abs,
     add,
@@ -293,4 +294,4 @@ def _matvec(x1: Any, x2: Any) -> Any:
 @implements(vecmat, "composite")
 def _vecmat(x1: Any, x2: Any) -> Any:
     _check_dims(x1=(x1, 1), x2=(x2, 2))
-    return squeeze(matmul(expand_dims(conj(x1), axis=-2), x2), axis=-2)
+    return squeeze(matmul(expand_dims(conj(x1) if iscomplexobj(x1) else x1, axis=-2), x2), axis=-2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 import shardtensor.testing.linear_algebra_cases  # It adds its cases.
 import shardtensor.testing.manipulation_cases
+import shardtensor.testing.numpy_cases
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
