@@ -10,6 +10,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.interpreters.mutation import writes
+from shardtensor.tensor.storage import PendingWrite
 from tests.layouts import allocated, assert_same, mesh_of, place_of
 
 VALUE = np.arange(24).reshape(8, 3)
@@ -96,6 +97,21 @@ def test_direct_writes_show_in_views_and_count_as_writes() -> None:
     assert view[0, 0].item() == 5
     assert x._write_state is not None
     assert x._write_state.version == version + 1
+
+
+def test_readers_wait_for_direct_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value is taken out of the handle before others are asked whether they hold it, and until it is written."""
+    x = put(np.zeros((8, 3)))
+    seen: list[Any] = []
+
+    def watched(name: str, function: Any) -> Any:
+        return lambda *arguments: (seen.append((name, type(x._storage))), function(*arguments))[1]
+
+    monkeypatch.setattr(writes, "exclusive_arrays", watched("exclusive", writes.exclusive_arrays))
+    monkeypatch.setattr(writes.blockwise, "copy_into", watched("copy", writes.blockwise.copy_into))
+    x[0, 0] = 1
+    assert seen == [("exclusive", PendingWrite), ("copy", PendingWrite)]
+    assert x[0, 0].item() == 1
 
 
 def test_transfers_of_direct_writes_are_recorded() -> None:
