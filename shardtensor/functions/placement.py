@@ -434,7 +434,7 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
 
 
 def _by_protocol(obj: Any, copy: bool | None) -> Any:
-    """Returns the host array of an object of which only `__array__` tells that it is an array, such as one of pandas."""
+    """Returns the host array of an object that is an array by `__array__` only, such as one of pandas."""
     if isinstance(obj, (np.ndarray, np.generic)) or not hasattr(type(obj), "__array__") or array_backend(obj):
         return obj
     try:

@@ -12,7 +12,6 @@ from tests.clients.programs import Program, compared, numbers, on_meshes
 
 einops = pytest.importorskip("einops", reason="einops is not installed: see the extra `test`")
 array_api: Any = pytest.importorskip("einops.array_api", reason="einops is not installed: see the extra `test`")
-import shardtensor.einops  # noqa: E402 - the backend of another test may have started before einops was imported
 
 IMAGES, TABLE = numbers(2, 9, 10, 3), numbers(19, 7)
 
