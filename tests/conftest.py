@@ -9,6 +9,7 @@ import os
 os.environ["SHARDTENSOR_NUM_DEVICES"] = "8"
 os.environ.pop("SHARDTENSOR_BACKEND", None)
 os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
+os.environ.setdefault("SCIPY_ARRAY_API", "1")  # SciPy reads it when it is imported, which JAX does, too
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices on busy machines: a hundred times faster so
 
 import ctypes

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
+from shardtensor.backend.registry import array_backend
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
@@ -426,7 +427,8 @@ def asarray(
     """Converts an array, a scalar or nested lists of scalars to a tensor.
 
     Args:
-        obj: a tensor, a host or backend array, a scalar, or nested lists of scalars.
+        obj: a tensor, a host or backend array, a scalar, nested lists of scalars, or an object that NumPy's
+            ``__array__`` converts to a host array: one of pandas, xarray, Pillow or another library.
         dtype: the dtype of the result; that of ``obj`` by default.
         device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`). By default a tensor keeps its
             sharding; anything else is sharded over the default mesh and uncommitted, so that operators transfer it to
@@ -467,7 +469,7 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
     wanted = None if dtype is None else sharded_dtype(dtype)
     if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
         raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
-    x = obj if isinstance(obj, ShardedTensor) else host_array(obj, "asarray", wanted)
+    x = obj if isinstance(obj, ShardedTensor) else host_array(_by_protocol(obj, copy), "asarray", wanted)
     wanted = x.dtype if wanted is None else wanted
     _check_dtype(x, wanted, copy)
     if isinstance(x, ShardedTensor) and device is None:
@@ -477,6 +479,16 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
     if copy is False and not isinstance(x, ShardedTensor) and not value.backend.on_host:
         raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")
     return x, value
+
+
+def _by_protocol(obj: Any, copy: bool | None) -> Any:
+    """Returns the host array of an object that is an array by `__array__` only, such as one of pandas."""
+    if isinstance(obj, (np.ndarray, np.generic)) or not hasattr(type(obj), "__array__") or array_backend(obj):
+        return obj
+    try:
+        return np.asarray(obj, copy=False if copy is False else None)
+    except ValueError as error:
+        raise ShapeError(f"asarray: {error}") from None
 
 
 @implements(asarray, "infer")

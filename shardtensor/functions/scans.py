@@ -205,7 +205,7 @@ _declare(cumulative_prod, "prod", np.multiply, _ones)
 
 @operator(operands=("x", "prepend", "append"))
 def diff(
-    x: ArrayLike, /, *, axis: int = -1, n: int = 1, prepend: ArrayLike | None = None, append: ArrayLike | None = None
+    x: ArrayLike, /, n: int = 1, axis: int = -1, *, prepend: ArrayLike | None = None, append: ArrayLike | None = None
 ) -> ShardedTensor:
     """Computes the ``n``-th differences along an axis: the first ones are ``x[i + 1] - x[i]``, for bools whether they
     differ.
@@ -215,8 +215,8 @@ def diff(
 
     Args:
         x: a tensor or an array of at least one dimension.
+        n: how often differences are taken; with 0, x is returned. As in NumPy, programs give it by position, too.
         axis: the dimension.
-        n: how often differences are taken; with 0, x is returned.
         prepend: values that precede x along ``axis``: a scalar, or an array of x's shape in the other dimensions.
         append: values that follow x, likewise.
 
@@ -231,7 +231,7 @@ def diff(
 
 
 @implements(diff, "composite")
-def _diff(x: Any, prepend: Any, append: Any, axis: int, n: int) -> Any:
+def _diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
     if n < 0:
         raise ArgumentError(f"n is {n}; wanted a number from 0 on")
     shape = np.shape(x)

@@ -53,6 +53,10 @@ class Conversions(Handle):
         """Returns the bytes of the elements, in row-major order or, for ``order="F"``, in column-major order."""
         return np.asarray(self).tobytes("F" if is_column_major(order, "tobytes") else "C")
 
+    def to_numpy(self) -> HostArray:
+        """Returns the whole tensor as a host array: `numpy.asarray` as a method, which matplotlib calls."""
+        return np.asarray(self)
+
     def tolist(self) -> Any:
         """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
         return np.asarray(self).tolist()

@@ -872,3 +872,27 @@ def test_gpu_pinned(gpus: tuple[Any, list[st.Device]]) -> None:
     assert not theirs.flags.writeable
     y += 1
     assert (theirs.tolist(), y.tolist()) == ([0, 0], [1, 1])
+
+
+class Described:
+    """An array of another library, which has NumPy's protocol only."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False and dtype not in (None, self.value.dtype):
+            raise ValueError("a dtype that needs a copy")
+        return np.array(self.value, dtype) if copy else np.asarray(self.value, dtype)
+
+
+def test_objects_with_numpys_protocol_are_arrays(backend: str) -> None:
+    host = np.arange(10.0)
+    x = st.asarray(Described(host), device=mesh_of((3,), backend))
+    assert_same(x, host, exact=True)
+    assert_same(st.asarray(Described(host), dtype="float32"), host.astype("float32"), exact=True)
+    shared = st.asarray(Described(host), copy=False)
+    host[0] = 5
+    assert (shared[0].item(), x[0].item()) == (5, 0)
+    with pytest.raises(st.ArgumentTypeError, match="is a object; wanted a tensor, an array"):
+        st.asarray(object())

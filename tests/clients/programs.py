@@ -1,0 +1,77 @@
+"""Runs a program that takes arrays on NumPy's arrays and on tensors, and compares the results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+
+COUNTS = (3, 8)
+"""The numbers of devices that programs run on. No length in these tests is a multiple of either."""
+
+on_meshes = pytest.mark.parametrize("count", COUNTS)
+
+Program = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def devices(count: int) -> Iterator[st.Mesh]:
+    """The default mesh has that many devices, so that arrays that a library creates are split over them, too."""
+    mesh = st.Mesh(np.array(st.devices()[:count]), ("d",))
+    with st.use_mesh(mesh):
+        yield mesh
+
+
+def numbers(*shape: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
+    """Normally distributed numbers, multiplied by ten and rounded for integers."""
+    drawn = np.random.default_rng(seed).normal(size=shape)
+    if np.dtype(dtype).kind in "iu":
+        drawn = np.round(10 * np.abs(drawn))
+    if np.dtype(dtype).kind == "c":
+        drawn = drawn + 1j * np.random.default_rng(seed + 1).normal(size=shape)
+    return drawn.astype(dtype)
+
+
+def compared(program: Program, *arrays: np.ndarray, count: int, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+    """Asserts that a program gives the same for tensors as for NumPy's arrays, and tensors wherever NumPy's are.
+
+    The first argument of a program is the namespace, the others are the arrays.
+    """
+    wanted = program(np, *[a.copy() for a in arrays])
+    with devices(count):
+        found = program(st, *[st.asarray(a) for a in arrays])
+    assert_equal(found, wanted, rtol, atol)
+
+
+def assert_equal(found: Any, wanted: Any, rtol: float, atol: float, at: str = "result") -> None:
+    """Compares nested results: arrays with arrays, and everything else that holds arrays item by item."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), at
+        for key in wanted:
+            assert_equal(found[key], wanted[key], rtol, atol, f"{at}[{key!r}]")
+    elif isinstance(wanted, (list, tuple)):
+        assert len(found) == len(wanted), at
+        for number, pair in enumerate(zip(found, wanted, strict=True)):
+            assert_equal(*pair, rtol, atol, f"{at}[{number}]")
+    elif isinstance(wanted, np.ndarray):
+        assert isinstance(found, st.ShardedTensor), f"{at} is a {type(found)}"
+        assert found.dtype == wanted.dtype, at
+        close(found, wanted, rtol, atol, at)
+    elif isinstance(wanted, (float, complex, np.generic)):
+        close(found, wanted, rtol, atol, at)
+    else:
+        assert found == wanted, at
+
+
+def close(found: Any, wanted: Any, rtol: float, atol: float, at: str) -> None:
+    assert np.shape(found) == np.shape(wanted), at
+    host = np.asarray(found)
+    if host.dtype.kind in "fc":
+        np.testing.assert_allclose(host, wanted, rtol=rtol, atol=atol, err_msg=at)
+    else:
+        np.testing.assert_array_equal(host, wanted, err_msg=at)
