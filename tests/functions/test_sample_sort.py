@@ -219,3 +219,30 @@ def test_bytes_of_a_median(devices: int) -> None:
     ranks, others = 3, devices - 1  # The two in the middle and the greatest one.
     selected = ranks * others * rounds([n // devices] * devices) * (CANDIDATES * 4 + 16)
     assert sent_by(st.median, x) == selected + devices * others * ranks * (4 + 8)
+
+
+def test_permutations_do_not_depend_on_the_devices(backend: str) -> None:
+    n = N + 1
+    assert n * 8 > GATHERED
+    found = [np.asarray(st.random.permutation(st.random.key(7), n, device=mesh_of((k,), backend))) for k in (1, 3)]
+    with st.transfers():
+        found.append(np.asarray(st.random.permutation(st.random.key(7), n, device=mesh_of((4,), "numpy"))))
+    np.testing.assert_array_equal(np.sort(found[0]), np.arange(n))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    np.testing.assert_array_equal(np.asarray(st.random.choice(st.random.key(7), n, (5,), replace=False)), found[0][:5])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float32"])
+def test_indices_of_long_lines_of_the_host(dtype: str) -> None:
+    for different in (3, 1 << 40):
+        host = np.random.default_rng(4).integers(-different, different, (3, 70_000)).astype(dtype)
+        if dtype[0] == "f":
+            host[:, ::5] = np.nan
+            host[host == 0] = -0.0
+        for x in (host, host.T, host[0]):
+            for axis in range(x.ndim):
+                for descending in (False, True):
+                    wanted = order_of(x, axis, descending)
+                    found = st.argsort(st.asarray(x), axis=axis, descending=descending)
+                    np.testing.assert_array_equal(np.asarray(found), wanted)

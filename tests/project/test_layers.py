@@ -100,7 +100,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
     internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards", "contract"}
     internal |= {"with_halos", "convolve_valid", "coordinate", "spanned"}
-    internal |= {"counts_between", "counts_of_integers", "take_along_split", "elements_of_ranks", "between"}
+    internal |= {"counts_between", "counts_of_integers", "take_along_split", "elements_of_ranks", "between", "words"}
     assert set(OPS) - {*st.__all__, *st.linalg.__all__, *st.fft.__all__, *st.random.__all__} == internal
 
 
