@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import implements, operator
+from shardtensor.core import call, implements, operator
+from shardtensor.functions.algorithms.sample_sort import GATHERED, Order
 from shardtensor.functions.random_elements import Elements, fill
 from shardtensor.host.philox import mulhilo, signed
 from shardtensor.sharding.layout import Shape
@@ -212,17 +213,28 @@ def permutation(key: int, *, n: int, shape: Shape, dtype: Any, device: Any) -> S
     """Draws the first elements of a permutation of the integers below ``n``: the order of as many random words."""
 
 
+@operator(_created, operands=("key",), error_name="permutation")
+def words(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
+    """Draws random words, which are signed integers."""
+
+
+@implements(words, "kernel")
+def _words(xp: Any, context: ShardContext, key: int, *, shape: Shape, dtype: Any) -> Any:
+    return fill(xp, context, key, lambda elements: elements.packed(4, lambda xp, words: words))
+
+
+@implements(permutation, "composite")
+def _permutation_of_many(key: int, n: int, shape: Shape, dtype: Any, device: Any) -> Any:
+    if shape != (n,) or n * dtype.itemsize <= GATHERED:
+        return NotImplemented
+    return call("argsort", words(key, shape=shape, dtype=dtype, device=device))
+
+
 @implements(permutation, "kernel")
 def _permutation(xp: Any, context: ShardContext, key: int, *, n: int, shape: Shape, dtype: Any) -> Any:
     everything = ShardContext.everywhere((n,), (), np.dtype(np.int64))
     words = fill(xp, everything, key, lambda elements: elements.packed(4, lambda xp, words: words))
-    if xp is np:
-        order = np.argsort(words)
-        ordered = words[order]
-        if np.any(ordered[1:] == ordered[:-1]):  # Only then is it not the order of a stable sort, which takes longer.
-            order = np.argsort(words, kind="stable")
-    else:
-        order = xp.argsort(words, stable=True)
+    order = Order(indices=True).apply(xp, words)
     drawn = xp.reshape(order[: math.prod(shape)], shape)
     if drawn.shape == order.shape == context.local_shape:
         return drawn

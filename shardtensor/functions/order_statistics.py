@@ -1,7 +1,9 @@
 """Medians, percentiles and quantiles, also of the elements that are not NaN.
 
-The reduced dimensions must not be split: where they are, the split moves to another dimension, or the elements are
-gathered. The other dimensions keep their sharding. Common to all functions:
+Where a reduced dimension is split, the split moves to another dimension that is not reduced. If there is none, the
+elements are selected by few messages (`shardtensor.functions.algorithms.order_statistics`); of the functions that skip
+NaN, and for arrays of quantiles on devices, they are gathered. The other dimensions keep their sharding. Common to all
+functions:
 
 - ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
 - With ``keepdims``, the reduced dimensions remain, with size 1.
@@ -24,11 +26,18 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, IndexingError
+from shardtensor.functions.algorithms.order_statistics import elements_of_ranks as select
+from shardtensor.functions.algorithms.order_statistics import picked
+from shardtensor.functions.algorithms.sample_sort import GATHERED
+from shardtensor.functions.algorithms.shards import Shards, distributed
 from shardtensor.functions.elementwise import divide
+from shardtensor.functions.manipulation import reshape
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes, reduction
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval, aval
 
 _Axis = int | tuple[int, ...] | None
 
@@ -185,6 +194,8 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
         if isinstance(q, ShardedTensor) or array_backend(q):
             return NotImplemented
         array = _in_range(q, 1)
+        if name == "quantile" and (axes := _selectable(x, axis)) is not None:
+            return _by_selection(x, array, axes, method, keepdims, weak=type(q) in (int, float))
         listed = not isinstance(q, (np.ndarray, np.generic, int, float))
         return function(x, array, axis=axis, method=method, keepdims=keepdims) if listed else NotImplemented
 
@@ -222,6 +233,144 @@ def _in_range(q: Any, most: int) -> Any:
     if array.dtype.kind not in "biuf" or not np.all((array >= 0) & (array <= most)):
         raise ArgumentError(f"q is {q!r:.60}; wanted numbers from 0 to {most}")
     return array
+
+
+# -- by selection ----------------------------------------------------------------------------------
+
+
+@operator(error_name="quantile")
+def elements_of_ranks(x: ArrayLike, /, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> ShardedTensor:
+    """Returns the elements that are at the given places of the sorted lines along ``axes``.
+
+    The first dimension of the result has an item for each rank. It is replicated along the mesh axes that split
+    ``axes``; the other dimensions keep their sharding.
+
+    >>> from shardtensor.functions.order_statistics import elements_of_ranks
+    >>> elements_of_ranks(st.asarray([3, 1, 2]), ranks=(0, 2), axes=(0,)).tolist()
+    [1, 3]
+    """
+
+
+def _ranks_aval(value: Aval, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> Aval:
+    chains = value.sharding.spec.chains_of(value.ndim)
+    rest = [d for d in range(value.ndim) if d not in axes]
+    sharding = value.sharding.with_spec(P(None, *[chains[d] for d in rest]))
+    return aval((len(ranks), *[value.shape[d] for d in rest]), value.dtype, sharding, value.committed)
+
+
+def _ranks_of_whole(x: Any, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+    rest = [d for d in range(x.ndim) if d not in axes]
+    shape = [x.shape[d] for d in rest]
+    lines = np.transpose(x, (*rest, *axes)).reshape(math.prod(shape), -1)
+    return np.moveaxis(picked(np, lines, ranks), -1, 0).reshape(len(ranks), *shape)
+
+
+@distributed(elements_of_ranks, moves=True, whole=_ranks_of_whole, result=_ranks_aval)
+def _elements_of_ranks(
+    x: Shards, along: Callable[..., Any], *, ranks: tuple[int, ...], axes: tuple[int, ...]
+) -> Shards:
+    return select(x, along, axes, ranks, _ranks_aval(x.value, ranks=ranks, axes=axes))
+
+
+def _selectable(x: Any, axis: Any) -> tuple[int, ...] | None:
+    """Returns the axes along which quantiles are selected; None where the plan of the operator is used: for short or
+    empty arrays, other dtypes, and where a split can move to another dimension.
+    """
+    if not isinstance(x, ShardedTensor) or x._aval.nbytes <= GATHERED or x.dtype.kind not in "iuf":
+        return None
+    axes, counts = reduced_axes(axis, x.ndim), x._aval.grid.counts
+    is_split = any(counts[d] > 1 for d in axes)
+    moves = any(counts[d] == 1 < n for d, n in enumerate(x.shape) if d not in axes)
+    return None if is_split and moves else axes
+
+
+def _by_selection(x: Any, q: Any, axes: tuple[int, ...], method: str, keepdims: bool, weak: bool) -> Any:
+    """Returns the quantiles, for which the elements beside them are selected. ``weak`` states that q is a Python
+    number, which does not widen the dtype of x.
+    """
+    fractions = q.reshape(-1)
+    fractions = fractions if fractions.dtype.kind == "f" else fractions.astype(np.float64)
+    size = math.prod(x.shape[d] for d in axes)
+    position = _METHODS[method](np, np.asarray(size, dtype=fractions.dtype), fractions)
+    before = np.floor(position)
+    beside = [np.minimum(np.clip(p, 0, None).astype(np.int64), size - 1) for p in (before, before + 1)]
+    ranks = np.unique([*beside[0], *beside[1], size - 1])
+    picks = elements_of_ranks(x, ranks=tuple(ranks.tolist()), axes=axes)
+    lower, upper = [tuple(np.searchsorted(ranks, at).tolist()) for at in beside]
+    weak = weak and x.dtype.kind == "f"
+    weights, width = tuple((position - before).tolist()), fractions.dtype.name
+    made = between(picks, weights=weights, width=width, lower=lower, upper=upper, method=method, weak=weak)
+    rest = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
+    return reshape(made, (*q.shape, *rest))
+
+
+def _between_rule(shapes: Sequence[Shape], *, weights: tuple[float, ...], **params: Any) -> tuple[str, Shape]:
+    (shape,) = shapes
+    rest = " ".join([f"d{d}" for d in range(1, len(shape))])
+    return f"r! {rest} -> q {rest}", (len(weights), *shape[1:])
+
+
+def _between_dtype(picks: Any, *, width: str, method: Any, weak: bool, **params: Any) -> Any:
+    return picks if weak else np.quantile(np.ones(1, picks.dtype), np.zeros(1, width), method=method)
+
+
+@operator(_between_rule, dtype=_between_dtype, error_name="quantile")
+def between(
+    picks: ArrayLike,
+    /,
+    *,
+    weights: tuple[float, ...],
+    width: str,
+    lower: tuple[int, ...],
+    upper: tuple[int, ...],
+    method: str,
+    weak: bool,
+) -> ShardedTensor:
+    """Returns the quantiles between elements of sorted lines, which are in the first dimension of ``picks``, where the
+    last one is the greatest of its line; NaN if that is NaN.
+
+    Args:
+        picks: the elements.
+        weights: the distance of each quantile from the element before it.
+        width: the dtype of the weights.
+        lower, upper: the places of the elements before and behind each quantile.
+        method: how to interpolate.
+        weak: whether the weights do not widen the dtype of the elements.
+
+    >>> from shardtensor.functions.order_statistics import between
+    >>> weights = {"weights": (0.25,), "width": "float64", "lower": (0,), "upper": (1,)}
+    >>> between(st.asarray([1.0, 2.0]), **weights, method="linear", weak=False).tolist()
+    [1.25]
+    """
+
+
+@implements(between, "kernel")
+def _between_picks(
+    xp: Any,
+    context: ShardContext,
+    picks: Any,
+    *,
+    weights: Any,
+    width: str,
+    lower: Any,
+    upper: Any,
+    method: str,
+    weak: bool,
+) -> Any:
+    lines = xp.moveaxis(picks, 0, -1)
+    a, b = [lines[..., xp.asarray(list(at), dtype=np.dtype("int64"))] for at in (lower, upper)]
+    nan = xp.isnan(lines[..., -1:]) if xp.isdtype(lines.dtype, "real floating") else None
+    distances = xp.asarray(list(weights), dtype=np.dtype(width))
+    return _interpolated(xp, context, a, b, distances, method, nan, lines.dtype if weak else None)
+
+
+@implements(median, "composite")
+def _median_by_selection(x: Any, axis: Any, keepdims: bool) -> Any:
+    axes = _selectable(x, axis)
+    if axes is None:
+        return NotImplemented
+    # The method "averaged_inverted_cdf" is that of the median: the mean of the two middle elements.
+    return _by_selection(x, np.asarray(0.5), axes, "averaged_inverted_cdf", keepdims, weak=True)
 
 
 @implements(median, "kernel")
@@ -297,10 +446,8 @@ def _quantiles(
     if 0 in lines.shape or 0 in context.local_shape:
         return xp.full(context.local_shape, math.nan, dtype=context.dtype)
     count, nan = _counts(xp, lines, skip_nan)
-    real = xp.isdtype(x.dtype, "real floating")
-    if not hasattr(q, "dtype"):
-        q = xp.asarray(q, dtype=x.dtype if real else np.dtype("float64"))
-    elif not xp.isdtype(q.dtype, "real floating"):
+    weak = not hasattr(q, "dtype") and xp.isdtype(x.dtype, "real floating")
+    if not hasattr(q, "dtype") or not xp.isdtype(q.dtype, "real floating"):
         q = xp.asarray(q, dtype=np.dtype("float64"))
     position = _METHODS[method](xp, xp.asarray(count, dtype=q.dtype), xp.reshape(q, (-1,)))
     last = xp.maximum(xp.subtract(count, 1), 0)
@@ -308,16 +455,26 @@ def _quantiles(
     lower = xp.asarray(xp.clip(before, 0, None), dtype=np.dtype("int64"))
     upper = xp.asarray(xp.clip(xp.add(before, 1), 0, None), dtype=np.dtype("int64"))
     a, b = [_at(xp, lines, xp.minimum(index, last)) for index in (lower, upper)]
-    weight = xp.subtract(position, before)
+    return _interpolated(xp, context, a, b, xp.subtract(position, before), method, nan, x.dtype if weak else None)
+
+
+def _interpolated(
+    xp: Any, context: ShardContext, a: Any, b: Any, weight: Any, method: str, nan: Any, dtype: Any = None
+) -> Any:
+    """Returns the numbers between a and b at the distances ``weight`` from a, which are converted to ``dtype`` if that
+    is given; NaN where ``nan`` is true.
+    """
     if method in _DISCRETE:  # The positions are integers.
         return _finished(xp, context, a, nan)
     if method == "midpoint":
         weight = xp.where(xp.equal(weight, 0), weight, 0.5)
     elif method == "averaged_inverted_cdf":
         weight = xp.where(xp.equal(weight, 0), 0.5, xp.ones_like(weight))
+    nearer, rest = xp.greater_equal(weight, 0.5), xp.subtract(1, weight)
+    if dtype is not None:
+        weight, rest = xp.asarray(weight, dtype=dtype), xp.asarray(rest, dtype=dtype)
     step = xp.subtract(b, a)
-    above = xp.subtract(b, xp.multiply(step, xp.subtract(1, weight)))
-    found = xp.where(xp.greater_equal(weight, 0.5), above, xp.add(a, xp.multiply(step, weight)))
+    found = xp.where(nearer, xp.subtract(b, xp.multiply(step, rest)), xp.add(a, xp.multiply(step, weight)))
     return _finished(xp, context, found, nan)
 
 

@@ -154,7 +154,8 @@ def integers(
 def permutation(key: Key, n: int, *, device: _Where = None, out_sharding: _Where = None) -> ShardedTensor:
     """Draws a permutation of the integers below ``n``, all equally likely: the order of n random words.
 
-    Each device computes and sorts all n words, for which it needs the memory, and keeps its part of the order.
+    Each device draws its part of the words, and they are sorted as by `shardtensor.argsort`; up to 64 KiB of words,
+    each device draws and sorts all of them. The numbers do not depend on the devices.
 
     Args:
         key, device, out_sharding: see `shardtensor.functions.random`.

@@ -84,7 +84,7 @@ def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
 def take_along_split(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTensor:
     """Returns `take_along_axis` of arrays of the same shape in other dimensions, in x's sharding.
 
-    >>> from shardtensor.functions.indexing import take_along_split
+    >>> from shardtensor.functions.take_along import take_along_split
     >>> take_along_split(st.asarray([3, 1, 2]), st.asarray([2, 0]), axis=0).tolist()
     [2, 3]
     """

@@ -60,6 +60,8 @@ def argsort(x: Any, axis: int, *, descending: bool = False, stable: bool = True)
         return _by_lines(x, axis, np.dtype(np.int64), in_words)
     if descending:
         return n - 1 - np.flip(argsort(np.flip(x, axis), axis, stable=stable), axis)
+    if stable and x.dtype.kind in "iuf" and 0 < n <= 1 << 32:
+        return _by_lines(x, axis, np.dtype(np.int64), _stable_argsort)
     return _by_lines(x, axis, np.dtype(np.int64), lambda block, at: np.argsort(block, axis=at, stable=stable))
 
 
@@ -147,6 +149,25 @@ def _keys(x: Any) -> Any:
 def _indices_of(words: Any) -> Any:
     np.bitwise_and(words, _INDEX, out=words)
     return words.view(np.int64)
+
+
+def _stable_argsort(x: Any, axis: int) -> Any:
+    """Returns the indices that sort real numbers: those of equal elements are put in order afterwards, because NumPy's
+    other algorithm is several times as fast as its stable one.
+    """
+    order = np.argsort(x, axis=axis)
+    ordered = np.moveaxis(np.take_along_axis(x, order, axis), axis, -1)
+    new = ordered[..., 1:] != ordered[..., :-1]
+    if x.dtype.kind == "f":
+        new &= ~np.isnan(ordered[..., :-1])  # All that follows NaN is NaN.
+    if new.all():
+        return order
+    words = np.zeros(ordered.shape, np.uint64)
+    np.cumsum(new, axis=-1, out=words[..., 1:])
+    words <<= np.uint64(32)
+    words |= np.moveaxis(order, axis, -1).view(np.uint64)
+    words.sort(axis=-1)
+    return np.moveaxis(_indices_of(words), -1, axis)
 
 
 # -- lines -----------------------------------------------------------------------------------------

@@ -226,4 +226,5 @@ ELSEWHERE = {
     "fft_unpacked", "tall_qr", "tall_r",
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
+    "words",
 }  # fmt: skip

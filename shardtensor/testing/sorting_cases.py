@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,3 +20,25 @@ def _take_along_split(data: Any) -> Case:
     shape[axis] = data.draw(some.integers(0, 9)) if n else 0
     indices = np.random.default_rng(seed(data)).integers(-max(n, 1), max(n, 1), shape)
     return Case([x, indices], params={"axis": axis}, answer=np.take_along_axis(x, indices, axis))
+
+
+@case("elements_of_ranks")
+def _elements_of_ranks(data: Any) -> Case:
+    x = array(data.draw(shapes(1)), data.draw(some.sampled_from(["int32", "float64"])), seed(data))
+    axes = data.draw(some.lists(some.integers(0, x.ndim - 1), min_size=1, unique=True).map(sorted).map(tuple))
+    rest = [d for d in range(x.ndim) if d not in axes]
+    shape = [x.shape[d] for d in rest]
+    count = math.prod([x.shape[d] for d in axes])
+    ranks = data.draw(some.lists(some.integers(0, count - 1), max_size=4, unique=True).map(sorted)) if count else []
+    lines = np.sort(np.transpose(x, (*rest, *axes)).reshape(*shape, count), axis=-1)
+    params = {"ranks": tuple(ranks), "axes": axes}
+    return Case([x], params=params, answer=np.moveaxis(lines[..., np.array(ranks, int)], -1, 0))
+
+
+@case("between")
+def _between(data: Any) -> Case:
+    picks = np.sort(array((2, *data.draw(shapes(0, 2))), "float64", seed(data)), axis=0)
+    weights = np.array(data.draw(some.lists(some.sampled_from([0.0, 0.25, 0.5, 0.75]), max_size=3)))
+    places = {"lower": (0,) * len(weights), "upper": (1,) * len(weights)}
+    params = {"weights": tuple(weights.tolist()), "width": "float64", **places, "method": "linear", "weak": False}
+    return Case([picks], params=params, answer=np.quantile(picks, weights, axis=0))

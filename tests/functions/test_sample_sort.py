@@ -13,7 +13,7 @@ import shardtensor as st
 from shardtensor import P
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
-from tests.layouts import everywhere, mesh_of
+from tests.layouts import assert_same, everywhere, mesh_of
 
 N = 9_001
 
@@ -180,3 +180,69 @@ def test_distinct_elements_are_sent_at_most_twice(devices: int) -> None:
     for made, wanted in zip(found, np.unique_all(host), strict=True):
         np.testing.assert_array_equal(np.asarray(made), wanted)
     assert found.inverse_indices.sharding == x.sharding
+
+
+QUANTILES = [(0.3, "linear"), ([0, 0.25, 1], "hazen"), (0.5, "nearest"), (np.array([[0.2], [0.9]]), "midpoint")]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_quantiles_of_split_lines_are_selected(dtype: str, backend: str) -> None:
+    for shape, spec, axis in [
+        ((20_001,), P(("x", "y")), None),
+        ((9001, 2), P("x", "y"), 0),
+        ((90, 201), P("x", "y"), 1),
+    ]:
+        host = np.random.default_rng(3).integers(0, 10_000, shape).astype(dtype)
+        if dtype == "float32":
+            host.flat[5] = np.nan if axis == 1 else np.inf
+        x = st.device_put(host, st.NamedSharding(mesh_of((3, 2), backend), spec))
+        with st.transfers() as log, np.errstate(invalid="ignore"):
+            for q, method in QUANTILES:
+                found, wanted = (
+                    st.quantile(x, q, axis=axis, method=method),
+                    np.quantile(host, q, axis=axis, method=method),
+                )
+                assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+                np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6)
+            assert_same(st.median(x, axis=axis, keepdims=True), np.median(host, axis=axis, keepdims=True))
+        if axis is None:
+            assert log.bytes < 5 * x.nbytes
+    spec = st.eval_shape(lambda x: st.median(x, axis=1), x).sharding.spec
+    assert st.median(x, axis=1).sharding.spec == spec == P("x")
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_bytes_of_a_median(devices: int) -> None:
+    n, mesh = 24_000, mesh_of((devices,), "checked")
+    x = st.device_put(np.arange(n, dtype="float32"), st.NamedSharding(mesh, P("x")))
+    ranks, others = 3, devices - 1  # The two in the middle and the greatest one.
+    selected = ranks * others * rounds([n // devices] * devices) * (CANDIDATES * 4 + 16)
+    assert sent_by(st.median, x) == selected + devices * others * ranks * (4 + 8)
+
+
+def test_permutations_do_not_depend_on_the_devices(backend: str) -> None:
+    n = N + 1
+    assert n * 8 > GATHERED
+    found = [np.asarray(st.random.permutation(st.random.key(7), n, device=mesh_of((k,), backend))) for k in (1, 3)]
+    with st.transfers():
+        found.append(np.asarray(st.random.permutation(st.random.key(7), n, device=mesh_of((4,), "numpy"))))
+    np.testing.assert_array_equal(np.sort(found[0]), np.arange(n))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    np.testing.assert_array_equal(np.asarray(st.random.choice(st.random.key(7), n, (5,), replace=False)), found[0][:5])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float32"])
+def test_indices_of_long_lines_of_the_host(dtype: str) -> None:
+    for different in (3, 1 << 40):
+        host = np.random.default_rng(4).integers(-different, different, (3, 70_000)).astype(dtype)
+        if dtype[0] == "f":
+            host[:, ::5] = np.nan
+            host[host == 0] = -0.0
+        for x in (host, host.T, host[0]):
+            for axis in range(x.ndim):
+                for descending in (False, True):
+                    wanted = order_of(x, axis, descending)
+                    found = st.argsort(st.asarray(x), axis=axis, descending=descending)
+                    np.testing.assert_array_equal(np.asarray(found), wanted)

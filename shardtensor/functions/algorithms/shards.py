@@ -176,13 +176,13 @@ class AbstractShards(Shards):
 
 
 class MeshCommunicator:
-    """The collectives of a `Communicator` along the mesh axes that split one dimension of a tensor, on one local array
-    for each device of the mesh. The devices of a group are in the order of their parts of the dimension.
+    """The collectives of a `Communicator` along the mesh axes that split dimensions of a tensor, on one local array for
+    each device of the mesh. The devices of a group are in the row-major order of their parts of these dimensions.
 
     Args:
         caller: the name of the operator, for the log.
         value: the aval of the tensor.
-        dimension: the dimension.
+        dimensions: the dimension, or several.
         kind: the class of the communicators of the groups of devices.
         explicit: whether the transfers count as requested by the call.
 
@@ -192,10 +192,20 @@ class MeshCommunicator:
     """
 
     def __init__(
-        self, caller: str, value: Aval, dimension: int, kind: Callable[..., Any], explicit: bool = True
+        self,
+        caller: str,
+        value: Aval,
+        dimensions: int | Sequence[int],
+        kind: Callable[..., Any],
+        explicit: bool = True,
     ) -> None:
-        mesh, axes = value.sharding.mesh, value.sharding.spec.chains_of(value.ndim)[dimension]
-        self.index: list[int] = value.grid.parts[:, dimension].tolist()
+        some = [dimensions] if isinstance(dimensions, int) else list(dimensions)
+        mesh, chains, grid = value.sharding.mesh, value.sharding.spec.chains_of(value.ndim), value.grid
+        axes = tuple([axis for d in some for axis in chains[d]])
+        numbers = np.zeros(len(grid.devices), np.int64)
+        for d in some:
+            numbers = numbers * grid.counts[d] + grid.parts[:, d]
+        self.index: list[int] = numbers.tolist()
         self._groups = [sorted(group, key=self.index.__getitem__) for group in groups_along(mesh, axes)]
         self._communicator = functools.partial(kind, caller, ", ".join(axes))
         self._explicit = explicit

@@ -1,0 +1,130 @@
+"""The elements of given ranks among all elements of each line, where lines are split over devices.
+
+Few elements travel: each device sorts its part of a line, and the ranks are selected of the sorted parts (see
+`shardtensor.functions.algorithms.selection.cuts` for the bytes). The element of a rank is then the least of those that
+follow the cuts, of which each of P devices sends one for each rank to each other one, with a flag of 8 bytes. Up to
+`GATHERED` bytes are gathered. If there are as many lines as devices or more, each device receives its share of whole
+lines (an all-to-all), and the elements that were selected are gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.functions.algorithms.sample_sort import GATHERED, Order
+from shardtensor.functions.algorithms.selection import cuts
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.sharding.layout import Shape, offsets
+from shardtensor.tensor.value import Aval
+
+_INT = np.dtype("int64")
+
+
+def elements_of_ranks(
+    x: Shards,
+    along: Callable[[Sequence[int]], MeshCommunicator],
+    axes: Sequence[int],
+    ranks: Sequence[int],
+    value: Aval,
+) -> Shards:
+    """Returns the elements of these ranks along ``axes``. The first dimension of the result, whose aval is ``value``,
+    has an item for each rank, and the others are x's other dimensions.
+    """
+    comm, grid = along(axes), x.value.grid
+    rest = [d for d in range(x.value.ndim) if d not in axes]
+    sizes = [0] * comm.size
+    for k, at in enumerate(comm.index):
+        shape = grid.shape(k)
+        sizes[at] = math.prod(shape[d] for d in axes)
+
+    def lines_shape(shape: Shape) -> Shape:
+        return math.prod(shape[d] for d in rest), math.prod(shape[d] for d in axes)
+
+    def to_lines(xp: Any, array: Any) -> Any:
+        return xp.reshape(xp.permute_dims(array, (*rest, *axes)), lines_shape(tuple(array.shape)))
+
+    lines = x.map(to_lines, shape=lines_shape, dtype=x.value.dtype)
+    found = _selected(comm, lines, sizes, list(ranks))
+    shapes = [value.grid.shape(k) for k in range(len(comm.index))]
+
+    def back(xp: Any, picks: Any, shape: Shape) -> Any:
+        return xp.reshape(xp.moveaxis(picks, -1, 0), shape)
+
+    return found.map(back, shapes, shape=lambda shape: shape, dtype=x.value.dtype).assembled(value)
+
+
+def picked(xp: Any, lines: Any, ranks: Sequence[int]) -> Any:
+    """Returns the elements of these ranks, which are in ascending order, of each row of a matrix on one device."""
+    last = lines.shape[1] - 1
+    if not ranks:
+        return lines[:, :0]
+    if xp is not np or lines.dtype == np.float16:  # See `shardtensor.host.sorting` for float16.
+        return Order(stable=False).apply(xp, lines)[:, xp.asarray(list(ranks), dtype=_INT)]
+    inner = [rank for rank in ranks if rank != last]
+    found = [np.partition(lines, inner, axis=1)[:, inner]] if inner else []
+    # The greatest element takes one pass, and is NaN if any element is.
+    return np.concatenate([*found, lines.max(axis=1, keepdims=True)] if last in ranks else found, axis=1)
+
+
+def _selected(comm: MeshCommunicator, lines: Shards, sizes: Sequence[int], ranks: list[int]) -> Shards:
+    """Returns the elements of the ranks of each line, of which each device has a part: a row for each line."""
+    count, total, dtype = len(ranks), sum(sizes), lines.value.dtype
+
+    def pick(xp: Any, array: Any) -> Any:
+        return picked(xp, array, ranks)
+
+    def picks(shape: Shape) -> Shape:
+        return shape[0], count
+
+    if comm.size == 1:
+        return lines.map(pick, shape=picks, dtype=dtype)
+    numbers = [a.shape[0] for a in lines.arrays]
+    if max(numbers) * total * dtype.itemsize <= GATHERED:
+        return lines.of(comm.all_gather(lines, 1)).map(pick, shape=picks, dtype=dtype)
+    if max(numbers) >= comm.size:
+        whole = comm.ragged_all_to_all(lines, [offsets(n, (comm.size,)) for n in numbers], 0, 1)
+        made = whole.map(pick, shape=picks, dtype=dtype)
+        return made.of(comm.all_gather(made, 0))
+    ordered = lines.map(Order(stable=False).apply, shape=lambda shape: shape, dtype=dtype)
+    found = []
+    for number in range(max(numbers)):
+        run = ordered.map(_row, [number] * len(numbers), shape=lambda shape: shape[1:], dtype=dtype)
+        found.append(_of_one_line(comm, run, sizes, ranks).arrays)
+    return lines.map(lambda xp, a, *rows: xp.stack(rows)[: a.shape[0]], *found, shape=picks, dtype=dtype)
+
+
+def _row(xp: Any, lines: Any, number: int) -> Any:
+    """Returns one line; zeros where there are fewer lines."""
+    return lines[number] if number < lines.shape[0] else xp.zeros((lines.shape[1],), dtype=lines.dtype)
+
+
+def _of_one_line(comm: MeshCommunicator, run: Shards, sizes: Sequence[int], ranks: Sequence[int]) -> Shards:
+    """Returns the elements of the ranks of one line, whose parts are in ascending order."""
+    count, dtype = len(ranks), run.value.dtype
+    at = cuts(comm, run, sizes, ranks)
+
+    def next_ones(xp: Any, a: Any, at: Any) -> Any:
+        if not a.shape[0]:
+            return xp.zeros((count, 1), dtype=a.dtype)
+        return a[xp.clip(at, 0, a.shape[0] - 1)][:, None]
+
+    def exist(xp: Any, at: Any, a: Any) -> Any:
+        return xp.astype(xp.less(at, a.shape[0]), _INT)[:, None]
+
+    def column(shape: Shape) -> Shape:
+        return count, 1
+
+    candidates = run.map(next_ones, at.arrays, shape=column, dtype=dtype)
+    flags = at.map(exist, run.arrays, shape=column, dtype=_INT)
+    everything = candidates.of(comm.all_gather(candidates, 1))
+
+    def least(xp: Any, a: Any, flags: Any) -> Any:
+        order = Order(indices=True).apply(xp, a)
+        first = xp.argmax(xp.take_along_axis(flags, order, axis=1), axis=1)[:, None]
+        return xp.take_along_axis(a, xp.take_along_axis(order, first, axis=1), axis=1)[:, 0]
+
+    return everything.map(least, comm.all_gather(flags, 1), shape=lambda _: (count,), dtype=dtype)
