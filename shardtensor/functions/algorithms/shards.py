@@ -158,9 +158,18 @@ class MeshCommunicator:
         self._devices = mesh.flat
         self.size = len(self._groups[0])
 
+    @classmethod
+    def of_arrays(cls, caller: str, value: Aval, dimension: int) -> MeshCommunicator:
+        """Returns the communicator of arrays on separate memories; see the class."""
+        return cls(caller, value, dimension, ArrayCommunicator)
+
     def all_gather(self, x: Shards, axis: int) -> list[Any]:
         """Concatenates the arrays of each group along a dimension, on every device of the group."""
         return self._each("all_gather", x.arrays, axis, True)
+
+    def broadcast(self, arrays: Sequence[Any], root: int) -> Sequence[Any]:
+        """Sends the array of the device at position ``root`` of each group to every device of the group."""
+        return arrays if self.size == 1 else self._each("broadcast", arrays, root)
 
     def _each(self, name: str, arrays: Sequence[Any], *args: Any) -> list[Any]:
         results: list[Any] = [None] * len(arrays)
