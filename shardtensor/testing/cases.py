@@ -646,6 +646,8 @@ ELSEWHERE = {
     # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
+    # Partial sums, and the layout of a result.
+    "add_partials", "partial_sums", "place_result",
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
 }  # fmt: skip
