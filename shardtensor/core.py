@@ -90,6 +90,8 @@ class Op:
             that returns an array of it. None: that of NumPy's function of the same name; for an operator with a kernel
             and no monoid, that of the first array.
         blocks: whether an operator with a monoid may compute long operands of the host block by block.
+        product: whether the operator is a sum of products of its two operands, so that it is the sum of the results for
+            parts of a contracted dimension, wherever these are.
         ufunc: the name of the function that NumPy's floating-point errors name.
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
         lists_only: whether an array is rejected as the sequence of arrays, since its rows would be taken as the items.
@@ -130,6 +132,7 @@ class Op:
     spmd: bool = False
     dtype: Any = None
     blocks: bool = True
+    product: bool = False
     ufunc: str = ""
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)

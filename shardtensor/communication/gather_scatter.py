@@ -126,12 +126,13 @@ class GatherPlan(RecordedPlan):
         backend = backend_of(want.device)
         with backend.on(want.device):
             out = backend.xp.empty(want.shape, dtype=dtype)
-        parts = exchange([self._message(p, arrays[p.j], want.device) for p in pieces])
-        for p, part in zip(pieces, parts, strict=True):
-            with backend.on(want.device):
-                # The rows of one source are in the order of the request, so a slice suffices if it has them all.
-                rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
-                out[(rows, *p.to)] = as_dtype(backend, part, dtype)
+        for batch in _batches(pieces, np.dtype(dtype).itemsize):
+            parts = exchange([self._message(p, arrays[p.j], want.device) for p in batch])
+            for p, part in zip(batch, parts, strict=True):
+                with backend.on(want.device):
+                    # The rows of one source are in the order of the request, so a slice suffices if it has them all.
+                    rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
+                    out[(rows, *p.to)] = as_dtype(backend, part, dtype)
         return out
 
     def _message(self, piece: _Piece, array: Any, destination: Device) -> Message:
@@ -141,6 +142,37 @@ class GatherPlan(RecordedPlan):
             array = backend.xp.permute_dims(array, (*self.dims, *self.others))
             part = array[(*[on_device(i, source) for i in piece.indices], *piece.runs)]
         return Message(part, source, destination)
+
+
+AT_ONCE = 1 << 24
+"""The bytes of received rows that a device holds besides the requested array, if a row is not larger."""
+
+
+def _batches(pieces: Sequence[_Piece], itemsize: int) -> Iterator[list[_Piece]]:
+    """Yields the pieces in batches of at most `AT_ONCE` bytes; larger pieces are divided by rows."""
+    batch: list[_Piece] = []
+    held = 0
+    for piece in pieces:
+        for part in _divided(piece, itemsize):
+            if batch and held + part.size * itemsize > AT_ONCE:
+                yield batch
+                batch, held = [], 0
+            batch.append(part)
+            held += part.size * itemsize
+    if batch:
+        yield batch
+
+
+def _divided(piece: _Piece, itemsize: int) -> Iterator[_Piece]:
+    count, row = len(piece.rows), piece.size // len(piece.rows)
+    step = max(AT_ONCE // max(row * itemsize, 1), 1)
+    if step >= count:
+        yield piece
+        return
+    for begin in range(0, count, step):
+        some = slice(begin, begin + step)
+        rows = piece.rows[some]
+        yield piece._replace(rows=rows, indices=[i[some] for i in piece.indices], size=row * len(rows))
 
 
 def _overlaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int, int, int]]:

@@ -176,6 +176,21 @@ class Beside(Schedule):
             yield from part.phases()
 
 
+class InTurn(Schedule):
+    """Schedules that follow one another, as one."""
+
+    explicit = False
+
+    def __init__(self, steps: Sequence[Schedule], operator: str) -> None:
+        self.operator = operator
+        self._steps = steps
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        for step in self._steps:
+            yield from step.phases()
+
+
 # -- reshards --------------------------------------------------------------------------------------
 
 

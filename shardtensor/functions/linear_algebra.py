@@ -38,13 +38,16 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
     return f"{left}, {right} -> {'... ' * (rows or columns)}{'i ' * rows}{'j' * columns}"
 
 
-@operator(_matmul_rule, operands=("x1", "x2"), combine="sum")
+@operator(_matmul_rule, operands=("x1", "x2"), combine="sum", product=True)
 def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
 
     The leading dimensions broadcast. A 1-d operand is treated as one row (x1) or one column (x2), and the result lacks
     that dimension. The rows of x1, the columns of x2 and the leading dimensions keep their sharding. Where the
     contracted dimension is sharded, each device multiplies its parts, and partial sums are added along a fixed tree.
+    Where several mesh axes split both operands, and an axis splits the rows or columns of one of them and the
+    contracted dimension of the other, the layout is taken that transfers the fewest bytes: either operand moves, or
+    both do, panel by panel (SUMMA), and the result is split as the rows of x1 and the columns of x2.
 
     Raises:
         ShapeError: the contracted sizes differ, the leading dimensions do not broadcast, or an operand is 0-d.
@@ -85,7 +88,7 @@ def _tensordot_rule(shapes: Sequence[Shape], *, axes: _Axes = 2) -> str:
     return f"{' '.join(names1)}, {' '.join(names2)} -> {' '.join(result)}"
 
 
-@operator(_tensordot_rule, operands=("x1", "x2"), combine="sum", ufunc="dot")
+@operator(_tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot")
 def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 

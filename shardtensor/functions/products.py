@@ -49,7 +49,13 @@ def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
 
 
 @operator(
-    _contraction_rule, operands=("x1", "x2"), combine="sum", error_name="einsum", ufunc="einsum", dtype=_product_dtype
+    _contraction_rule,
+    operands=("x1", "x2"),
+    combine="sum",
+    product=True,
+    error_name="einsum",
+    ufunc="einsum",
+    dtype=_product_dtype,
 )
 def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the sum of products of two operands.

@@ -254,6 +254,11 @@ def _check_specs(specs: Any, what: str, nothing: str) -> None:
                 f"shard_map: {what} has a {type(spec).__name__} in it, {spec!r:.60}; wanted P, such as P('x', None), "
                 f"or None for {nothing}"
             )
+        if spec is not None and spec.unreduced:
+            raise ShardingError(
+                f"shard_map: {what} has {spec}; blocks cannot be partial sums: add them in the function by st.psum or "
+                "st.psum_scatter"
+            )
 
 
 def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str) -> None:

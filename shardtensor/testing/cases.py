@@ -224,6 +224,8 @@ ELSEWHERE = {
     # The steps of distributed algorithms.
     "chirp_filter", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_to_real", "fft_transposed",
     "fft_unpacked", "tall_qr", "tall_r",
+    # Partial sums, and the layout of a result.
+    "add_partials", "partial_sums", "place_result",
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words",

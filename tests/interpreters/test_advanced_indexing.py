@@ -8,7 +8,7 @@ import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import hypothesis
@@ -18,6 +18,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.registry import load
+from shardtensor.communication import gather_scatter
 from shardtensor.functions.indexing import setitem
 from shardtensor.sharding.index import is_array
 from tests.cases import array_indices, assigned, indices
@@ -1131,3 +1132,27 @@ def test_elements_of_tensors_without_dimensions(backend: str) -> None:
             x[[0]] = 1
         with pytest.raises(IndexError):
             x[:] = 1
+
+
+@pytest.mark.parametrize("backend", ["checked", "cupy"])
+def test_rows_are_received_in_batches_of_limited_size(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def exchanged(messages: Sequence[Any]) -> Any:
+        sizes.append(sum(int(m.array.size) * 8 for m in messages))
+        return exchange(messages)
+
+    exchange = gather_scatter.exchange
+    value = np.arange(40.0).reshape(10, 4)
+    rows = np.random.default_rng(0).integers(0, 10, 50)
+    x = st.device_put(value, st.NamedSharding(mesh_of((3,), backend), st.P("x")))
+    whole, y = np.asarray(x[rows]), x.copy()
+    monkeypatch.setattr(gather_scatter, "exchange", exchanged)
+    monkeypatch.setattr(gather_scatter, "AT_ONCE", 3 * 4 * 8)
+    np.testing.assert_array_equal(np.asarray(x[rows]), whole)
+    np.testing.assert_array_equal(whole, value[rows])
+    y[rows] = x[rows] * 2
+    expected = value.copy()
+    expected[rows] = value[rows] * 2
+    np.testing.assert_array_equal(np.asarray(y), expected)
+    assert 0 < max(sizes) <= 3 * 4 * 8

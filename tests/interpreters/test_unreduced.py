@@ -334,6 +334,16 @@ def test_arguments_of_another_kind() -> None:
         st.pmap(lambda a: st.sum(a, axis=0, out_sharding=x.sharding), st.shard(x))
 
 
+def test_specs_of_maps_cannot_be_unreduced() -> None:
+    sums, whole = unreduced("numpy")
+    for specs in ({"in_specs": P(unreduced={"x"}), "out_specs": P()}, {"out_specs": P(unreduced={"x"})}):
+        with pytest.raises(st.ShardingError, match="blocks cannot be partial sums"):
+            st.shard_map(lambda block: block, mesh=sums.sharding.mesh, **specs)
+    doubled = st.shard_map(lambda block: block * 2, mesh=sums.sharding.mesh, out_specs=P())(sums)
+    np.testing.assert_allclose(np.asarray(doubled), whole * 2, rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate(st.pmap(np.asarray, st.shard(sums))), whole, rtol=1e-5)
+
+
 def test_specs_are_values() -> None:
     spec = P("x", unreduced={"y"})
     assert spec == P("x", unreduced=["y"]) == pickle.loads(pickle.dumps(spec)) != P("x")

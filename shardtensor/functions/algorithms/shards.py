@@ -218,6 +218,10 @@ class MeshCommunicator:
         other.index = [self.size - 1 - k for k in self.index]
         other._groups = [group[::-1] for group in self._groups]
         return other
+    @classmethod
+    def of_arrays(cls, caller: str, value: Aval, dimension: int) -> MeshCommunicator:
+        """Returns the communicator of arrays on separate memories; see the class."""
+        return cls(caller, value, dimension, ArrayCommunicator)
 
     def all_gather(self, x: Shards, axis: int) -> list[Any]:
         """Concatenates the arrays of each group along a dimension, on every device of the group."""
@@ -248,9 +252,9 @@ class MeshCommunicator:
         """Sends device k of each group the array of device ``sources[k]``; where that is None, it receives zeros."""
         return self._each("permute", x.arrays, sources)
 
-    def broadcast(self, x: Shards, source: int) -> list[Any]:
-        """Sends the array of the device at position ``source`` to every device of its group."""
-        return self._each("broadcast", x.arrays, source)
+    def broadcast(self, arrays: Sequence[Any], root: int) -> Sequence[Any]:
+        """Sends the array of the device at position ``root`` of each group to every device of the group."""
+        return arrays if self.size == 1 else self._each("broadcast", arrays, root)
 
     def _each(self, name: str, arrays: Sequence[Any], *args: Any, columns: Sequence[Sequence[Any]] = ()) -> list[Any]:
         results: list[Any] = [None] * len(arrays)

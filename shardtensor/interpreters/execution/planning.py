@@ -36,6 +36,7 @@ from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.placed_results import partial_results, placed_result, reduce_scatter
+from shardtensor.interpreters.execution.products import cheapest
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -75,7 +76,8 @@ class Plan:
         schedules: returns the schedules of the messages that follow those of the operands: the combination of partial
             results, or the movement of the elements.
         strategy: ``"whole"`` (once on whole buffers), ``"blocks"`` (block by block), ``"per shard"``, ``"reduce"`` (per
-            shard, then combined), ``"move"`` (a `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
+            shard, then combined), ``"panels"`` (see `shardtensor.functions.algorithms.summa`), ``"move"`` (a
+            `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
     """
 
@@ -233,6 +235,9 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         mesh.shape,
         combines=op.combine is not None and not nothing,
     )
+    panelled = None
+    if layout is None or (isinstance(layout, NamedSharding) and not layout.spec.unreduced):
+        propagated, panelled = cheapest(op, kinds, rule, mesh, propagated)
     memory = memory_kind(tensors)
     targets = [
         NamedSharding(mesh, P(*chains), memory_kind=memory) if isinstance(k, (Aval, HostAval)) else None
@@ -250,9 +255,13 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
     target = kept if layout is None or not partial_axes else placed_result(op, value, partial_axes, layout)
     if target.unreduced:
         partial_axes = tuple([axis for axis in partial_axes if axis not in target.unreduced])
+    if value.backend.shared_memory:  # The whole product is one call, which reads the operands where they are.
+        panelled = None
 
     @functools.cache
     def schedules() -> Sequence[Schedule]:
+        if panelled:
+            return [panelled.schedule(op.name)]
         return [combination_of(op, value, target, params, moves, partial_axes)] if partial_axes else ()
 
     def execution() -> tuple[str, Run]:
@@ -260,6 +269,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         on_host, shared = value.backend.on_host, value.memory is not None
         if on_host and not target.unreduced and (in_blocks := strategies.in_blocks(rule, partial_axes)):
             return "blocks", _in_parts(in_blocks, value, target)
+        if panelled:
+            return "panels", panelled.run(strategies)
         if target.unreduced:
             return "per shard", partial_results(strategies, partial_axes, target)
         if not partial_axes or not op.combine:
@@ -278,7 +289,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
             return "reduce", _in_parts(reduce, value, target)
         return "reduce", _in_parts(lambda operands: (reduce if is_recording() else fast)(operands), value, target)
 
-    return Plan(op, target, partial_axes, tuple(moves), schedules, execution)
+    return Plan(op, target, partial_axes, () if panelled else tuple(moves), schedules, execution)
 
 
 def _in_parts(run: Run, value: Aval, target: Aval) -> Run:
