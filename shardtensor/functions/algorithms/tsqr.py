@@ -173,7 +173,7 @@ def _times(xp: Any, out: Any, factors: tuple[Any, ...], last: Any) -> None:
 
 def _merged(xp: Any, r: Any, other: Any, merges: bool) -> tuple[Any, Any]:
     """Returns Q and R of two factors R, one on top of the other; None and R on a device that has received none."""
-    return tuple(xp.linalg.qr(xp.concat([r, other], axis=-2))) if merges else (None, r)  # type: ignore[return-value]
+    return tuple(xp.linalg.qr(xp.concat([r, other], axis=-2))) if merges else (None, r)
 
 
 def _last(xp: Any, factors: tuple[Any, ...]) -> Any:
