@@ -17,7 +17,6 @@ import importlib.metadata
 import io
 import os
 import sys
-import time
 from collections.abc import Sequence
 from traceback import format_exception
 from types import TracebackType
@@ -64,6 +63,7 @@ def initialize(
     *,
     engine: str | None = None,
     timeout: float | None = None,
+    initialization_timeout: float = 300,
 ) -> None:
     """Connects this process to the others of its job. All of them call this once, at their start.
 
@@ -81,8 +81,9 @@ def initialize(
         process_id: the number of this process, from 0 on.
         engine: ``"mpi"`` (needs mpi4py), ``"gloo"`` (needs PyTorch), ``"local"`` (one process) or that of a plugin; by
             default the one that belongs to the launcher, and ``"gloo"`` for an address.
-        timeout: seconds that each exchange waits for the other processes, the start included; by default 300, or the
-            environment variable ``SHARDTENSOR_TIMEOUT``.
+        timeout: seconds that each exchange waits for the other processes; by default 300, or the environment variable
+            ``SHARDTENSOR_TIMEOUT``.
+        initialization_timeout: seconds that this call waits for them, not counting imports.
 
     Raises:
         ArgumentError: arguments are missing, or contradict each other, the environment, or those of other processes.
@@ -97,15 +98,17 @@ def initialize(
     global _job
     if _job is not None:
         raise DistributedError("initialize: this process is initialized already; call it once, at the start")
-    seconds = _timeout(timeout)
+    given = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if timeout is None else timeout
+    limit = _seconds("SHARDTENSOR_TIMEOUT" if timeout is None else "timeout", given)
+    start_limit = _seconds("initialization_timeout", initialization_timeout)
     try:
         chosen, launch = engine_and_launch(engine, coordinator_address, num_processes, process_id)
-        started = chosen.start(launch, time.monotonic() + seconds)
+        started = chosen.start(launch, start_limit)
     except TimeoutError as error:
         raise DistributedError(f"initialize: {error}") from error
     except ArgumentError as error:
         raise ArgumentError(f"initialize: {error}") from None
-    job = Agreement(started, seconds)
+    job = Agreement(started, limit)
     _check_alike(job)
     _job = job
     atexit.register(_at_exit)
@@ -267,15 +270,13 @@ def _connected(caller: str) -> Agreement:
     return _job
 
 
-def _timeout(given: float | None) -> float:
-    text = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if given is None else given
+def _seconds(name: str, given: object) -> float:
     try:
-        seconds = float(text)
+        seconds = float(given)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         seconds = 0
     if not 0 < seconds < float("inf"):
-        name = "SHARDTENSOR_TIMEOUT" if given is None else "timeout"
-        raise ArgumentError(f"initialize: {name} is {text!r}; wanted a positive number of seconds")
+        raise ArgumentError(f"initialize: {name} is {given!r}; wanted a positive number of seconds")
     return seconds
 
 

@@ -36,8 +36,8 @@ class Launch(NamedTuple):
 class Engine(abc.ABC):
     """Transports bytes between the processes of a job.
 
-    Every method but `abort` and `absent` is called by all processes in the same order, by one thread at a time. Each
-    has a deadline, a time of `time.monotonic`. After an error the engine is not used again, but for `absent` and
+    Every method but `abort` and `absent` is called by all processes in the same order, by one thread at a time. Most of
+    them have a deadline, a time of `time.monotonic`. After an error the engine is not used again, but for `absent` and
     `abort`.
 
     An implementation imports `shardtensor.engine` and `shardtensor.errors` only, and is registered in the entry-point
@@ -57,12 +57,12 @@ class Engine(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def start(cls, launch: Launch | None, deadline: float) -> Engine:
+    def start(cls, launch: Launch | None, timeout: float) -> Engine:
         """Connects this process to the others and returns the engine.
 
         Args:
             launch: the number of this process and of all; None if the engine has to find out.
-            deadline: the time by which all processes have to be connected.
+            timeout: seconds within which all processes have to be connected, once the engine's library is imported.
 
         Raises:
             BackendError: a library is missing, or does not belong to the launcher.
@@ -103,7 +103,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def absent(self) -> list[int]:
-        """Returns the processes that give no sign of life within about a second, after an error of this engine.
+        """Returns the processes that give no sign of life within a few seconds, after an error of this engine.
 
         The others call this too, at about the same time. It may be that nothing can be found out; then the result is
         empty.

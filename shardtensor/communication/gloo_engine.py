@@ -21,6 +21,9 @@ from shardtensor.errors import ArgumentError, BackendError
 _CHUNK = 1 << 30
 """Bytes of one message."""
 
+_SIGNS = 3.0
+"""Seconds within which the other processes give a sign of life."""
+
 _POLL = 0.02
 """Seconds between two looks at what has become of the other processes while they start."""
 
@@ -49,7 +52,7 @@ class GlooEngine(Engine):
         )
 
     @classmethod
-    def start(cls, launch: Launch | None, deadline: float) -> GlooEngine:
+    def start(cls, launch: Launch | None, timeout: float) -> GlooEngine:
         """See `Engine`."""
         try:
             dist = import_module("torch.distributed")
@@ -60,6 +63,7 @@ class GlooEngine(Engine):
                 "engine 'gloo' needs the address of process 0, such as '10.0.0.1:8476', the number of processes and "
                 "the number of this process; give them to st.distributed.initialize"
             )
+        deadline = time.monotonic() + timeout
         host, port = host_and_port(launch.address)
         is_first = launch.process_index == 0
         try:
@@ -103,7 +107,7 @@ class GlooEngine(Engine):
 
     def absent(self) -> list[int]:
         """See `Engine`."""
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + _SIGNS
         others = [k for k in range(self.process_count) if k != self.process_index]
 
         def find() -> list[int]:
@@ -115,7 +119,7 @@ class GlooEngine(Engine):
             return missing
 
         try:  # The engine's own thread may hang in the call that failed.
-            return _Thread().submit(find).result(timeout=2)  # type: ignore[no-any-return]
+            return _Thread().submit(find).result(timeout=_SIGNS + 1)  # type: ignore[no-any-return]
         except (RuntimeError, TimeoutError):  # The store itself does not answer: it is in process 0.
             return [0] if self.process_index else []
 
@@ -193,7 +197,7 @@ class _Rendezvous:
             missing = [k for k in missing if not self.store.check([f"count/{k}"])]
             if time.monotonic() > self.deadline:
                 raise TimeoutError(
-                    f"processes {missing} of {count} have not come; start them, or pass a longer timeout="
+                    f"processes {missing} of {count} have not come; start them, or pass another initialization_timeout"
                 )
             if missing:
                 time.sleep(_POLL)
@@ -236,7 +240,7 @@ def _unreachable(launch: Launch, is_first: bool, error: Exception) -> Exception:
         socket.getaddrinfo(host, port)
     except OSError as reason:
         return ArgumentError(f"the host name {host!r} of process 0 does not resolve: {reason}")
-    if is_first:
+    if is_first and "imed out" not in str(error):
         return ArgumentError(
             f"process 0 cannot open port {port} of this host: another program, or another job, uses it, or {host} is "
             f"not this host; choose another port ({str(error).splitlines()[0]})"

@@ -17,7 +17,7 @@ class LocalEngine(Engine):
     process_count = 1
 
     @classmethod
-    def start(cls, launch: Launch | None, deadline: float) -> LocalEngine:
+    def start(cls, launch: Launch | None, timeout: float) -> LocalEngine:
         """See `Engine`."""
         return cls()
 

@@ -21,6 +21,9 @@ _CHUNK = 1 << 30
 _YIELDS = 4000
 """How often a process that waits passes its core on before it sleeps: about as long as a message of 1 MiB takes."""
 
+_SIGNS = 3.0
+"""Seconds within which the other processes give a sign of life."""
+
 _DATA, _PRESENT = 1, 2
 """The tags of messages, and of the signs of life after an error."""
 
@@ -45,7 +48,7 @@ class MPIEngine(Engine):
         self._data = world.Dup()
 
     @classmethod
-    def start(cls, launch: Launch | None, deadline: float) -> MPIEngine:
+    def start(cls, launch: Launch | None, timeout: float) -> MPIEngine:
         """See `Engine`."""
         try:
             import mpi4py
@@ -100,7 +103,7 @@ class MPIEngine(Engine):
         others = {k for k in range(self.process_count) if k != self.process_index}
         sign = np.zeros(1, np.uint8)
         self._signs = [sign, [self._records.Isend(sign, k, _PRESENT) for k in others]]  # Kept: MPI still reads it.
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + _SIGNS
         while others and time.monotonic() < deadline:
             status = self._mpi.Status()
             if self._records.Iprobe(self._mpi.ANY_SOURCE, _PRESENT, status):

@@ -128,7 +128,7 @@ def _cross(engine: Engine) -> None:
 
 def _late(engine: Engine) -> None:
     if engine.process_index == 1:
-        time.sleep(SOON + 5)  # The launcher ends it before.
+        time.sleep(SOON + 15)  # The launcher ends it before.
     begin = time.monotonic()
     _raises((TimeoutError,), lambda: engine.agree(b"x", _soon()))
     assert time.monotonic() - begin < SOON + 1.5
@@ -138,7 +138,7 @@ def _late(engine: Engine) -> None:
 def _end_without_1(engine: Engine) -> None:
     assert engine.absent() == [1]
     print("ok", flush=True)
-    time.sleep(1)  # The other process prints, too.
+    time.sleep(4)  # The other process prints, too.
     os._exit(1)
 
 
@@ -164,7 +164,7 @@ def _raises(kinds: tuple[type[Exception], ...], function: Callable[[], Any]) -> 
 def main(name: str, program: str) -> None:
     """Runs one program on the engine of that name."""
     kind, start = engine_and_launch(name, None, None, None)
-    engine = kind.start(start, _later())
+    engine = kind.start(start, LIMIT)
     globals()[f"_{program}"](engine)
     engine.agree(b"end", _later())
     engine.close(_later())
