@@ -128,7 +128,7 @@ def _replicated(r: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> Shar
     x = r.value
     *chains, _, _ = x.sharding.spec.chains_of(x.ndim)
     value = aval(_square(x.shape), dtype, x.sharding.with_spec(P(*chains)), x.committed)
-    return r.make(value, _copied, comm.broadcast(r, 0))
+    return r.make(value, _copied, comm.broadcast(r.arrays, 0))
 
 
 # -- shapes of results -----------------------------------------------------------------------------

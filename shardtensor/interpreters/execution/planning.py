@@ -255,7 +255,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
     target = kept if layout is None or not partial_axes else placed_result(op, value, partial_axes, layout)
     if target.unreduced:
         partial_axes = tuple([axis for axis in partial_axes if axis not in target.unreduced])
-    if value.backend.shared_memory:  # The whole product is one call, which reads the operands where they are.
+    if value.memory is not None:  # The whole product is one call, which reads the operands where they are.
         panelled = None
 
     @functools.cache

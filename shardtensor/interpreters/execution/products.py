@@ -17,14 +17,14 @@ from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Op, Operands
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.algorithms.summa import Contraction, schedule, summa
-from shardtensor.interpreters.execution.strategies import Run, Strategies, typed
+from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import Chains, Propagated, Rule, propagate
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import Aval, whole_of
 
 
 class Panelled(NamedTuple):
@@ -158,7 +158,7 @@ def _run(plan: Panelled, strategies: Strategies) -> Run:
     grid = value.grid
 
     def multiply(xp: Any, k: int, left: Any, right: Any) -> Any:
-        return typed(backend, strategies.kernel(xp, contexts[k], left, right, **params), value)
+        return whole_of(strategies.kernel(xp, contexts[k], left, right, **params), value)
 
     def run_plan(operands: Operands) -> ShardedTensor:
         arrays = []
