@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.errors import ArgumentError, DeviceMemoryError
+from shardtensor.host.fork import in_children
 from shardtensor.host.limits import memory
 from shardtensor.host.units import readable
 
@@ -174,6 +176,10 @@ class Pool:
                 return
             self._idle.pop(capacity, None)
 
+    def restart(self) -> None:
+        """Forgets all buffers: those that are free for reuse are freed."""
+        self._idle, self._leased = {}, {}
+
     def free(self) -> None:
         """Frees all cached buffers."""
         self._shrink(0)
@@ -192,6 +198,15 @@ def _capacity(nbytes: int) -> int:
 
 
 _pool = Pool()
+
+
+@in_children
+def _restart() -> None:
+    """Replaces the pool's containers in the child of a fork if there is no GIL: another thread of the parent may have
+    held their locks, which are never released here.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        _pool.restart()
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:

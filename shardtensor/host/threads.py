@@ -231,6 +231,7 @@ class Helpers:
         with self._gone:
             pass
         error, self._error, self._work = self._error, None, None
+        del self._context  # It refers to arrays, and threads that have not begun still refer to these helpers.
         if error is not None:
             try:
                 raise error

@@ -333,6 +333,28 @@ def test_exports_end_in_any_thread_and_in_garbage_collections() -> None:
     assert places(x) == before
 
 
+def test_exports_without_a_lease_count_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a plugin that does not define `lend`."""
+    backend = load("numpy")
+    monkeypatch.setattr(type(backend), "lend", lambda self, array: (self.export(array), None))
+    x = put(VALUE, "numpy")
+    before = place_of(x.addressable_shards[0].data)
+    x += 1
+    assert place_of(x._storage.array) != before
+
+
+def test_an_array_that_a_storage_has_twice_is_not_exclusive() -> None:
+    """A write in place would be repeated for each of the devices."""
+    x = put(VALUE, "checked")
+    array = x._storage.arrays[0]
+    storage = type(x._storage)(None, (array, array))
+    ownership._link(storage, load("checked"), {}, True)
+    assert ownership.is_shared(storage)
+    storage = type(x._storage)(None, x._storage.arrays)
+    ownership._link(storage, load("checked"), {}, True)
+    assert not ownership.is_shared(storage)
+
+
 def test_many_exports_do_not_accumulate() -> None:
     x = put(VALUE, "numpy")
     for _ in range(1000):

@@ -749,7 +749,9 @@ def test_fork(kept: None) -> None:
         del z
         info = st.cache_info()
         if not (child := os.fork()):
-            assert st.cache_info() == info
+            import sys
+            with_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+            assert st.cache_info() == (info if with_gil else info._replace(used=0, cached=0))
             made = [st.ones(1 << 17) * k for k in range(8)]
             x += 1
             assert (np.asarray(x) == 6).all() and (y == 6).all()

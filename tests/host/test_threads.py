@@ -185,12 +185,13 @@ def test_numbers_that_are_set(unset: None) -> None:
     assert beside(st.num_threads) == [3]
     with st.set_num_threads(7):
         assert st.num_threads() == 7
-        assert beside(st.num_threads) == [3]  # for other threads nothing has changed
+        inherits = getattr(sys.flags, "thread_inherit_context", False)  # as it is by default without a GIL
+        assert beside(st.num_threads) == [7 if inherits else 3]  # for other threads nothing has changed
         with st.set_num_threads(2):
             assert st.num_threads() == 2
             st.set_num_threads(9)  # for the process; this context sets 2
             assert st.num_threads() == 2
-            assert beside(st.num_threads) == [9]
+            assert beside(st.num_threads) == [2 if inherits else 9]
         assert st.num_threads() == 7
         with pytest.raises(ZeroDivisionError), st.set_num_threads(4):
             1 / 0
@@ -430,6 +431,8 @@ def test_arrays_are_not_kept_alive(four: None) -> None:
             deadline = time.perf_counter() + 2
             while any(ref() is not None for ref in refs) and time.perf_counter() < deadline:
                 time.sleep(0.001)
+                if not getattr(sys, "_is_gil_enabled", lambda: True)():
+                    each(lambda k: time.sleep(0.001), 12)  # A thread frees the errors that it made when it runs again.
             assert all(ref() is None for ref in refs)
     finally:
         gc.enable()
