@@ -102,7 +102,7 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> ShardedTensor:
     >>> st.transpose(st.zeros((4, 2, 3))).shape
     (3, 2, 4)
     """
-    return permute_dims(a, tuple(range(np.ndim(a)))[::-1] if axes is None else tuple(axes))  # type: ignore[arg-type]
+    return permute_dims(a, tuple(range(np.ndim(a)))[::-1] if axes is None else tuple(axes))
 
 
 @operator("... i j -> ... j i")
