@@ -21,6 +21,7 @@ from shardtensor.functions.elementwise import add, divide, multiply, subtract
 from shardtensor.functions.manipulation import flip, reshape
 from shardtensor.functions.repetition import on_host
 from shardtensor.functions.searching import searchsorted
+from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import dtype_of, integer_from
@@ -163,14 +164,31 @@ def counts_between(
     """
 
 
+_PART = 1 << 18
+"""Elements of a part of a host array that one thread counts."""
+
+
+def _counts_of_parts(x: Any, given: Any) -> Any:
+    """Returns NumPy's histogram of a long array, whose parts are counted in threads: sums of integers are exact."""
+    counts: dict[int, Any] = {}
+
+    def work(k: int) -> None:
+        counts[k] = np.histogram(x[k * _PART : (k + 1) * _PART], **given)[0]
+
+    each(work, -(-x.size // _PART))
+    return np.sum(list(counts.values()), axis=0)
+
+
 @implements(counts_between, "kernel")
 def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights: Any, *, uniform: bool) -> Any:
     x = xp.reshape(x, (-1,))
     weights = None if weights is None else xp.reshape(weights, (-1,))
     if xp is np:
-        if uniform and edges[0] < edges[-1]:
-            return np.histogram(x, len(edges) - 1, (edges[0], edges[-1]), weights=weights)[0]
-        return np.histogram(x, edges, weights=weights)[0]
+        is_range = uniform and edges[0] < edges[-1]
+        given: Any = {"bins": len(edges) - 1, "range": (edges[0], edges[-1])} if is_range else {"bins": edges}
+        if weights is None and x.size >= 2 * _PART:
+            return _counts_of_parts(x, given)
+        return np.histogram(x, **given, weights=weights)[0]
     count = edges.shape[0] - 1
     if not count:
         return xp.zeros((0,), dtype=context.dtype)

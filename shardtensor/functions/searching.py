@@ -14,7 +14,7 @@ from shardtensor.functions.algorithms.ragged import Rows as _Rows
 from shardtensor.functions.indexing import take as _take
 from shardtensor.functions.joining import stack as _stack
 from shardtensor.functions.manipulation import reshape as _reshape
-from shardtensor.host import blockwise
+from shardtensor.host import blockwise, sorting
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import arg_extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
@@ -158,6 +158,8 @@ def _searchsorted_by(x1: Any, x2: Any, side: str, sorter: Any) -> Any:
 
 @implements(searchsorted, "kernel")
 def _searchsorted(xp: Any, context: ShardContext, x1: Any, x2: Any, *, side: str, sorter: None) -> Any:
+    if xp is np:
+        return sorting.searchsorted(x1, np.asarray(x2), side)
     return xp.searchsorted(x1, xp.asarray(x2), side=side)
 
 

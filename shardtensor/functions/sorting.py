@@ -133,14 +133,23 @@ _declare(sort, indices=False)
 _declare(argsort, indices=True)
 
 
-@implements(partition, "composite")
-def _partition_flat(x: Any, kth: Any, axis: int | None) -> Any:
-    return NotImplemented if axis is not None else partition(reshape(x, (-1,)), kth, axis=0)
+def _declare_partition(function: Callable[..., Any], ordered: Callable[..., Any]) -> None:
+    """Implements `partition` or `argpartition`, given the function that sorts: along a split dimension, all elements
+    that change devices travel in both cases.
+    """
+
+    @implements(function, "composite")
+    def along_splits(x: Any, kth: Any, axis: int | None) -> Any:
+        if axis is None:
+            return function(reshape(x, (-1,)), kth, axis=0)
+        if not isinstance(x, ShardedTensor) or x._aval.grid.counts[normalize_axis(axis, x.ndim)] == 1:
+            return NotImplemented
+        _check_kth(tuple(kth) if isinstance(kth, list) else kth, x.shape[axis])
+        return ordered(x, axis=axis, stable=False)
 
 
-@implements(argpartition, "composite")
-def _argpartition_flat(x: Any, kth: Any, axis: int | None) -> Any:
-    return NotImplemented if axis is not None else argpartition(reshape(x, (-1,)), kth, axis=0)
+_declare_partition(partition, sort)
+_declare_partition(argpartition, argsort)
 
 
 # -- on one device ---------------------------------------------------------------------------------
@@ -228,7 +237,7 @@ def _top_avals(value: Aval, *, k: int, axis: int) -> TopK:
 
 def _top_of_whole(x: Any, *, k: int, axis: int) -> TopK:
     indices = greatest(np, x, k, axis)
-    return TopK(np.take_along_axis(x, indices, axis=axis), indices)
+    return TopK(x[indices] if x.ndim == 1 else np.take_along_axis(x, indices, axis=axis), indices)
 
 
 @implements(topk, "kernel")

@@ -18,6 +18,7 @@ import numpy as np
 from shardtensor.functions.algorithms.sample_sort import GATHERED, Order
 from shardtensor.functions.algorithms.selection import cuts
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.host import sorting
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.tensor.value import Aval
 
@@ -59,15 +60,9 @@ def elements_of_ranks(
 
 def picked(xp: Any, lines: Any, ranks: Sequence[int]) -> Any:
     """Returns the elements of these ranks, which are in ascending order, of each row of a matrix on one device."""
-    last = lines.shape[1] - 1
-    if not ranks:
-        return lines[:, :0]
-    if xp is not np or lines.dtype == np.float16:  # See `shardtensor.host.sorting` for float16.
-        return Order(stable=False).apply(xp, lines)[:, xp.asarray(list(ranks), dtype=_INT)]
-    inner = [rank for rank in ranks if rank != last]
-    found = [np.partition(lines, inner, axis=1)[:, inner]] if inner else []
-    # The greatest element takes one pass, and is NaN if any element is.
-    return np.concatenate([*found, lines.max(axis=1, keepdims=True)] if last in ranks else found, axis=1)
+    if xp is np:
+        return sorting.elements_of_ranks(lines, list(ranks))
+    return Order(stable=False).apply(xp, lines)[:, xp.asarray(list(ranks), dtype=_INT)]
 
 
 def _selected(comm: MeshCommunicator, lines: Shards, sizes: Sequence[int], ranks: list[int]) -> Shards:

@@ -26,7 +26,8 @@ def greatest(xp: Any, x: Any, k: int, axis: int) -> Any:
     if xp is np and x.shape[axis] >= max(_SELECTED_FROM, 8 * k) and k:
         return np.apply_along_axis(_selected, axis, x, k)
     first = (slice(None),) * (axis % x.ndim) + (slice(k),)
-    return xp.asarray(_DESCENDING.apply(xp, x, axis)[first], copy=True)
+    order = _DESCENDING.apply(xp, x, axis)
+    return order if k >= x.shape[axis] else xp.asarray(order[first], copy=True)
 
 
 def _selected(x: Any, k: int) -> Any:
