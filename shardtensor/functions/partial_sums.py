@@ -17,7 +17,7 @@ from shardtensor.sharding.mesh import Mesh, groups_along
 from shardtensor.sharding.rules import reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.operands import HostAval, host_aval, shape_of
 from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, without_elements
@@ -83,11 +83,15 @@ def _place_result(operands: Operands, op: Op, params: Params, sharding: Where) -
         at = op.params.index("device")
         return bind(op, operands, (*params[:at], chosen(params[at], where, op.error_name), *params[at + 1 :]))
     result = bind(op.placed, operands, (*params, where)) if op.placed else bind(op, operands, params)
-    return placed(result, where, op.error_name)
+    empty = any(0 in shape_of(x) for x in operands)  # There are no partial sums of nothing, whichever axis splits it.
+    return placed(result, where, op.error_name, nothing=empty)
 
 
-def placed(result: Any, sharding: Where, caller: str) -> ShardedTensor:
+def placed(result: Any, sharding: Where, caller: str, *, nothing: bool = False) -> ShardedTensor:
     """Returns the result of the function ``caller`` in the sharding that its argument ``out_sharding`` gives.
+
+    If it is the result of ``nothing``, or if the unreduced axes have one device each, it becomes unreduced by a
+    transfer.
 
     Raises:
         ShardingError: the result is the array of a device inside of a map, the sharding has more dimensions than the
@@ -99,8 +103,8 @@ def placed(result: Any, sharding: Where, caller: str) -> ShardedTensor:
             "as st.psum_scatter"
         )
     target = as_sharding(sharding, result.ndim, caller)
-    sums = target.spec.unreduced
-    if sums and sums != result.sharding.spec.unreduced:
+    sums = {axis for axis in target.spec.unreduced if target.mesh.shape[axis] > 1}
+    if sums and not nothing and sums != result.sharding.spec.unreduced:
         raise ShardingError(
             f"{caller}: out_sharding is {target.spec}, and the result has the layout {result.sharding.spec}; only sums "
             "of products and sums along a dimension that the axis splits, and linear functions of unreduced tensors, "
