@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from shardtensor.communication.transfer import operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import Op, Operands, Params, bind, call, implements, operator
-from shardtensor.errors import ShardingError
+from shardtensor.core import OPS, Op, Operands, Params, bind, call, execute, implements, operator
+from shardtensor.errors import ArgumentTypeError, ShardingError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding, chosen, with_mesh
 from shardtensor.sharding.mesh import Mesh, groups_along
 from shardtensor.sharding.rules import reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.operands import HostAval, host_aval, shape_of
+from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, without_elements
-from shardtensor.tensor.value import Aval, stacked
+from shardtensor.tensor.value import Aval, aval, stacked
 
 
 @operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x)
@@ -81,11 +83,15 @@ def _place_result(operands: Operands, op: Op, params: Params, sharding: Where) -
         at = op.params.index("device")
         return bind(op, operands, (*params[:at], chosen(params[at], where, op.error_name), *params[at + 1 :]))
     result = bind(op.placed, operands, (*params, where)) if op.placed else bind(op, operands, params)
-    return placed(result, where, op.error_name)
+    empty = any(0 in shape_of(x) for x in operands)  # There are no partial sums of nothing, whichever axis splits it.
+    return placed(result, where, op.error_name, nothing=empty)
 
 
-def placed(result: Any, sharding: Where, caller: str) -> ShardedTensor:
+def placed(result: Any, sharding: Where, caller: str, *, nothing: bool = False) -> ShardedTensor:
     """Returns the result of the function ``caller`` in the sharding that its argument ``out_sharding`` gives.
+
+    If it is the result of ``nothing``, or if the unreduced axes have one device each, it becomes unreduced by a
+    transfer.
 
     Raises:
         ShardingError: the result is the array of a device inside of a map, the sharding has more dimensions than the
@@ -97,8 +103,8 @@ def placed(result: Any, sharding: Where, caller: str) -> ShardedTensor:
             "as st.psum_scatter"
         )
     target = as_sharding(sharding, result.ndim, caller)
-    sums = target.spec.unreduced
-    if sums and sums != result.sharding.spec.unreduced:
+    sums = {axis for axis in target.spec.unreduced if target.mesh.shape[axis] > 1}
+    if sums and not nothing and sums != result.sharding.spec.unreduced:
         raise ShardingError(
             f"{caller}: out_sharding is {target.spec}, and the result has the layout {result.sharding.spec}; only sums "
             "of products and sums along a dimension that the axis splits, and linear functions of unreduced tensors, "
@@ -109,7 +115,37 @@ def placed(result: Any, sharding: Where, caller: str) -> ShardedTensor:
     return call("transfer_to", result, target, caller)  # type: ignore[no-any-return]
 
 
-# -- tensors that become unreduced -----------------------------------------------------------------
+# -- reshards of unreduced tensors, and to unreduced ones -------------------------------------------
+
+
+def partial_sums_to(
+    x: Any, target: NamedSharding, caller: str, committed: bool, place: Callable[..., ShardedTensor]
+) -> ShardedTensor:
+    """Returns a tensor or a host array in another sharding, where the one that it has or the other one is unreduced.
+
+    Partial sums along the same axes move to the other layout; others are added, by a reduce-scatter where the target
+    splits a dimension along their axes, and by an all-reduce otherwise.
+
+    Args:
+        x, target, caller, committed: see `transfer_to`.
+        place: `unreduced`, or `infer_unreduced` for a tensor without elements.
+    """
+    value = aval(x.shape, x.dtype, target, committed)
+    if value.unreduced and value.dtype.kind not in "biufc":
+        raise ArgumentTypeError(f"{caller}: x has dtype {value.dtype}, which cannot be unreduced; wanted numbers")
+    sums = x._aval.unreduced if isinstance(x, ShardedTensor) else ()
+    if sums and sums == value.unreduced and x.sharding.mesh == target.mesh:
+        moved = execute(
+            OPS["transfer_to"], (call("partial_sums", x),), (stacked(value).sharding, caller, committed, False, None)
+        )
+        return tensor(value, PartialSums(moved))
+    if sums:
+        x = execute(
+            OPS["add_partials"], (call("partial_sums", x),), (True, 0, False, None if value.unreduced else target)
+        )
+    if value.unreduced:
+        return tensor(value, PartialSums(place(x, value, caller)))
+    return execute(OPS["transfer_to"], (x,), (target, caller, committed, False, None))  # type: ignore[no-any-return]
 
 
 def first_of(sharding: NamedSharding) -> tuple[NamedSharding, list[int]]:

@@ -6,7 +6,6 @@ These are explicit transfers, which `transfer_guard` permits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -18,16 +17,15 @@ from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
 from shardtensor.communication.transfer_log import is_recording, record_transfer, recorded_by
-from shardtensor.core import OPS, call, execute, implements, operator
+from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
-from shardtensor.functions.partial_sums import infer_unreduced, unreduced
+from shardtensor.functions.partial_sums import infer_unreduced, partial_sums_to, unreduced
 from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.numpy_protocols import check_leaves, from_lists
 from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
 from shardtensor.tensor.ownership import lent
-from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -43,7 +41,7 @@ from shardtensor.tensor.tensor import (
     tensor,
     without_elements,
 )
-from shardtensor.tensor.value import Aval, aval, stacked, whole_of
+from shardtensor.tensor.value import Aval, aval, whole_of
 
 _Key = TypeVar("_Key")
 _Leaf = TypeVar("_Leaf", bound=ArrayLike)
@@ -117,7 +115,7 @@ def infer_transfer(
     check_not_donated(x)
     x = x if isinstance(x, ShardedTensor) else np.asarray(x)
     if sharding.spec.unreduced or (isinstance(x, ShardedTensor) and x._aval.unreduced):
-        value = _partial_sums_to(x, sharding, caller, committed, infer_unreduced)._aval
+        value = partial_sums_to(x, sharding, caller, committed, infer_unreduced)._aval
         if donate and lacks_elements(x):
             mark_donated(x, caller)
         return value
@@ -167,7 +165,7 @@ def reshard_to(
     host = not isinstance(x, ShardedTensor)
     x = located(np.asarray(x)) if host else x
     if target.spec.unreduced or (not host and x._aval.unreduced):
-        made = _partial_sums_to(x, target, caller, committed, unreduced)
+        made = partial_sums_to(x, target, caller, committed, unreduced)
         if donate and not host:
             mark_donated(x, caller)
         return mark_array(made)
@@ -182,36 +180,6 @@ def reshard_to(
     if donate and not host:  # The memory of a host array remains its owner's.
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
-
-
-def _partial_sums_to(
-    x: Any, target: NamedSharding, caller: str, committed: bool, place: Callable[..., ShardedTensor]
-) -> ShardedTensor:
-    """Returns a tensor or a host array in another sharding, where the one that it has or the other one is unreduced.
-
-    Partial sums along the same axes move to the other layout; others are added, by a reduce-scatter where the target
-    splits a dimension along their axes, and by an all-reduce otherwise.
-
-    Args:
-        x, target, caller, committed: see `transfer_to`.
-        place: `unreduced`, or `infer_unreduced` for a tensor without elements.
-    """
-    value = aval(x.shape, x.dtype, target, committed)
-    if value.unreduced and value.dtype.kind not in "biufc":
-        raise ArgumentTypeError(f"{caller}: x has dtype {value.dtype}, which cannot be unreduced; wanted numbers")
-    sums = x._aval.unreduced if isinstance(x, ShardedTensor) else ()
-    if sums and sums == value.unreduced and x.sharding.mesh == target.mesh:
-        moved = execute(
-            OPS["transfer_to"], (call("partial_sums", x),), (stacked(value).sharding, caller, committed, False, None)
-        )
-        return tensor(value, PartialSums(moved))
-    if sums:
-        x = execute(
-            OPS["add_partials"], (call("partial_sums", x),), (True, 0, False, None if value.unreduced else target)
-        )
-    if value.unreduced:
-        return tensor(value, PartialSums(place(x, value, caller)))
-    return execute(OPS["transfer_to"], (x,), (target, caller, committed, False, None))  # type: ignore[no-any-return]
 
 
 def check_donated(tree: Any, caller: str) -> None:

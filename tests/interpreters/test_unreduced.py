@@ -260,6 +260,15 @@ def test_unreduced_along_two_axes(dtype: str, backend: str) -> None:
         np.testing.assert_allclose(np.asarray(sums), wanted, rtol=1e-6)
 
 
+@everywhere
+def test_products_of_nothing_and_axes_of_one_device_are_unreduced_as_well(backend: str) -> None:
+    for shape, k in [((2, 4), 0), ((1, 4), 5), ((2, 4), 1)]:
+        x, y = factors(backend, k=k, shape=shape)
+        sums = st.matmul(x, y, out_sharding=st.NamedSharding(x.sharding.mesh, P("y", unreduced={"x"})))
+        assert str(st.typeof(sums)) == "float32[7@y,6]{U:x}"
+        np.testing.assert_array_equal(np.asarray(sums * 2), np.asarray(x @ y) * 2)
+
+
 def test_reductions_of_1024_simulated_devices_send_as_many_bytes_as_the_formulas() -> None:
     on = st.AbstractMesh((32, 32), ("x", "y"))
     n = 1 << 14

@@ -53,89 +53,77 @@ def linear_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
     layout = named.pop("layout", None)
     if rule is None or (layout is not None and not getattr(layout, "spec", P()).unreduced):
         return None
-    sums = [k for k in kinds if isinstance(k, Aval) and k.unreduced]
-    meshes = {(k.sharding.mesh, k.unreduced) for k in sums}
-    split = {a for k in kinds if isinstance(k, Aval) and k not in sums for c in k.sharding.spec.chains for a in c}
-    if len(meshes) > 1 or split.intersection(sums[0].unreduced) or not _stay(kinds, sums[0]):
+    tensors = [k for k in kinds if isinstance(k, Aval)]
+    sums = [k for k in tensors if k.unreduced]
+    mesh, axes = sums[0].sharding.mesh, sums[0].unreduced
+    alike = all(k.sharding.mesh == mesh for k in tensors) and all(k.unreduced == axes for k in sums)
+    if not alike or any(set(axes).intersection(c) for k in tensors for c in k.sharding.spec.chains):
         return None
     found = rule(kinds, named)
     if found is None:
         return None
-    inner_kinds = [
-        k if shape is None else _reshaped(stacked(k), shape) for k, shape in zip(kinds, found.shapes, strict=True)
+    reshapes = [
+        make_plan(OPS["reshape"], [stacked(k)], (shape, None))
+        if isinstance(k, Aval) and shape is not None and shape != stacked(k).shape
+        else None
+        for k, shape in zip(kinds, found.shapes, strict=True)
     ]
-    inner = make_plan(OPS[found.name or op.name], inner_kinds, found.params)
-    made = inner.result
+    inner_kinds: list[Kind] = [
+        plan.result if plan else stacked(k) if isinstance(k, Aval) and shape is not None else k
+        for k, shape, plan in zip(kinds, found.shapes, reshapes, strict=True)
+    ]
+    steps = [make_plan(OPS[found.name or op.name], inner_kinds, found.params)]
+    if first := found.first:
+        order = (first, *range(first), *range(first + 1, steps[0].result.ndim))
+        steps.append(make_plan(OPS["permute_dims"], [steps[0].result], (order,)))
+    made = steps[-1].result
     chains = made.sharding.spec.chains_of(made.ndim)
-    if chains[found.first] != sums[0].unreduced or made.sharding.mesh != sums[0].sharding.mesh:
+    if chains[0] != axes or made.sharding.mesh != mesh:
         return None
     if made.dtype.kind not in "fc" and any(k.dtype != made.dtype for k in sums):
         return None
-    shape = (*made.shape[: found.first], *made.shape[found.first + 1 :])
-    spec = P(*chains[: found.first], *chains[found.first + 1 :], unreduced=sums[0].unreduced)
-    return LinearPlan(op, found, inner, aval(shape, made.dtype, made.sharding.with_spec(spec), made.committed))
-
-
-def _stay(kinds: Sequence[Kind], sums: Aval) -> bool:
-    """Whether the plan does not transfer the partial sums to another mesh."""
-    return all(k.sharding.mesh == sums.sharding.mesh for k in kinds if isinstance(k, Aval))
-
-
-def _reshaped(value: Aval, shape: Shape) -> Aval:
-    """Returns the aval of partial sums with inserted dimensions of size 1."""
-    if shape == value.shape:
-        return value
-    chains = iter([c for n, c in zip(value.shape[1:], value.sharding.spec.chains_of(value.ndim)[1:], strict=True)])
-    axes, rest = value.sharding.spec.chains_of(value.ndim)[0], list(shape[1:])
-    added = _inserted(value.shape[1:], rest)
-    spec = P(axes, *[() if d in added else next(chains) for d in range(len(rest))])
-    return aval(shape, value.dtype, value.sharding.with_spec(spec), value.committed)
-
-
-def _inserted(shape: Shape, wider: Sequence[int]) -> range:
-    """Returns the dimensions of size 1 that ``wider`` has before those of ``shape``, or after them."""
-    count = len(wider) - len(shape)
-    return range(count) if tuple(wider[count:]) == tuple(shape) else range(len(shape), len(wider))
+    result = aval(made.shape[1:], made.dtype, made.sharding.with_spec(P(*chains[1:], unreduced=axes)), made.committed)
+    return LinearPlan(op, [shape is not None for shape in found.shapes], reshapes, steps, result)
 
 
 class LinearPlan(Plan):
-    """The plan of a linear operator on unreduced tensors: that of an operator on their partial sums.
+    """The plan of a linear operator on unreduced tensors: those of operators on their partial sums.
 
     Args:
         op: the operator.
-        found: the operator on the partial sums.
-        inner: its plan.
+        sums: for each operand whether it is unreduced.
+        reshapes: for each of these, the plan that reshapes its partial sums, or None.
+        steps: the plan of the operator on the partial sums, and one that permutes the dimensions of its result, if the
+            partial sums are not along the first one.
         result: the aval of the result, which is unreduced.
     """
 
-    __slots__ = ("_found", "_inner")
+    __slots__ = ("_reshapes", "_steps", "_sums")
 
-    def __init__(self, op: Op, found: Call, inner: Plan, result: Aval) -> None:
-        self._found = found
-        self._inner = inner
-        super().__init__(op, result, (), inner.transfers, inner.schedules, lambda: (inner.strategy, self._execute))
+    def __init__(
+        self, op: Op, sums: Sequence[bool], reshapes: Sequence[Plan | None], steps: Sequence[Plan], result: Aval
+    ) -> None:
+        self._sums = sums
+        self._reshapes = reshapes
+        self._steps = steps
+        first = steps[0]
+        execution = (first.strategy, lambda operands: self._with("run", operands))
+        super().__init__(op, result, (), first.transfers, first.schedules, lambda: execution)
 
     def infer(self, operands: Operands) -> ShardedTensor:
         """See `Plan`."""
-        return self._with(self._inner.infer, operands)
+        return self._with("infer", operands)
 
-    def _execute(self, operands: Operands) -> ShardedTensor:
-        return self._with(self._inner.run, operands)
-
-    def _with(self, run: Callable[[Operands], ShardedTensor], operands: Operands) -> ShardedTensor:
-        pairs = zip(operands, self._found.shapes, strict=True)
-        made = run(tuple([x if shape is None else _partials(x, shape) for x, shape in pairs]))
-        if first := self._found.first:
-            order = (first, *range(first), *range(first + 1, made.ndim))
-            made = execute(OPS["copy"], (execute(OPS["permute_dims"], (made,), (order,)),), ())
+    def _with(self, method: str, operands: Operands) -> ShardedTensor:
+        """Returns the result of the plans by their method ``run`` or ``infer``."""
+        taken = []
+        for x, unreduced, reshaped in zip(operands, self._sums, self._reshapes, strict=True):
+            part = execute(OPS["partial_sums"], (x,), ()) if unreduced else x
+            taken.append(getattr(reshaped, method)((part,)) if reshaped else part)
+        made = getattr(self._steps[0], method)(tuple(taken))
+        for step in self._steps[1:]:
+            made = getattr(step, method)((made,))
         return tensor(self.result, PartialSums(made))
-
-
-def _partials(x: ShardedTensor, shape: Shape) -> ShardedTensor:
-    partials: ShardedTensor = execute(OPS["partial_sums"], (x,), ())
-    if partials.shape == shape:
-        return partials
-    return execute(OPS["reshape"], (partials,), (shape, None))  # type: ignore[no-any-return]
 
 
 # -- the linear operators --------------------------------------------------------------------------
