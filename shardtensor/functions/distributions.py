@@ -207,7 +207,7 @@ def _scaled(words: Any, count: int) -> tuple[Any, Any]:
     return high, (low ^ signed(1 << 63)) >= signed(2**64 % count ^ 1 << 63)  # a comparison of unsigned integers
 
 
-@operator(_created, operands=("key",))
+@operator(_created, operands=("key",), gathers="every device sorts all random bits")
 def permutation(key: int, *, n: int, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
     """Draws the first elements of a permutation of the integers below ``n``: the order of as many random words."""
 

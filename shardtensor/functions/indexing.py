@@ -256,7 +256,11 @@ def _take_along_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
     return f"{' '.join(x)}, {' '.join(indices)} -> {' '.join(indices)}"
 
 
-@operator(_take_along_rule, operands=("x", "indices"))
+@operator(
+    _take_along_rule,
+    operands=("x", "indices"),
+    gathers="the elements along a split dimension can be on any device",
+)
 def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = -1) -> ShardedTensor:
     """Returns for each line of x along ``axis`` the elements at the indices in the same line of ``indices``.
 

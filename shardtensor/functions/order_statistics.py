@@ -44,7 +44,10 @@ def _dtype_of(name: str) -> Callable[..., Any]:
     return lambda *operands, **params: getattr(np, name)(*operands, **params)
 
 
-@operator(reduction, dtype=_dtype_of("median"))
+_SORTED = "a line that no other dimension can split is sorted whole"
+
+
+@operator(reduction, dtype=_dtype_of("median"), gathers=_SORTED)
 def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the median along ``axis``: the mean of the two middle elements, or NaN if any element is NaN.
 
@@ -55,7 +58,7 @@ def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
     """
 
 
-@operator(reduction, dtype=_dtype_of("median"))
+@operator(reduction, dtype=_dtype_of("median"), gathers=_SORTED)
 def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the `median` of the elements that are not NaN; NaN where there are none.
 
@@ -64,7 +67,7 @@ def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) ->
     """
 
 
-@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
+@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"), gathers=_SORTED)
 def quantile(
     x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
@@ -85,7 +88,7 @@ def quantile(
     """
 
 
-@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
+@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"), gathers=_SORTED)
 def nanquantile(
     x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
@@ -96,7 +99,7 @@ def nanquantile(
     """
 
 
-@operator(operands=("x", "q"))
+@operator(operands=("x", "q"), gathers=_SORTED)
 def percentile(
     x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
@@ -107,7 +110,7 @@ def percentile(
     """
 
 
-@operator(operands=("x", "q"))
+@operator(operands=("x", "q"), gathers=_SORTED)
 def nanpercentile(
     x: ArrayLike, q: ArrayLike, /, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:

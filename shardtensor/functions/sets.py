@@ -59,7 +59,11 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Any
 
 
-@operator(escapes=True)
+_DISTINCT = "the distinct elements of each device are gathered"
+_TABLE = "the elements to be found are sorted whole"
+
+
+@operator(escapes=True, gathers=_DISTINCT)
 def unique_all(x: ArrayLike, /) -> UniqueAll:
     """Returns the distinct values of x in ascending order, with their first indices, their counts, and for each element
     the index of its value.
@@ -76,7 +80,7 @@ def unique_all(x: ArrayLike, /) -> UniqueAll:
     """
 
 
-@operator(escapes=True)
+@operator(escapes=True, gathers=_DISTINCT)
 def unique_counts(x: ArrayLike, /) -> UniqueCounts:
     """Returns the distinct values of x in ascending order, and the number of elements of each: see `unique_all`.
 
@@ -86,7 +90,7 @@ def unique_counts(x: ArrayLike, /) -> UniqueCounts:
     """
 
 
-@operator(escapes=True)
+@operator(escapes=True, gathers=_DISTINCT)
 def unique_inverse(x: ArrayLike, /) -> UniqueInverse:
     """Returns the distinct values of x in ascending order, and for each element the index of its value: see
     `unique_all`.
@@ -97,7 +101,7 @@ def unique_inverse(x: ArrayLike, /) -> UniqueInverse:
     """
 
 
-@operator(escapes=True)
+@operator(escapes=True, gathers=_DISTINCT)
 def unique_values(x: ArrayLike, /) -> ShardedTensor:
     """Returns the distinct values of x in ascending order: see `unique_all`.
 
@@ -106,7 +110,7 @@ def unique_values(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator(escapes=True)
+@operator(escapes=True, gathers=_DISTINCT)
 def unique(
     x: ArrayLike,
     /,
@@ -329,7 +333,7 @@ def _isin_rule(shapes: Sequence[Shape], **params: Any) -> str:
     return f"..., {' '.join(f'k{d}' for d in range(len(shapes[1])))} -> ..."
 
 
-@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", blocks=False)
+@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", blocks=False, gathers=_TABLE)
 def isin(x1: ArrayLike, x2: ArrayLike, /, *, invert: bool = False) -> ShardedTensor:
     """Tests for each element of x1 whether it is equal to any element of x2. NaN is not.
 

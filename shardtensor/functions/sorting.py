@@ -34,7 +34,10 @@ def _along_rule(shapes: Sequence[Shape], *, axis: int = -1, **params: Any) -> st
     return f"{' '.join([f'{n}!' if d == along else n for d, n in enumerate(names)])} -> {' '.join(names)}"
 
 
-@operator(_along_rule)
+_SORTED = "a line that no other dimension can split is sorted whole"
+
+
+@operator(_along_rule, gathers=_SORTED)
 def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:
     """Returns the elements of x in ascending order along ``axis``.
 
@@ -55,7 +58,7 @@ def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, st
     """
 
 
-@operator(_along_rule, dtype="int64")
+@operator(_along_rule, dtype="int64", gathers=_SORTED)
 def argsort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:
     """Returns the indices that sort x along ``axis``, so that ``take_along_axis(x, indices, axis=axis)`` is sorted.
 
@@ -67,7 +70,7 @@ def argsort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False,
     """
 
 
-@operator(_along_rule)
+@operator(_along_rule, gathers=_SORTED)
 def partition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | None = -1) -> ShardedTensor:
     """Returns the elements of x, rearranged along ``axis`` so that element ``kth`` is the one that a sorted array has
     there, with no greater one before it and no smaller one behind it.
@@ -87,7 +90,7 @@ def partition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | None =
     """
 
 
-@operator(_along_rule, dtype="int64")
+@operator(_along_rule, dtype="int64", gathers=_SORTED)
 def argpartition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | None = -1) -> ShardedTensor:
     """Returns the indices that `partition` x along ``axis``, of dtype int64.
 
@@ -232,7 +235,7 @@ def _topk_rule(shapes: Sequence[Shape], *, k: int, axis: int) -> tuple[str, Shap
     return f"{operand} -> {' '.join(result)}", (*shape[:along], k, *shape[along + 1 :])
 
 
-@operator(_topk_rule, dtype="int64", error_name="topk")
+@operator(_topk_rule, dtype="int64", error_name="topk", gathers=_SORTED)
 def topk_indices(x: ArrayLike, /, k: int, *, axis: int = -1) -> ShardedTensor:
     """Returns the indices of the ``k`` greatest elements of x along ``axis``: see `topk`.
 
@@ -266,7 +269,7 @@ def _greatest(x: Any, k: int) -> Any:
     return chosen[order]
 
 
-@operator(variadic=True)
+@operator(variadic=True, gathers=_SORTED)
 def lexsort(keys: Sequence[ArrayLike], /, *, axis: int = -1) -> ShardedTensor:
     """Returns the indices, of dtype int64, that sort by several keys along ``axis``: by the last one, then by the one
     before it, and so on.

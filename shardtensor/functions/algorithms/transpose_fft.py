@@ -18,7 +18,8 @@ of complex numbers, plus the boundaries of parts where n1 or n2 is not a multipl
 * Real numbers of an even count are transformed as half as many complex ones, whose spectrum determines theirs.
 * A size n without two factors that are at least P is transformed by a convolution with a chirp: three transforms of at
   least 2 n - 1 elements (L. I. Bluestein, A linear filtering approach to the computation of the discrete Fourier
-  transform, 1968).
+  transform, 1968). A device then holds up to twelve times its share of the operand and the result; otherwise, no more
+  than three times.
 
 Everything is composed of operators: nothing here knows of memories, simulations or inference.
 """
@@ -82,9 +83,11 @@ def transform(name: str, x: ShardedTensor, n: int, axis: int, norm: str | None, 
     """
     inverse = name.startswith("i")
     scale = {"ortho": 1 / math.sqrt(n), "forward" if not inverse else "backward": 1 / n}.get(norm or "backward", 1.0)
-    lines = _resized(moveaxis(x, axis, -1), n if name not in ("irfft", "hfft") else n // 2 + 1)
     number = np.result_type(dtype, np.complex64).type(0)
-    result = _BY_NAME[name](astype(lines, (number.real if name in ("rfft", "ihfft") else number).dtype), n, scale)
+    kind = (number.real if name in ("rfft", "ihfft") else number).dtype
+    size = n if name not in ("irfft", "hfft") else n // 2 + 1
+    # No name refers to the lines, so that their memory is free as soon as the next step has read them.
+    result = _BY_NAME[name](astype(_resized(moveaxis(x, axis, -1), size), kind), n, scale)
     return moveaxis(astype(result, dtype), -1, axis)
 
 
@@ -135,17 +138,17 @@ def _fft_columns(xp: Any, context: ShardContext, x: Any, *, scale: float, invers
         return xp.zeros(context.local_shape, dtype=context.dtype)
     name, norm = ("ifft", "forward") if inverse else ("fft", "backward")
     high, low = _twiddle_factors(x.shape[-2], context, scale, inverse)
-    if xp is not np:
-        y, high, low = getattr(xp.fft, name)(x, n=None, axis=-2, norm=norm), xp.asarray(high), xp.asarray(low)
-        factors = xp.reshape(xp.multiply(high[:, None, :], low[None, :, :]), (-1, x.shape[-1]))
-        return xp.multiply(y, factors[: x.shape[-2]])
-    y = fourier.transform(name, x, context.local_shape, context.dtype, axis=-2, norm=norm)
+    if xp is np:
+        y = fourier.transform(name, x, context.local_shape, context.dtype, axis=-2, norm=norm)
+    else:
+        y = getattr(xp.fft, name)(x, n=None, axis=-2, norm=norm)
+        high, low = xp.asarray(high), xp.asarray(low)
 
     def work(k: int) -> None:
-        part = y[..., k * len(low) : (k + 1) * len(low), :]
+        part = y[..., k * low.shape[0] : (k + 1) * low.shape[0], :]
         part *= (low * high[k])[: part.shape[-2]]
 
-    each(work, len(high), threads=None if y.nbytes > _THREADED else 1)
+    each(work, high.shape[0], threads=None if xp is np and y.nbytes > _THREADED else 1)
     return y
 
 
@@ -199,8 +202,8 @@ def _real(x: ShardedTensor, n: int, scale: float, inverse: bool = False) -> Shar
         x = astype(x, np.result_type(x.dtype, np.complex64))
         return _complex(x, scale, inverse)[..., : n // 2 + 1]
     spectrum = _complex(fft_packed(reshape(x, (*x.shape[:-1], n // 2, 2))), scale, False)
-    whole = concat([spectrum, spectrum[..., :1]], axis=-1)
-    half = fft_of_real(whole, flip(whole, axis=-1))
+    spectrum = concat([spectrum, spectrum[..., :1]], axis=-1)
+    half = fft_of_real(spectrum, flip(spectrum, axis=-1))
     return conj(half) if inverse else half
 
 
@@ -312,21 +315,26 @@ def _along_lines(
     xp: Any, context: ShardContext, function: Callable[..., Any], factors: Callable[..., Any], *arrays: Any
 ) -> Any:
     """Returns ``function(xp, begin, factors, *parts)`` of parts of lines, whose first element is number ``begin`` of
-    the whole line, and of the factors of their elements; arrays of the host in threads.
+    the whole line, and of the factors of their elements. Parts are short, so that what is computed from them is small.
     """
     begin, end = context.box[-1]
-    if xp is not np:
-        return function(xp, begin, xp.asarray(factors(context.dtype, begin, end)), *arrays)
-    out = memory_pool.empty(context.local_shape, context.dtype)
-    step = max(1, _THREADED * (end - begin) // max(out.nbytes, 1))
+    if xp is np:
+        out = memory_pool.empty(context.local_shape, context.dtype)
+        step = max(1, _THREADED * (end - begin) // max(out.nbytes, 1))
+    else:
+        out, step = xp.empty(context.local_shape, dtype=context.dtype), -(-(end - begin) // _PARTS) or 1
 
     def work(k: int) -> None:
         part = slice(k * step, min((k + 1) * step, end - begin))
-        here = factors(context.dtype, begin + part.start, begin + part.stop)
-        out[..., part] = function(np, begin + part.start, here, *[a[..., part] for a in arrays])
+        here = xp.asarray(factors(context.dtype, begin + part.start, begin + part.stop))
+        out[..., part] = function(xp, begin + part.start, here, *[a[..., part] for a in arrays])
 
-    each(work, -(-(end - begin) // step))
+    each(work, -(-(end - begin) // step), threads=None if xp is np else 1)
     return out
+
+
+_PARTS = 16
+"""The number of parts of a line that a device other than the host computes one after the other."""
 
 
 # -- sizes without factors -------------------------------------------------------------------------
