@@ -208,13 +208,14 @@ def _real(x: ShardedTensor, n: int, scale: float, inverse: bool = False) -> Shar
 
 
 def _hermitian(x: ShardedTensor, n: int, scale: float, inverse: bool = True) -> ShardedTensor:
-    """Returns the real lines whose spectrum has the given first half; or its conjugate, unless ``inverse``."""
-    x = x if inverse else conj(x)
+    """Returns the real lines whose spectrum has the given first half; unless ``inverse``, the real spectrum of lines
+    with Hermitian symmetry, of which the first half is given.
+    """
     if n % 2:
         rest = x[..., 1:]
-        return real(_complex(concat([x, conj(flip(rest, axis=-1))], axis=-1), scale, True))
-    packed = fft_to_real(x[..., :-1], flip(x[..., 1:], axis=-1))
-    return reshape(fft_unpacked(_complex(packed, scale, True)), (*x.shape[:-1], n))
+        return real(_complex(concat([x, conj(flip(rest, axis=-1))], axis=-1), scale, inverse))
+    packed = fft_to_real(x[..., :-1], flip(x[..., 1:], axis=-1), inverse=inverse)
+    return reshape(fft_unpacked(_complex(packed, scale, inverse)), (*x.shape[:-1], n))
 
 
 @operator("... k p! -> ... k", error_name="rfft", dtype=lambda x: np.empty((), np.result_type(x.dtype, np.complex64)))
@@ -279,18 +280,18 @@ def _fft_of_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
 
 
 @operator("... k, ... k -> ... k", error_name="irfft")
-def fft_to_real(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
+def fft_to_real(x1: ArrayLike, x2: ArrayLike, /, *, inverse: bool) -> ShardedTensor:
     """Returns the spectrum of the pairs of real lines, given the elements k of the first half of theirs, and the
-    elements n / 2 - k. The first of each are real.
+    elements n / 2 - k. The first of each are real. The spectrum is that of the inverse transform unless ``inverse``.
 
     >>> from shardtensor.functions.algorithms.transpose_fft import fft_to_real
-    >>> fft_to_real(st.asarray([3 + 0j]), st.asarray([-1 + 0j])).tolist()
+    >>> fft_to_real(st.asarray([3 + 0j]), st.asarray([-1 + 0j]), inverse=True).tolist()
     [(2+4j)]
     """
 
 
 @implements(fft_to_real, "kernel")
-def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
+def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any, *, inverse: bool) -> Any:
     n = 2 * context.shape[-1]
 
     def combined(xp: Any, begin: int, roots: Any, z: Any, mirrored: Any) -> Any:
@@ -300,7 +301,7 @@ def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
         mirrored = xp.conj(mirrored)
         return xp.add(xp.add(z, mirrored), xp.multiply(xp.multiply(roots, 1j), xp.subtract(z, mirrored)))
 
-    return _along_lines(xp, context, combined, functools.partial(_powers, n, True), x1, x2)
+    return _along_lines(xp, context, combined, functools.partial(_powers, n, inverse), x1, x2)
 
 
 def _powers(n: int, inverse: bool, dtype: np.dtype[Any], begin: int, end: int) -> Any:
