@@ -107,6 +107,9 @@ class Op:
         escapes: whether the call needs elements: the result leaves the library (a host array, a capsule), or its shape
             depends on them.
         trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
+        gathers: the reason why devices may hold whole operands that are split, where the operator needs a whole
+            dimension and no other one can take the split; empty for operators of which no device holds more than three
+            times its share of the operands and of the result, and a constant.
         spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
         placeable: whether the signature has ``out_sharding``, which is no parameter of the operator: a call that gives
             it is one of `place_result`.
@@ -129,6 +132,7 @@ class Op:
     escapes: bool = False
     trees: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    gathers: str = ""
     spmd: bool = False
     dtype: Any = None
     blocks: bool = True

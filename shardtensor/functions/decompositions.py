@@ -14,7 +14,15 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.algorithms.several_results import Result, several_results
 from shardtensor.functions.algorithms.tsqr import is_tall, is_wide, tall_qr
-from shardtensor.functions.linalg import check_matrices, check_square, inexact, lapack_dtype
+from shardtensor.functions.linalg import (
+    FACTORIZED,
+    SPECTRAL,
+    check_matrices,
+    check_square,
+    gathered,
+    inexact,
+    lapack_dtype,
+)
 from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
@@ -57,7 +65,7 @@ class SVDResult(NamedTuple):
     Vh: ShardedTensor
 
 
-@operator(operands=("x",))
+@operator(operands=("x",), gathers=SPECTRAL)
 def eig(x: ArrayLike, /) -> EigResult:
     """Computes the eigenvalues and the right eigenvectors of square matrices: (..., n) and (..., n, n), both complex.
 
@@ -87,7 +95,7 @@ def _as_complex(xp: Any, x: Any) -> Any:
     return xp.asarray(x, dtype=xp.result_type(x.dtype, xp.complex64))
 
 
-@operator(operands=("x",))
+@operator(operands=("x",), gathers=SPECTRAL)
 def eigvals(x: ArrayLike, /) -> ShardedTensor:
     """Computes the eigenvalues of square matrices: shape (..., n), complex (see `eig`), in no particular order.
 
@@ -104,7 +112,7 @@ def _eigvals(xp: Any, context: None, x: Any) -> Sequence[Any]:
     return (_as_complex(xp, xp.linalg.eigvals(inexact(xp, x))),)
 
 
-@operator(operands=("x",))
+@operator(operands=("x",), gathers=SPECTRAL)
 def eigh(x: ArrayLike, /) -> EighResult:
     """Computes the eigenvalues, in ascending order, and the eigenvectors of symmetric or Hermitian matrices.
 
@@ -131,7 +139,7 @@ def _eigh(xp: Any, context: None, x: Any) -> Sequence[Any]:
     return xp.linalg.eigh(inexact(xp, x))  # type: ignore[no-any-return]
 
 
-@operator(operands=("x",))
+@operator(operands=("x",), gathers=FACTORIZED)
 def qr(x: ArrayLike, /, *, mode: str = "reduced") -> QRResult:
     """Computes the QR factorization x = Q R of matrices of shape (..., m, n).
 
@@ -171,7 +179,7 @@ def _qr(xp: Any, context: None, x: Any, *, mode: str) -> Sequence[Any]:
     return xp.linalg.qr(inexact(xp, x), mode=mode)  # type: ignore[no-any-return]
 
 
-@operator(operands=("x",))
+@operator(operands=("x",), gathers=FACTORIZED)
 def slogdet(x: ArrayLike, /) -> SlogdetResult:
     """Computes the sign and the natural logarithm of the absolute value of the determinants of square matrices.
 
@@ -195,7 +203,7 @@ def _slogdet(xp: Any, context: None, x: Any) -> Sequence[Any]:
     return xp.linalg.slogdet(inexact(xp, x))  # type: ignore[no-any-return]
 
 
-@operator(operands=("x",))
+@operator(operands=("x",), gathers=SPECTRAL)
 def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
     """Computes the singular value decomposition x = U diag(S) Vh of matrices of shape (..., m, n).
 
@@ -227,7 +235,7 @@ def _svd_results(shape: Shape, dtype: np.dtype[Any], *, full_matrices: bool) -> 
 def _tall_svd(x: Any, full_matrices: bool) -> Any:
     """Decomposes the small factor R of tall matrices; those of split columns are transposed tall ones."""
     if full_matrices:
-        return NotImplemented
+        return gathered(x)
     if is_tall(x):
         q, r = tall_qr(x)
         left, values, right = svd(r, full_matrices=False)
@@ -235,9 +243,13 @@ def _tall_svd(x: Any, full_matrices: bool) -> Any:
     if is_wide(x):
         right, values, left = _tall_svd(matrix_transpose(x), False)
         return SVDResult(matrix_transpose(left), values, matrix_transpose(right))
-    return NotImplemented
+    return gathered(x)
 
 
 @several_results(svd, SVDResult, _svd_results)
 def _svd(xp: Any, context: None, x: Any, *, full_matrices: bool) -> Sequence[Any]:
     return xp.linalg.svd(inexact(xp, x), full_matrices=full_matrices)  # type: ignore[no-any-return]
+
+
+for _function in (eig, eigh, eigvals):
+    implements(_function, "composite")(gathered)

@@ -146,6 +146,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     dtype=_histogram_dtype,
     blocks=False,
     error_name="histogram",
+    gathers="the bounds of all bins are compared with each element",
 )
 def counts_between(
     x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, uniform: bool = False

@@ -19,6 +19,7 @@ Raises:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,10 +121,35 @@ def _hermitian(xp: Any, x: Any) -> Any:
     return xp.conj(x) if xp.isdtype(x.dtype, "complex floating") else x
 
 
+FACTORIZED = "square matrices are factorized whole"
+SPECTRAL = "the singular values and eigenvalues of square matrices are those of whole matrices, of up to 4,096 rows"
+
+_GATHERED = 1 << 12
+"""The number of rows and columns up to which split matrices are gathered for their singular values or eigenvalues."""
+
+
+def gathered(x: Any) -> Any:
+    """Returns NotImplemented, the result of a composition, with which the operator gathers matrices that are split.
+
+    Raises:
+        ArgumentError: they have more than 4,096 rows and columns.
+    """
+    if isinstance(x, ShardedTensor) and x.ndim >= 2 and min(x.shape[-2:]) > _GATHERED:
+        *stack, rows, columns = x.sharding.spec.chains_of(x.ndim)
+        parts = math.prod([x.sharding.mesh.shape[a] for a in (*rows, *columns)])
+        if parts > 1 and all(chain or size == 1 for chain, size in zip(stack, x.shape, strict=False)):
+            raise ArgumentError(
+                f"x has shape {x.shape} and its matrices are split over {parts} devices; matrices of more than "
+                f"{_GATHERED} rows and columns are not gathered implicitly: st.reshard(x, "
+                "st.NamedSharding(x.sharding.mesh, st.P())) gives every device all of x, if its memory is large enough"
+            )
+    return NotImplemented
+
+
 # -- operators ------------------------------------------------------------------------------------
 
 
-@operator(_square("... i j"), operands=("x",), dtype=_first)
+@operator(_square("... i j"), operands=("x",), dtype=_first, gathers=FACTORIZED)
 def cholesky(x: ArrayLike, /, *, upper: bool = False) -> ShardedTensor:
     """Computes the Cholesky factor L of symmetric or Hermitian positive-definite matrices, x = L Lᴴ.
 
@@ -147,7 +173,7 @@ def _cholesky(xp: Any, context: ShardContext, x: Any, *, upper: bool) -> Any:
     return _hermitian(xp, xp.linalg.cholesky(_hermitian(xp, x))) if upper else xp.linalg.cholesky(x)
 
 
-@operator(_square("..."), operands=("x",), dtype=_first)
+@operator(_square("..."), operands=("x",), dtype=_first, gathers=FACTORIZED)
 def det(x: ArrayLike, /) -> ShardedTensor:
     """Computes the determinants of square matrices: shape (...) for x of shape (..., n, n).
 
@@ -159,7 +185,7 @@ def det(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator(_square("... i"), operands=("x",), dtype=_real)
+@operator(_square("... i"), operands=("x",), dtype=_real, gathers=SPECTRAL)
 def eigvalsh(x: ArrayLike, /) -> ShardedTensor:
     """Computes the eigenvalues of symmetric or Hermitian matrices in ascending order: shape (..., n).
 
@@ -174,7 +200,7 @@ def eigvalsh(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator(_square("... i j"), operands=("x",), dtype=_first)
+@operator(_square("... i j"), operands=("x",), dtype=_first, gathers=FACTORIZED)
 def inv(x: ArrayLike, /) -> ShardedTensor:
     """Computes the inverses of square matrices.
 
@@ -191,7 +217,7 @@ def _rank_rule(shapes: Sequence[Shape]) -> str:
     return "... i! j!, ... -> ..."
 
 
-@operator(_rank_rule, operands=("x", "rtol"), dtype=_count)
+@operator(_rank_rule, operands=("x", "rtol"), dtype=_count, gathers=SPECTRAL)
 def matrix_rank(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> ShardedTensor:
     """Counts the singular values of matrices that are greater than ``rtol`` times the greatest one: shape (...).
 
@@ -210,7 +236,7 @@ def _rank_of_parts(x: Any, rtol: Any) -> Any:
     if len(shape_of(x)) < 2:
         return astype(any_of(not_equal(x, 0)), np.int64)
     factor = small_factor(x)
-    return NotImplemented if factor is None else matrix_rank(factor, rtol=_tolerance(x, rtol))
+    return gathered(x) if factor is None else matrix_rank(factor, rtol=_tolerance(x, rtol))
 
 
 def _tolerance(x: Any, rtol: Any) -> Any:
@@ -238,7 +264,7 @@ def _pinv_rule(shapes: Sequence[Shape]) -> str:
     return "... i! j!, ... -> ... j i"
 
 
-@operator(_pinv_rule, operands=("x", "rtol"), dtype=_first)
+@operator(_pinv_rule, operands=("x", "rtol"), dtype=_first, gathers=SPECTRAL)
 def pinv(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> ShardedTensor:
     """Computes the Moore-Penrose pseudo-inverses of matrices: shape (..., n, m) for x of shape (..., m, n).
 
@@ -257,7 +283,7 @@ def _tall_pinv(x: Any, rtol: Any) -> Any:
     if is_wide(x):
         return matrix_transpose(_tall_pinv(matrix_transpose(x), rtol))
     if not is_tall(x):
-        return NotImplemented
+        return gathered(x)
     q, r = tall_qr(x)
     adjoint = matrix_transpose(conj(q) if q.dtype.kind == "c" else q)
     return matmul(pinv(r, rtol=_tolerance(x, rtol)), adjoint)
@@ -282,7 +308,7 @@ def _solve_rule(shapes: Sequence[Shape]) -> str:
     return "... i! j!, ... j! k -> ... i k"
 
 
-@operator(_solve_rule, operands=("x1", "x2"), dtype=_both)
+@operator(_solve_rule, operands=("x1", "x2"), dtype=_both, gathers=FACTORIZED)
 def solve(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Solves the systems of linear equations x1 y = x2 for y, of x2's shape after broadcasting.
 
@@ -320,7 +346,7 @@ def _singular_rule(shapes: Sequence[Shape]) -> tuple[str, Shape]:
     return "... i! j! -> ... k", (*shapes[0][:-2], min(shapes[0][-2:]))
 
 
-@operator(_singular_rule, operands=("x",), dtype=_real)
+@operator(_singular_rule, operands=("x",), dtype=_real, gathers=SPECTRAL)
 def svdvals(x: ArrayLike, /) -> ShardedTensor:
     """Computes the singular values of matrices in descending order: shape (..., min(m, n)) for x of (..., m, n).
 
@@ -339,7 +365,7 @@ def _cond_rule(shapes: Sequence[Shape], *, p: Any = None) -> str:
     return "... i! j! -> ..."
 
 
-@operator(_cond_rule, operands=("x",), dtype=_real)
+@operator(_cond_rule, operands=("x",), dtype=_real, gathers=SPECTRAL)
 def cond(x: ArrayLike, /, p: float | str | None = None) -> ShardedTensor:
     """Computes the condition number of matrices in the norm ``p``: shape (...) for x of shape (..., m, n).
 
@@ -369,16 +395,13 @@ def _cond(xp: Any, context: ShardContext, x: Any, *, p: Any) -> Any:
     return xp.where(undefined, np.inf, size)
 
 
-@implements(cond, "composite")
-def _tall_cond(x: Any, p: Any) -> Any:
-    factor = small_factor(x) if p in (None, 2, -2) else None
-    return NotImplemented if factor is None else cond(factor, p)
-
-
 @implements(svdvals, "composite")
 def _tall_svdvals(x: Any) -> Any:
     factor = small_factor(x)
-    return NotImplemented if factor is None else svdvals(factor)
+    return gathered(x) if factor is None else svdvals(factor)
+
+
+implements(eigvalsh, "composite")(gathered)
 
 
 for _function in (det, eigvalsh, inv, svdvals):

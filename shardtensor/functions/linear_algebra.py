@@ -38,7 +38,13 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
     return f"{left}, {right} -> {'... ' * (rows or columns)}{'i ' * rows}{'j' * columns}"
 
 
-@operator(_matmul_rule, operands=("x1", "x2"), combine="sum", product=True)
+@operator(
+    _matmul_rule,
+    operands=("x1", "x2"),
+    combine="sum",
+    product=True,
+    gathers="the smaller operand is gathered where both are split along the same dimension",
+)
 def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
 

@@ -16,6 +16,7 @@ import numpy as np
 from shardtensor.core import call, implements
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
+from shardtensor.functions.algorithms.tsqr import small_factor
 from shardtensor.functions.creation import zeros_like
 from shardtensor.functions.decompositions import svd
 from shardtensor.functions.elementwise import abs as absolute
@@ -31,7 +32,7 @@ from shardtensor.functions.elementwise import (
     square,
     subtract,
 )
-from shardtensor.functions.linalg import check_matrices, check_square, cond, inv, solve, svdvals, vector_norm
+from shardtensor.functions.linalg import check_matrices, check_square, cond, gathered, inv, solve, svdvals, vector_norm
 from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import expand_dims, matrix_transpose, moveaxis, reshape
 from shardtensor.functions.searching import where
@@ -157,8 +158,11 @@ def norm(
 
 @implements(cond, "composite")
 def _cond(x: Any, p: Any) -> Any:
-    if p in (None, 2, -2) or 0 in shape_of(x):
+    if 0 in shape_of(x):
         return NotImplemented
+    if p in (None, 2, -2):
+        factor = small_factor(x)
+        return gathered(x) if factor is None else cond(factor, p)
     check_square("x", shape_of(x))
     size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
     undefined = logical_and(isnan(size), logical_not(any_of(isnan(x), axis=(-2, -1))))

@@ -53,6 +53,9 @@ def _dtype_of(name: str) -> Callable[..., Any]:
     return lambda *operands, **params: getattr(np, name)(*operands, **params)
 
 
+_SORTED = "a line that no other dimension can split is sorted whole"
+
+
 @operator(reduction, dtype=_dtype_of("median"))
 def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the median along ``axis``: the mean of the two middle elements, or NaN if any element is NaN.
@@ -64,7 +67,7 @@ def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
     """
 
 
-@operator(reduction, dtype=_dtype_of("median"))
+@operator(reduction, dtype=_dtype_of("median"), gathers=_SORTED)
 def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the `median` of the elements that are not NaN; NaN where there are none.
 
@@ -94,7 +97,7 @@ def quantile(
     """
 
 
-@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
+@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"), gathers=_SORTED)
 def nanquantile(
     x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
@@ -116,7 +119,7 @@ def percentile(
     """
 
 
-@operator(operands=("x", "q"))
+@operator(operands=("x", "q"), gathers=_SORTED)
 def nanpercentile(
     x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:

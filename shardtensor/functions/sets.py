@@ -60,6 +60,9 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Any
 
 
+_TABLE = "the elements to be found are sorted whole"
+
+
 @operator(escapes=True)
 def unique_all(x: ArrayLike, /) -> UniqueAll:
     """Returns the distinct values of x in ascending order, with their first indices, their counts, and for each element
@@ -230,7 +233,7 @@ def _isin_rule(shapes: Sequence[Shape], **params: Any) -> str:
     return f"..., {' '.join(f'k{d}' for d in range(len(shapes[1])))} -> ..."
 
 
-@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", blocks=False)
+@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", blocks=False, gathers=_TABLE)
 def isin(x1: ArrayLike, x2: ArrayLike, /, *, invert: bool = False) -> ShardedTensor:
     """Tests for each element of x1 whether it is equal to any element of x2. NaN is not.
 

@@ -44,7 +44,7 @@ _current: ContextVar[Device | None] = ContextVar("shardtensor_checked", default=
 class _Memory:
     """The device of an array and the time of the last write to it, shared by the array and all its views."""
 
-    __slots__ = ("device", "written")
+    __slots__ = ("__weakref__", "device", "written")
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -218,6 +218,7 @@ class MeshCommunicator:
         other.index = [self.size - 1 - k for k in self.index]
         other._groups = [group[::-1] for group in self._groups]
         return other
+
     @classmethod
     def of_arrays(cls, caller: str, value: Aval, dimension: int) -> MeshCommunicator:
         """Returns the communicator of arrays on separate memories; see the class."""

@@ -18,7 +18,8 @@ of complex numbers, plus the boundaries of parts where n1 or n2 is not a multipl
 * Real numbers of an even count are transformed as half as many complex ones, whose spectrum determines theirs.
 * A size n without two factors that are at least P is transformed by a convolution with a chirp: three transforms of at
   least 2 n - 1 elements (L. I. Bluestein, A linear filtering approach to the computation of the discrete Fourier
-  transform, 1968).
+  transform, 1968). A device then holds up to twelve times its share of the operand and the result; otherwise, no more
+  than three times.
 
 Everything is composed of operators: nothing here knows of memories, simulations or inference.
 """
@@ -82,9 +83,11 @@ def transform(name: str, x: ShardedTensor, n: int, axis: int, norm: str | None, 
     """
     inverse = name.startswith("i")
     scale = {"ortho": 1 / math.sqrt(n), "forward" if not inverse else "backward": 1 / n}.get(norm or "backward", 1.0)
-    lines = _resized(moveaxis(x, axis, -1), n if name not in ("irfft", "hfft") else n // 2 + 1)
     number = np.result_type(dtype, np.complex64).type(0)
-    result = _BY_NAME[name](astype(lines, (number.real if name in ("rfft", "ihfft") else number).dtype), n, scale)
+    kind = (number.real if name in ("rfft", "ihfft") else number).dtype
+    size = n if name not in ("irfft", "hfft") else n // 2 + 1
+    # No name refers to the lines, so that their memory is free as soon as the next step has read them.
+    result = _BY_NAME[name](astype(_resized(moveaxis(x, axis, -1), size), kind), n, scale)
     return moveaxis(astype(result, dtype), -1, axis)
 
 
@@ -135,17 +138,17 @@ def _fft_columns(xp: Any, context: ShardContext, x: Any, *, scale: float, invers
         return xp.zeros(context.local_shape, dtype=context.dtype)
     name, norm = ("ifft", "forward") if inverse else ("fft", "backward")
     high, low = _twiddle_factors(x.shape[-2], context, scale, inverse)
-    if xp is not np:
-        y, high, low = getattr(xp.fft, name)(x, n=None, axis=-2, norm=norm), xp.asarray(high), xp.asarray(low)
-        factors = xp.reshape(xp.multiply(high[:, None, :], low[None, :, :]), (-1, x.shape[-1]))
-        return xp.multiply(y, factors[: x.shape[-2]])
-    y = fourier.transform(name, x, context.local_shape, context.dtype, axis=-2, norm=norm)
+    if xp is np:
+        y = fourier.transform(name, x, context.local_shape, context.dtype, axis=-2, norm=norm)
+    else:
+        y = getattr(xp.fft, name)(x, n=None, axis=-2, norm=norm)
+        high, low = xp.asarray(high), xp.asarray(low)
 
     def work(k: int) -> None:
-        part = y[..., k * len(low) : (k + 1) * len(low), :]
+        part = y[..., k * low.shape[0] : (k + 1) * low.shape[0], :]
         part *= (low * high[k])[: part.shape[-2]]
 
-    each(work, len(high), threads=None if y.nbytes > _THREADED else 1)
+    each(work, high.shape[0], threads=None if xp is np and y.nbytes > _THREADED else 1)
     return y
 
 
@@ -199,19 +202,20 @@ def _real(x: ShardedTensor, n: int, scale: float, inverse: bool = False) -> Shar
         x = astype(x, np.result_type(x.dtype, np.complex64))
         return _complex(x, scale, inverse)[..., : n // 2 + 1]
     spectrum = _complex(fft_packed(reshape(x, (*x.shape[:-1], n // 2, 2))), scale, False)
-    whole = concat([spectrum, spectrum[..., :1]], axis=-1)
-    half = fft_of_real(whole, flip(whole, axis=-1))
+    spectrum = concat([spectrum, spectrum[..., :1]], axis=-1)
+    half = fft_of_real(spectrum, flip(spectrum, axis=-1))
     return conj(half) if inverse else half
 
 
 def _hermitian(x: ShardedTensor, n: int, scale: float, inverse: bool = True) -> ShardedTensor:
-    """Returns the real lines whose spectrum has the given first half; or its conjugate, unless ``inverse``."""
-    x = x if inverse else conj(x)
+    """Returns the real lines whose spectrum has the given first half; unless ``inverse``, the real spectrum of lines
+    with Hermitian symmetry, of which the first half is given.
+    """
     if n % 2:
         rest = x[..., 1:]
-        return real(_complex(concat([x, conj(flip(rest, axis=-1))], axis=-1), scale, True))
-    packed = fft_to_real(x[..., :-1], flip(x[..., 1:], axis=-1))
-    return reshape(fft_unpacked(_complex(packed, scale, True)), (*x.shape[:-1], n))
+        return real(_complex(concat([x, conj(flip(rest, axis=-1))], axis=-1), scale, inverse))
+    packed = fft_to_real(x[..., :-1], flip(x[..., 1:], axis=-1), inverse=inverse)
+    return reshape(fft_unpacked(_complex(packed, scale, inverse)), (*x.shape[:-1], n))
 
 
 @operator("... k p! -> ... k", error_name="rfft", dtype=lambda x: np.empty((), np.result_type(x.dtype, np.complex64)))
@@ -276,18 +280,18 @@ def _fft_of_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
 
 
 @operator("... k, ... k -> ... k", error_name="irfft")
-def fft_to_real(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
+def fft_to_real(x1: ArrayLike, x2: ArrayLike, /, *, inverse: bool) -> ShardedTensor:
     """Returns the spectrum of the pairs of real lines, given the elements k of the first half of theirs, and the
-    elements n / 2 - k. The first of each are real.
+    elements n / 2 - k. The first of each are real. The spectrum is that of the inverse transform unless ``inverse``.
 
     >>> from shardtensor.functions.algorithms.transpose_fft import fft_to_real
-    >>> fft_to_real(st.asarray([3 + 0j]), st.asarray([-1 + 0j])).tolist()
+    >>> fft_to_real(st.asarray([3 + 0j]), st.asarray([-1 + 0j]), inverse=True).tolist()
     [(2+4j)]
     """
 
 
 @implements(fft_to_real, "kernel")
-def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
+def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any, *, inverse: bool) -> Any:
     n = 2 * context.shape[-1]
 
     def combined(xp: Any, begin: int, roots: Any, z: Any, mirrored: Any) -> Any:
@@ -297,7 +301,7 @@ def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
         mirrored = xp.conj(mirrored)
         return xp.add(xp.add(z, mirrored), xp.multiply(xp.multiply(roots, 1j), xp.subtract(z, mirrored)))
 
-    return _along_lines(xp, context, combined, functools.partial(_powers, n, True), x1, x2)
+    return _along_lines(xp, context, combined, functools.partial(_powers, n, inverse), x1, x2)
 
 
 def _powers(n: int, inverse: bool, dtype: np.dtype[Any], begin: int, end: int) -> Any:
@@ -312,21 +316,26 @@ def _along_lines(
     xp: Any, context: ShardContext, function: Callable[..., Any], factors: Callable[..., Any], *arrays: Any
 ) -> Any:
     """Returns ``function(xp, begin, factors, *parts)`` of parts of lines, whose first element is number ``begin`` of
-    the whole line, and of the factors of their elements; arrays of the host in threads.
+    the whole line, and of the factors of their elements. Parts are short, so that what is computed from them is small.
     """
     begin, end = context.box[-1]
-    if xp is not np:
-        return function(xp, begin, xp.asarray(factors(context.dtype, begin, end)), *arrays)
-    out = memory_pool.empty(context.local_shape, context.dtype)
-    step = max(1, _THREADED * (end - begin) // max(out.nbytes, 1))
+    if xp is np:
+        out = memory_pool.empty(context.local_shape, context.dtype)
+        step = max(1, _THREADED * (end - begin) // max(out.nbytes, 1))
+    else:
+        out, step = xp.empty(context.local_shape, dtype=context.dtype), -(-(end - begin) // _PARTS) or 1
 
     def work(k: int) -> None:
         part = slice(k * step, min((k + 1) * step, end - begin))
-        here = factors(context.dtype, begin + part.start, begin + part.stop)
-        out[..., part] = function(np, begin + part.start, here, *[a[..., part] for a in arrays])
+        here = xp.asarray(factors(context.dtype, begin + part.start, begin + part.stop))
+        out[..., part] = function(xp, begin + part.start, here, *[a[..., part] for a in arrays])
 
-    each(work, -(-(end - begin) // step))
+    each(work, -(-(end - begin) // step), threads=None if xp is np else 1)
     return out
+
+
+_PARTS = 16
+"""The number of parts of a line that a device other than the host computes one after the other."""
 
 
 # -- sizes without factors -------------------------------------------------------------------------

@@ -1,0 +1,180 @@
+"""Memory: no device holds more than three times its share of the operands and of the result, except for operators that
+declare why they gather. Measured on separate memories; constants vanish in the difference of two sizes.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.core import OPS, Op
+from shardtensor.testing import checked
+from tests.cases import CASES
+from tests.layouts import mesh_of
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "differences.md"
+
+
+class Meter:
+    """The bytes that arrays occupy in the memory of each checked device, and the most that they have occupied."""
+
+    def __init__(self) -> None:
+        self.live: collections.Counter[Any] = collections.Counter()
+        self.most: collections.Counter[Any] = collections.Counter()
+
+    def add(self, memory: Any, nbytes: int) -> None:
+        self.live[memory.device] += nbytes
+        self.most[memory.device] = max(self.most[memory.device], self.live[memory.device])
+        weakref.finalize(memory, self.live.subtract, {memory.device: nbytes})
+
+    def during(self, call: Callable[[], Any]) -> tuple[int, Any]:
+        """Returns the most bytes that a device has held in addition during a call, and its result."""
+        gc.collect()
+        before = collections.Counter(self.live)
+        self.most = collections.Counter(before)
+        result = call()
+        for x in tensors(result):
+            assert x.addressable_shards
+        return max(self.most[d] - before[d] for d in self.most), result
+
+
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
+    made, tagged, known = Meter(), checked._tagged, weakref.WeakSet[Any]()
+
+    def metered(result: Any, parents: Any = ()) -> Any:
+        array = tagged(result, parents)
+        if isinstance(array, checked.CheckedArray) and array._memory not in known:
+            known.add(array._memory)
+            made.add(array._memory, checked._owner(array).nbytes)
+        return array
+
+    monkeypatch.setattr(checked, "_tagged", metered)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield made
+
+
+def tensors(result: Any) -> list[st.ShardedTensor]:
+    if isinstance(result, tuple | list):
+        return [x for item in result for x in tensors(item)]
+    return [result] if isinstance(result, st.ShardedTensor) else []
+
+
+def share(x: st.ShardedTensor) -> int:
+    return max(shard.data.nbytes for shard in x.addressable_shards)
+
+
+def measured(meter: Meter, call: Callable[..., Any], hosts: list[Any]) -> tuple[int, int]:
+    """Returns the bytes that the fullest device held, and its share of the operands and the result."""
+    mesh = mesh_of((8,), "checked")
+    xs = [st.device_put(host, st.NamedSharding(mesh, st.P("x"))) for host in hosts]
+    held, result = meter.during(lambda: call(*xs))
+    operands = sum(map(share, xs))
+    return held + operands, operands + sum(map(share, tensors(result)))
+
+
+def grows_by(meter: Meter, call: Callable[..., Any], hosts: Callable[[int], list[Any]], n: int) -> float:
+    """Returns the growth of what a device holds, divided by that of its share, from n elements to four times as many."""
+    small, large = measured(meter, call, hosts(n)), measured(meter, call, hosts(4 * n))
+    return (large[0] - small[0]) / (large[1] - small[1])
+
+
+def numbers(*shape: int) -> Any:
+    return np.random.default_rng(0).random(shape) + 0.1
+
+
+def line(n: int) -> list[Any]:
+    return [numbers(n)]
+
+
+def complex_line(n: int) -> list[Any]:
+    return [numbers(n) + 0j]
+
+
+def half_spectrum(n: int) -> list[Any]:
+    return [numbers(n + 1) + 0j]
+
+
+def tall(n: int) -> list[Any]:
+    return [numbers(n // 4, 4)]
+
+
+LONG: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
+    "fft": (st.fft.fft, complex_line),
+    "ifft": (st.fft.ifft, complex_line),
+    "rfft": (st.fft.rfft, line),
+    "ihfft": (st.fft.ihfft, line),
+    "irfft": (st.fft.irfft, half_spectrum),
+    "hfft": (st.fft.hfft, half_spectrum),
+    "fft2": (st.fft.fft2, lambda n: [numbers(64, n // 64)]),
+    "qr": (st.linalg.qr, tall),
+    "svd": (lambda x: st.linalg.svd(x, full_matrices=False), tall),
+    "svdvals": (st.linalg.svdvals, tall),
+    "pinv": (st.linalg.pinv, tall),
+    "cond": (st.linalg.cond, tall),
+    "cumulative_sum": (st.cumulative_sum, line),
+    "add": (lambda x: x + x, line),
+    "roll": (lambda x: st.roll(x, 3), line),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_device_holds_a_part(name: str, meter: Meter) -> None:
+    call, hosts = LONG[name]
+    assert grows_by(meter, call, hosts, 1 << 15) <= 3.05
+
+
+def test_the_meter_sees_a_gather(meter: Meter) -> None:
+    assert (
+        grows_by(meter, lambda x: st.sum(st.reshard(x, st.NamedSharding(x.sharding.mesh, st.P()))), line, 1 << 12) > 7
+    )
+
+
+ROWS = sorted(
+    name
+    for name, op in OPS.items()
+    if name in CASES and not (op.spmd or op.is_ufunc or op.creates or op.gathers or op.optional) and name != "outer"
+)
+KINDS = {"line": lambda n: numbers(n), "rows": lambda n: numbers(n // 4, 4)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ROWS)
+def test_a_device_holds_a_part_of_every_operator(name: str, kind: str, meter: Meter) -> None:
+    """Every row whose operands can be arrays of one shape, without further arguments."""
+    op: Op = OPS[name]
+
+    def call(*xs: Any) -> Any:
+        return op.dispatch(list(xs)) if op.variadic else op.dispatch(*xs)
+
+    def hosts(n: int) -> list[Any]:
+        return [KINDS[kind](n)] * len(op.operands)
+
+    try:
+        growth = grows_by(meter, call, hosts, 1 << 15)
+    except (TypeError, ValueError, IndexError) as error:
+        pytest.skip(f"takes other arguments: {error}")
+    assert growth <= 3.05
+
+
+def test_the_documentation_lists_what_gathers() -> None:
+    """The table is that of the declarations, internal operators under the names in their errors."""
+    declared: dict[str, set[str]] = collections.defaultdict(set)
+    for op in OPS.values():
+        if op.gathers:
+            declared[op.gathers].add(op.error_name)
+    text = DOCUMENT.read_text().partition("## Operators that may hold whole operands")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", text, re.MULTILINE)
+    assert {reason: set(re.findall(r"`(\w+)`", names)) for names, reason in rows} == declared
