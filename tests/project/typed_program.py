@@ -149,6 +149,21 @@ def maps(x: st.ShardedTensor, mesh: st.Mesh) -> None:
     typing.assert_type(decorated(x), st.ShardedTensor)
 
 
+def as_numpys_arrays(x: st.ShardedTensor) -> None:
+    """Uses attributes and methods of NumPy's arrays, functions of several results, options and files."""
+    for made in (x.view("int64"), x.dot(x), x.trace(), x.diagonal(), x.argpartition(1), x[:1].copy(), x.astype("int8")):
+        typing.assert_type(made, st.ShardedTensor)
+    for made in (*st.modf(x), *st.frexp(x), *st.divmod(x, 0.5), st.max(x, where=x > 0, initial=0.0)):
+        typing.assert_type(made, st.ShardedTensor)
+    typing.assert_type((x.strides, x.flags.c_contiguous), tuple[tuple[int, ...], bool])
+    for write in (st.save, st.savez, st.savez_compressed):
+        stream = io.BytesIO()
+        write(stream, x)
+        stream.seek(0)
+        loaded = st.load(stream)
+        typing.assert_type(loaded if isinstance(loaded, st.ShardedTensor) else loaded["arr_0"], st.ShardedTensor)
+
+
 def main() -> None:
     """Runs everything on two devices."""
     mesh = st.make_mesh((2,), ("i",), devices=st.devices("numpy"))
@@ -159,3 +174,4 @@ def main() -> None:
     whole(x)
     placement(x, mesh)
     maps(x, mesh)
+    as_numpys_arrays(x)
