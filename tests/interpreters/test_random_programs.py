@@ -23,7 +23,12 @@ Step = Callable[[Any, Any], Any]
 
 sets = pytest.mark.parametrize(
     "backends",
-    [("numpy", "checked"), ("checked", "grouped"), ("checked", "cupy"), pytest.param(("numpy", "torch"), marks=NEEDS_TORCH)],
+    [
+        ("numpy", "checked"),
+        ("checked", "grouped"),
+        ("checked", "cupy"),
+        pytest.param(("numpy", "torch"), marks=NEEDS_TORCH),
+    ],
     ids="-".join,
 )
 """Which backends run a program in lockstep: the first one's layouts and moves are what the others' must be."""
