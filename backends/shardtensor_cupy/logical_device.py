@@ -49,12 +49,9 @@ class LogicalDevice:
         self.device = device
         self.has_others = gpus > 1
         self.gpu = cupy.cuda.Device(gpu)
-        if beside:
-            self.stream, self.copies = beside.stream, beside.copies
-            return
         with self.gpu:
-            self.stream = cupy.cuda.Stream()
-            self.copies = cupy.cuda.Stream()
+            self.stream: Any = beside.stream if beside else cupy.cuda.Stream()
+            self.copies: Any = beside.copies if beside else cupy.cuda.Stream()
 
     def record(self, stream: Any = None) -> Any:
         """Records an event on ``stream`` (default: the device's stream) and returns it."""

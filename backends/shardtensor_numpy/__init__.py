@@ -16,6 +16,7 @@ from shardtensor.backend import (
     is_exclusive,
     lend,
     logical_device_count,
+    memory_of,
     owner_of,
     read_only,
 )
@@ -52,6 +53,12 @@ class NumPyBackend(Backend):
     def asarray(self, x: Any) -> Any:
         """Returns ``x`` as an array; array scalars become 0-d arrays."""
         return np.asarray(x)
+
+    memory_of = staticmethod(memory_of)
+
+    def contiguous(self, array: Any) -> Any:
+        """Returns the array if it is in row-major order, else a copy that is."""
+        return np.asarray(array, order="C")
 
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """Returns a copy: the devices share one memory, but the result of an explicit transfer must be independent."""

@@ -38,6 +38,8 @@ from shardtensor.backend.ownership import make_writable, memory_of
 from shardtensor.core import innermost
 from shardtensor.host.limits import count_from_environment, usable_cores
 
+_NO_CONTEXT = contextlib.nullcontext()
+
 
 class Backend(abc.ABC):
     """The base class of backends: a plugin subclasses it to provide devices of one kind.
@@ -116,7 +118,7 @@ class Backend(abc.ABC):
         """Makes ``device`` current in this thread inside the ``with`` block; afterwards, also after an exception, the
         previous device is current again.
         """
-        return contextlib.nullcontext()
+        return _NO_CONTEXT
 
     def capture_modes(self) -> Callable[[], None] | None:
         """Returns a function that restores the array library's modes of this thread (such as whether gradients are

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.communication.transfer import copied
+from shardtensor.communication.transfer import copied, only_array
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.value import Aval
@@ -26,6 +26,8 @@ class Exported(DeferredStorage):
     __slots__ = ("_lock", "_released", "_value", "exported")
 
     def __init__(self, value: Aval, storage: Storage) -> None:
+        if storage.array is None and storage.arrays is not None:  # As for any tensor on one device.
+            storage.array, storage.arrays = storage.arrays[0], None
         self._value = value
         self.exported = storage
         self._released = False
@@ -48,7 +50,7 @@ class Exported(DeferredStorage):
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
         with self._lock:
             held = not self._is_released()
-            array = self.exported.array
+            array = only_array(self.exported)
         with backend.on(device):
             if not held:
                 return take(array)
@@ -75,7 +77,7 @@ class Exported(DeferredStorage):
     def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
         """Returns whether a consumer still holds the memory, and if so the result of ``make`` for one more consumer."""
         with self._lock:
-            return (False, None) if self._is_released() else (True, make(self.exported.array))
+            return (False, None) if self._is_released() else (True, make(only_array(self.exported)))
 
     def is_released(self) -> bool:
         """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""

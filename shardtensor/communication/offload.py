@@ -104,8 +104,7 @@ class PrefetchedStorage(DeferredStorage):
                 for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
                     if token is not None:
                         self._value.backend.wait(device, token)
-                assert self._arrays is not None
-                self._storage = of_shards(self._arrays, tuple([[] for _ in self._tokens]))
+                self._storage = Storage(None, self._arrays, tuple([[] for _ in self._tokens]))
                 self._arrays = None
             return self._storage
 

@@ -246,12 +246,15 @@ def copied(array: Any, device: Device) -> Any:
         return backend.xp.asarray(array, copy=True)
 
 
-def array_on(x: Any, device: Device, caller: str) -> Any:
-    """Returns all elements of a tensor or host array as one array on one device."""
+def array_on(x: Any, device: Device, caller: str = "") -> Any:
+    """Returns all elements of a tensor or host array as one array on one device. The transfer is recorded for
+    ``caller``, if one is given.
+    """
     if type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
         return only_array(x._storage)
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
-    return operand_transfer(source, as_sharding(device, x.ndim, caller)).whole(x, caller)
+    transfer = operand_transfer(source, as_sharding(device, x.ndim, caller))
+    return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")
 
 
 def send(array: Any, source: Device, destination: Device) -> Any:
@@ -338,10 +341,13 @@ class OperandTransfer:
 
     def whole(self, x: Any, operator: str, explicit: bool = False) -> Any:
         """Returns the operand as one buffer, in the memory that all devices of the target share."""
-        in_place = self.source.memory == self.memory
         if not self.stays and is_recording():
-            self.announce(operator, explicit, copied=not in_place)
-        if in_place:
+            self.announce(operator, explicit, copied=self.source.memory != self.memory)
+        return self.unrecorded(x, operator)
+
+    def unrecorded(self, x: Any, operator: str) -> Any:
+        """Returns the operand as one buffer, for callers that record the transfer themselves."""
+        if self.source.memory == self.memory:
             return whole_array(x, operator) if isinstance(x, ShardedTensor) else np.asarray(x)
         return _movement_to_one(self.source, self.target.mesh.flat[0]).run((pieces_of(x),), self.source.dtype)[0]
 

@@ -16,7 +16,7 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
-from shardtensor.communication.transfer_log import is_recording, record_transfer, recorded_by
+from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
 from shardtensor.functions.partial_sums import infer_unreduced, partial_sums_to, unreduced
@@ -218,8 +218,7 @@ def _put_shared(
         itemsize, movement = move.source.dtype.itemsize, move.movement
         nbytes = min(value.nbytes, movement.size * itemsize) if not here else value.nbytes if copies else 0
         record_transfer(caller, 0, True, lambda: movement.records(itemsize, False, caller, True).copying(nbytes))
-    with recorded_by():
-        whole = move.whole(x, caller)
+    whole = move.unrecorded(x, caller)
     if here and copies:
         whole = transfer.copied(whole, value.sharding.mesh.flat[0])
     elif here and not isinstance(x, ShardedTensor):

@@ -435,7 +435,8 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequen
     array, copied = backend.adopt(held, kept)
     held.clear()
     exclusive = copied or (backend.on_host and array.base is None)  # A shard is passed as a view.
-    exclusive = exclusive or backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
+    if not exclusive and not more:
+        exclusive = backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
     return _on_one(array, copied, exclusive, here, caller)
 
 

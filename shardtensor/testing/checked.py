@@ -337,7 +337,8 @@ class CheckedBackend(Backend):
 
     def memory_space(self, device: Device) -> Device:
         """Returns the first of the devices that share the memory of ``device``."""
-        return self._devices[device.id - device.id % self._sharing]
+        ahead = device.id % self._sharing
+        return self._devices[device.id - ahead] if ahead else device
 
     @contextlib.contextmanager
     def on(self, device: Device) -> Iterator[None]:

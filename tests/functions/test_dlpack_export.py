@@ -445,8 +445,8 @@ def test_a_write_that_fails_changes_nothing(backend: str, monkeypatch: pytest.Mo
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(writes.WriteTransaction, "shared", fails)
-        patch.setattr(writes.WriteTransaction, "separate", fails)
+        patch.setattr(writes.WriteTransaction, "on_host", fails)
+        patch.setattr(writes.WriteTransaction, "on_devices", fails)
         with pytest.raises(st.DeviceMemoryError):
             x += 1
     b = x.copy()

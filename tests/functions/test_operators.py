@@ -69,6 +69,12 @@ def test_operator_matches_numpy_at_length(name: str, backend: str) -> None:
     sweep(name, backend, 1000 if backend in READ_ONLY else 200)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_matches_numpy_where_four_devices_share_a_memory(name: str) -> None:
+    sweep(name, "grouped", 100)
+
+
 SHAPES = [(), (5,), (1, 4), (4, 3), (0, 3), (9, 1, 2)]
 
 

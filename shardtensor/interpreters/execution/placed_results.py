@@ -92,8 +92,8 @@ def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, 
             return monoid.merge(xp, earlier, later)
 
     def run_plan(operands: Operands) -> ShardedTensor:
-        columns = strategies.columns(operands)
-        states = {k: strategies.run(partial, k, operands, columns) for k in computing}
+        rows = strategies.rows(operands)
+        states = {k: strategies.run(partial, k, rows[k]) for k in computing}
         strategies.announce()
         results: list[Any] = [None] * len(devices)
         for group in groups:
@@ -124,8 +124,8 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
     made, computing = stacked(target), sorted(k for group in groups for k in group.contributors)
 
     def separate(operands: Operands) -> ShardedTensor:
-        columns = strategies.columns(operands)
-        states = {k: strategies.run(partial, k, operands, columns) for k in computing}
+        rows = strategies.rows(operands)
+        states = {k: strategies.run(partial, k, rows[k]) for k in computing}
         strategies.announce()
         arrays: dict[int, Any] = {}
         for group in groups:

@@ -28,7 +28,7 @@ from shardtensor.communication.transfer import (
     pieces_of,
     whole_array,
 )
-from shardtensor.communication.transfer_log import is_recording, logger, recorded_by
+from shardtensor.communication.transfer_log import is_recording, logger
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.data_movement import DataMovement
@@ -417,11 +417,7 @@ def _execute_movement(
 
     def in_one_memory(operands: Operands) -> ShardedTensor:
         device = value.sharding.mesh.flat[0]
-        if first:
-            wholes = [first.whole(operands[0], op.name)]
-        else:
-            with recorded_by():  # The movement records what it transfers.
-                wholes = [array_on(x, device, op.name) for x in operands]
+        wholes = [first.whole(operands[0], op.name)] if first else [array_on(x, device) for x in operands]
         with value.backend.on(device):
             if moved.flat:
                 announce(False)

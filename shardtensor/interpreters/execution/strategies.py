@@ -162,11 +162,9 @@ class Strategies:
 
     def per_shard(self) -> Run:
         """Returns the plan that runs the operator once per shard, each on its own device."""
-        positions = range(len(self.devices))
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            columns = self.columns(operands)
-            arrays = [self.run(self.kernel, k, operands, columns) for k in positions]
+            arrays = [self.run(self.kernel, k, row) for k, row in enumerate(self.rows(operands))]
             return tensor(self.value, offloaded(self.value, arrays))
 
         return run_plan
@@ -188,8 +186,8 @@ class Strategies:
         combine_group = self._combination(monoid)
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            columns = self.columns(operands)
-            computed = {k: self.run(partial, k, operands, columns) for k in computing}
+            rows = self.rows(operands)
+            computed = {k: self.run(partial, k, rows[k]) for k in computing}
             self.announce()
             combined: dict[Any, Any] = {}
             results: dict[int, Any] = {}
@@ -316,34 +314,31 @@ class Strategies:
 
         return ReduceOps(carry, merge, finish, cut, join)
 
-    def columns(self, operands: Operands) -> list[Sequence[Any] | None]:
-        """Returns one array per device for each operand, which is a view where devices share a memory; None for
-        scalars.
+    def rows(self, operands: Operands) -> Sequence[Sequence[Any]]:
+        """Returns for each device its arrays of the operands, which are views where devices share a memory; a scalar
+        itself.
         """
-        columns: list[Sequence[Any] | None] = []
+        columns: list[Sequence[Any]] = []
         for i, (x, move) in enumerate(zip(operands, self.moves, strict=True)):
             if move is None:
-                columns.append(None)
+                columns.append([x] * len(self.devices))
             elif self.value.memory is None:
                 columns.append(move.shards(x, self.name))
             else:
                 whole = move.whole(x, self.name)
                 with self.backend.on(self.devices[0]):
                     columns.append([self.backend.view(whole, index) for index in self.indices[i]])
-        return columns
+        return list(zip(*columns, strict=True)) if columns else [()] * len(self.devices)
 
-    def run(
-        self, kernel: Callable[..., Any], k: int, operands: Operands, columns: Sequence[Sequence[Any] | None]
-    ) -> Any:
+    def run(self, kernel: Callable[..., Any], k: int, arrays: Sequence[Any]) -> Any:
         """Runs a kernel on the device at position ``k`` and returns its result.
 
         The result of the operator's own kernel is converted to the dtype of the aval; the state of a monoid that has
         its own ``partial`` is not.
         """
-        xp = self.backend.xp
-        with self.backend.on(self.devices[k]):
-            arrays = [x if column is None else column[k] for x, column in zip(operands, columns, strict=True)]
-            result = kernel(xp, self.contexts[k], *arrays, **self.params)
+        backend = self.backend
+        with backend.on(self.devices[k]):
+            result = kernel(backend.xp, self.contexts[k], *arrays, **self.params)
             return whole_of(result, self.value) if kernel is self.kernel else result
 
 
