@@ -84,7 +84,7 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     >>> st.polymul(st.asarray([1, 2, 3]), [9, 5, 1]).tolist()
     [9, 23, 38, 17, 3]
     """
-    factors = [trim_zeros(_coefficients(a, "polymul"), "f") for a in (a1, a2)]
+    factors: list[Any] = [trim_zeros(_coefficients(a, "polymul"), "f") for a in (a1, a2)]
     factors = [a if shape_of(a)[0] else np.zeros(1, result_type(a)) for a in factors]
     dtype = result_type(*factors)
     short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
