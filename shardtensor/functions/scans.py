@@ -249,3 +249,9 @@ def _diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
         later, earlier = [_call("getitem", x, (*before, part)) for part in (slice(1, None), slice(None, -1))]
         x = (_not_equal if str(x.dtype).endswith("bool") else _subtract)(later, earlier)
     return x
+
+
+@implements(diff, "small")
+def _small_diff(x: Any, prepend: Any, append: Any, axis: int, n: int) -> Any:
+    ends = {name: end for name, end in (("prepend", prepend), ("append", append)) if end is not None}
+    return np.diff(x, n, axis, **ends) if n else np.array(x)

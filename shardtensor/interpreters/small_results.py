@@ -43,7 +43,7 @@ def small_result(op: Op, operands: Operands, params: Params) -> ShardedTensor | 
     return tensor(value, Storage(whole_of(op.small(*wholes, *params), value)))
 
 
-_KNOWN = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex))
+_KNOWN = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex, type(None)))
 
 
 @functools.lru_cache(4096, typed=True)
@@ -63,6 +63,8 @@ def _layout(op: Op, mesh: Mesh, *params_and_kinds: Any) -> Aval | None:
 def _without_elements(kind: Any) -> Any:
     if isinstance(kind, Aval):
         return without_elements(kind)
+    if kind is None:  # An optional operand that is not given.
+        return None
     return kind(1) if isinstance(kind, type) else np.empty(kind.shape, kind.dtype)
 
 

@@ -41,8 +41,8 @@ def check(name: str, data: Any, backend: str) -> None:
 
     wanted, error = outcome(MAIN[name], Operands(rows=rows, columns=columns))
     found, mine = outcome(MAIN[name], Operands(place, rows=rows, columns=columns))
-    if error is ZeroDivisionError and not rows * columns:
-        return  # NumPy divides numbers of elements.
+    if error in (ZeroDivisionError, IndexError) and not rows * columns:
+        return  # NumPy's averages and quantiles raise even where the result has no elements.
     if error is not None:
         assert mine is not None
         assert issubclass(mine, (error, *(ValueError, IndexError) * issubclass(error, (ValueError, IndexError)))), mine
@@ -60,7 +60,7 @@ def check(name: str, data: Any, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
 def test_drawn_functions(backend: str) -> None:
-    @hypothesis.settings(max_examples=120)
+    @hypothesis.settings(max_examples=80)
     @hypothesis.given(name=some.sampled_from(DRAWN), data=some.data())
     def run(name: str, data: Any) -> None:
         check(name, data, backend)
