@@ -220,7 +220,7 @@ __all__ = sorted(
 def _register_with_einops() -> None:
     """Makes tensors known to einops if the program has imported it by the time that it uses devices."""
     if "einops" in _sys.modules:
-        _importlib.import_module("shardtensor.einops")
+        _importlib.import_module("shardtensor.einops").register()
 
 
 _after_loading.append(_register_with_einops)

@@ -1,12 +1,13 @@
 """The main API of einops on tensors: `einops.rearrange`, `reduce`, `repeat`, `pack`, `unpack`, `einsum` and layers.
 
-The main API finds the functions of an array type in subclasses of its `AbstractBackend`; this module defines the one
-for tensors. It is imported when a backend of devices is first used, if einops has been imported by then; a program that
-imports einops later imports this module itself. `einops.array_api` needs no registration.
+The main API finds the functions of an array type in subclasses of its `AbstractBackend`; `register` defines the one for
+tensors. It is called when a backend of devices is first used, if einops has been imported by then; a program that
+imports einops later calls it itself. `einops.array_api` needs no registration.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import types
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from shardtensor.functions.placement import asarray
 from shardtensor.functions.repetition import tile
 from shardtensor.tensor.tensor import ShardedTensor
 
-__all__: list[str] = []
+__all__ = ["register"]
 
 
 class _Functions:
@@ -61,6 +62,12 @@ class _Functions:
         return einsum(pattern, *x)
 
 
-_abstract = importlib.import_module("einops._backends").AbstractBackend
-ShardTensorBackend = types.new_class("ShardTensorBackend", (_Functions, _abstract))
-"""The class that einops finds among the subclasses of its `AbstractBackend`."""
+@functools.cache
+def register() -> type:
+    """Defines the class that einops finds among the subclasses of its `AbstractBackend`, at the first call.
+
+    Raises:
+        ImportError: einops is not installed.
+    """
+    abstract = importlib.import_module("einops._backends").AbstractBackend
+    return types.new_class("ShardTensorBackend", (_Functions, abstract))

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from shardtensor.einops import register
 from tests.clients.programs import Program, compared, numbers, on_meshes
 
 einops = pytest.importorskip("einops", reason="einops is not installed: see the extra `test`")
 array_api: Any = pytest.importorskip("einops.array_api", reason="einops is not installed: see the extra `test`")
+register()  # The backend of another test may have started before einops was imported.
 
 IMAGES, TABLE = numbers(2, 9, 10, 3), numbers(19, 7)
 
@@ -47,6 +49,7 @@ def test_the_main_api(name: str, count: int) -> None:
     compared(*MAIN[name], count=count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["einops, shardtensor", "shardtensor, einops"])
 def test_tensors_are_known_in_either_order_of_imports(order: str) -> None:
     code = f"import {order}; print(einops.rearrange(shardtensor.zeros((2, 3)), 'i j -> j i').shape)"
@@ -54,6 +57,15 @@ def test_tensors_are_known_in_either_order_of_imports(order: str) -> None:
     assert done.stdout == "(3, 2)\n"
 
 
+@pytest.mark.slow
+def test_a_program_that_imports_einops_later_registers_tensors_itself() -> None:
+    code = "import shardtensor as st, shardtensor.einops; x = st.zeros((2, 3)); import einops; st.einops.register(); "
+    code += "st.einops.register(); print(einops.rearrange(x, 'i j -> j i').shape)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(3, 2)\n"
+
+
+@pytest.mark.slow
 def test_einops_is_not_imported_by_the_package() -> None:
     code = "import sys, shardtensor; shardtensor.zeros(3); print('einops' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
