@@ -122,3 +122,12 @@ def test_one_buffer_is_multiplied_by_one_call(n: int, shape: tuple[int, int]) ->
     a, b = array((n, n), "float64", 0), array((n, n), "float64", 1)
     product = split(a, mesh, "x", "y") @ split(b, mesh, "x", "y")
     np.testing.assert_array_equal(np.asarray(product), a @ b)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_operands_on_different_meshes(backend: str) -> None:
+    a, b = array((6, 4), "float64", 0), array((4, 8), "float64", 1)
+    x = split(a, mesh_of((2, 2), backend), "x", "y")
+    other = st.make_mesh((2, 4), ("p", "q"), devices=st.devices(backend))
+    for product in (x @ split(b, other, "p", "q"), split(a, other, "p", "q") @ split(b, mesh_of((2, 2), backend), "x")):
+        np.testing.assert_array_equal(np.asarray(product), a @ b)

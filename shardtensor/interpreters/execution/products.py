@@ -57,14 +57,10 @@ def cheapest(
     if not op.product or not all(isinstance(k, Aval) and k.size for k in kinds):
         return given, None
     a, b = kinds
+    if not a.sharding.mesh == b.sharding.mesh == mesh or a.committed != b.committed or a.offloaded or b.offloaded:
+        return given, None
     used = {axis for k in kinds for chain in k.sharding.spec.chains for axis in chain if mesh.shape[axis] > 1}
-    if (
-        len(used) < 2
-        or a.committed != b.committed
-        or not a.sharding.mesh == b.sharding.mesh == mesh
-        or a.offloaded
-        or b.offloaded
-    ):
+    if len(used) < 2:
         return given, None
     layouts = [k.sharding.spec.chains_of(k.ndim) for k in kinds]
     if _stays(given, layouts, mesh):
