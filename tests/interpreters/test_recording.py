@@ -19,6 +19,7 @@ import shardtensor as st
 from shardtensor import demo
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
+from shardtensor.functions.algorithms import transpose_fft, tsqr
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.interpreters.recording import Trace
@@ -178,9 +179,21 @@ def others(x: Any) -> Any:
         st.linalg.svd(x), st.linalg.qr(x), st.linalg.eigh(x[:2]), st.linalg.eig(x[:2]), st.linalg.eigvals(x[:2]),
         st.linalg.slogdet(x[:2]), st.fft.fftfreq(5), st.fft.rfftfreq(5),
         st.linspace(0, 1, 3), st.indices((2, 3)), st.meshgrid(x[0], x[1]), st.nanmedian(x), drawn(st.random.key(1), x),
+        steps(x),
     ]  # fmt: skip
     x[1:] = 0
     return [made, st.to_batched_list(x, 4), OPS["assemble"].dispatch([x[:1]], x.sharding.mesh, st.P())]
+
+
+def steps(x: Any) -> Any:
+    """Calls the steps of distributed algorithms."""
+    z = st.astype(x, "complex128")
+    return [
+        transpose_fft.fft_columns(z, scale=1.0, inverse=False), transpose_fft.fft_transposed(z), transpose_fft.fft_packed(x),
+        transpose_fft.fft_unpacked(z), transpose_fft.fft_of_real(z, z), transpose_fft.fft_to_real(z, z, inverse=True),
+        transpose_fft.fft_chirped(z, scale=1.0, inverse=False), tsqr.tall_qr(x), tsqr.tall_r(x),
+        transpose_fft.chirp_filter(2, size=4, inverse=False, dtype="complex128"),
+    ]  # fmt: skip
 
 
 def drawn(key: st.random.Key, x: Any) -> Any:
