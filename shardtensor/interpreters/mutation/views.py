@@ -88,9 +88,7 @@ class View:
 
     @property
     def is_direct(self) -> bool:
-        """Whether reading it gives a view of the base's buffer: its devices share a memory, and the backend has views
-        of that kind.
-        """
+        """Whether reading it gives a view of the base's buffer: devices share it, and the backend has such views."""
         value = self.base._aval
         return value.memory is not None and (value.backend.negative_strides or not self.view_spec.reverses)
 
@@ -99,11 +97,8 @@ class View:
         backend, storage = self.base._aval.backend, current_storage(self.base)
         if type(storage) is Exported:
             return storage.read(lambda array: self.view_spec.of(backend, array))
-        whole = row_major(self.base, self.view_spec)
-        if backend.on_host:
-            return self.view_spec.of(backend, whole)
         with backend.on(self.base._aval.sharding.mesh.flat[0]):
-            return self.view_spec.of(backend, whole)
+            return self.view_spec.of(backend, row_major(self.base, self.view_spec))
 
     @property
     def arrays(self) -> Any:
@@ -334,8 +329,7 @@ def _aval_of(
 
 def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTensor:
     """Returns one element as a scalar tensor, copied on the devices that own it."""
-    source = base._aval
-    index = view_spec.origin
+    source, backend, index = base._aval, base._aval.backend, view_spec.origin
     storage = current_storage(base)
     if lacks_elements(base):
         announce_reading(base)
@@ -344,16 +338,12 @@ def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTe
         source.backend.wait_for_caller(source.sharding.mesh.flat[0])
         storage = storage.exported
         base = tensor(source, storage)
-    if source.backend.on_host:
-        array = np.array(part_of(whole_array(base, "getitem")[index], view_spec.part))
-        return tensor(value, ScalarElement(value, source, index, (array,)))
     if source.memory is not None:
-        backend, device = source.backend, source.sharding.mesh.flat[0]
-        whole = whole_array(base, "getitem")
-        with backend.on(device):
-            array = backend.xp.asarray(part_of(backend.view(whole, index), view_spec.part), copy=True)
+        with backend.on(source.sharding.mesh.flat[0]):
+            element = backend.view(whole_array(base, "getitem"), index)
+            array = backend.xp.asarray(part_of(element, view_spec.part), copy=True)
         return tensor(value, ScalarElement(value, source, index, (array,)))
-    holders, backend = _element_of(source, index), source.backend
+    holders = _element_of(source, index)
     if source.offloaded and hasattr(storage, "to_host"):
         # The tensor is offloaded to host memory: only this element is copied to the devices.
         host, devices = part_of(storage.to_host(index), view_spec.part), holders.grid.devices
