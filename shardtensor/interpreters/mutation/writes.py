@@ -253,8 +253,8 @@ def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
 
 
 def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
-    """Writes a scalar, or a host array that needs no conversion, to the elements of a shared buffer that integers and
-    slices select, if the buffer is written in place.
+    """Writes a scalar, or a host array that needs no conversion, to the elements of a buffer of the host that integers
+    and slices select, if the buffer is written in place.
 
     This does what `_write` does, without a view spec and a write op: these take longer than the write of one element.
 
@@ -266,7 +266,7 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
     """
     storage, backend, dtype = x._storage, x._aval.backend, x._aval.dtype
     at = index if type(index) is tuple else (index,)
-    if type(storage) is not Storage or storage.array is None:
+    if type(storage) is not Storage or storage.array is None or not backend.on_host:
         return False
     for entry in at:
         if type(entry) is not int and type(entry) is not slice:
