@@ -66,6 +66,7 @@ def launch(
     if engine == "mpi":
         if mpiexec is None:
             raise BackendError("launch: there is no mpiexec; `pip install 'shardtensor[mpi-local]'` brings one")
+        base.pop("PYTHONUNBUFFERED", None)  # It writes the ends of lines by themselves, and mpiexec would mix lines.
         jobs = [(_mpi_command(mpiexec, processes, command), base, "")]
     else:
         address = f"127.0.0.1:{free_port()}"

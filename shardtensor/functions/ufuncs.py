@@ -40,8 +40,9 @@ from shardtensor.functions.elementwise import (
     round,
     subtract,
 )
+from shardtensor.functions.joining import reshape_operand
 from shardtensor.functions.linear_algebra import matmul, vecdot
-from shardtensor.functions.manipulation import expand_dims, reshape, squeeze
+from shardtensor.functions.manipulation import squeeze
 from shardtensor.functions.searching import where
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -253,7 +254,7 @@ def _vdot(a: Any, b: Any) -> Any:
     sizes = [_math.prod(shape_of(x)) for x in (a, b)]
     if sizes[0] != sizes[1]:
         raise ShapeError(f"a has {sizes[0]} elements and b has {sizes[1]}; wanted as many")
-    return vecdot(reshape(a, (-1,)), reshape(b, (-1,)))
+    return vecdot(*[reshape_operand(x, (-1,)) for x in (a, b)])
 
 
 @operator(operands=("x1", "x2"))
@@ -288,10 +289,11 @@ def _check_dims(**operands: tuple[Any, int]) -> None:
 @implements(matvec, "composite")
 def _matvec(x1: Any, x2: Any) -> Any:
     _check_dims(x1=(x1, 2), x2=(x2, 1))
-    return squeeze(matmul(x1, expand_dims(x2, axis=-1)), axis=-1)
+    return squeeze(matmul(x1, reshape_operand(x2, (*shape_of(x2), 1))), axis=-1)
 
 
 @implements(vecmat, "composite")
 def _vecmat(x1: Any, x2: Any) -> Any:
     _check_dims(x1=(x1, 1), x2=(x2, 2))
-    return squeeze(matmul(expand_dims(conj(x1) if iscomplexobj(x1) else x1, axis=-2), x2), axis=-2)
+    row = reshape_operand(x1, (*shape_of(x1)[:-1], 1, shape_of(x1)[-1]))
+    return squeeze(matmul(conj(row) if iscomplexobj(row) else row, x2), axis=-2)

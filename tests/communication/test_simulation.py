@@ -213,6 +213,7 @@ ELEMENTS = {
     "cond",
     "eigvalsh",
     "inv",
+    "mapped_lines",
     "matrix_rank",
     "pinv",
     "solve",

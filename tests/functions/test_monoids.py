@@ -88,7 +88,7 @@ def bracketed(name: str, states: list[Any], data: Any) -> Any:
     return states[0]
 
 
-REDUCTIONS = sorted(set(MONOIDS) - {"diagonal", "trace", "vector_norm"})
+REDUCTIONS = sorted(set(MONOIDS) - {"diagonal", "fold", "trace", "vector_norm"})
 """Monoids of reductions with NumPy's ``axis`` and ``keepdims`` only."""
 
 

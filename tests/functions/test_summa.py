@@ -117,7 +117,7 @@ def test_devices_hold_their_shares_the_result_and_a_panel_of_each_operand(sizes:
 
 @pytest.mark.parametrize(("n", "shape"), [(33, (2, 2)), (64, (2, 4))])
 def test_one_buffer_is_multiplied_by_one_call(n: int, shape: tuple[int, int]) -> None:
-    assert load("numpy").shared_memory
+    assert load("numpy").on_host
     mesh = mesh_of(shape, "numpy")
     a, b = array((n, n), "float64", 0), array((n, n), "float64", 1)
     product = split(a, mesh, "x", "y") @ split(b, mesh, "x", "y")

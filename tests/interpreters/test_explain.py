@@ -138,7 +138,7 @@ def test_explanations_are_printed() -> None:
 
     found = same_transfers(f, x, w)
     assert str(found) == WANTED
-    assert repr(found) == "Explanation(10 calls, 1136 bytes)"
+    assert repr(found) == "Explanation(10 calls, 944 bytes)"
     np.testing.assert_array_equal(x, 1)
 
 

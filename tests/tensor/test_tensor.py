@@ -754,7 +754,7 @@ MORE_ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "reshape": lambda x: ((2, 8),), "roll": lambda x: (1,), "tensordot": lambda x: (x,),
     "append": lambda x: (x,), "delete": lambda x: (1,), "insert": lambda x: (1, 5.0), "pad": lambda x: (1,),
     "repeat": lambda x: (2,), "resize": lambda x: ((2, 3),), "rollaxis": lambda x: (1,), "swapaxes": lambda x: (0, 1),
-    "tile": lambda x: (2,),
+    "tile": lambda x: (2,), "vdot": lambda x: (x,),
 }  # fmt: skip
 FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapped__")} - {
     "unstack",
