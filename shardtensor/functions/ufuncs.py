@@ -22,10 +22,8 @@ from shardtensor.functions.elementwise import (
     bitwise_and,
     bitwise_right_shift,
     conj,
-    copysign,
     divide,
     equal,
-    floor_divide,
     isinf,
     isnan,
     less,
@@ -130,8 +128,14 @@ def float_power(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 def _ldexp(x1: Any, x2: Any) -> Any:
-    half = floor_divide(x2, 2)  # Two factors, since 2**x2 can overflow where the product does not.
-    return multiply(multiply(x1, pow(2.0, half)), pow(2.0, subtract(x2, half)))
+    # Three factors, since 2**x2 can overflow or underflow where the product does not. Each is a normal number. If a
+    # product is so small that it is rounded, then the next factor is at most 2**-54, and the result is zero, so that no
+    # result is rounded twice. (FreeBSD's and musl's scalbn)
+    rest = minimum(maximum(x2, -2100), 2100)
+    for _ in range(3):
+        exponent = where(less(rest, -1022), -969, minimum(rest, 1023))
+        x1, rest = multiply(x1, pow(2.0, exponent)), subtract(rest, exponent)
+    return x1
 
 
 @operator("..., ... -> ...", composed=_ldexp)
@@ -143,8 +147,11 @@ def ldexp(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 def _spacing(x: Any) -> Any:
+    if x.itemsize == 2:  # For float16, NumPy's spacing is the distance to the next greater number.
+        return where(isinf(x), _math.nan, subtract(nextafter(x, _math.inf), x))
     size = abs(x)
-    return where(isinf(x), _math.nan, copysign(subtract(nextafter(size, _math.inf), size), x))
+    distance = subtract(nextafter(size, _math.inf), size)
+    return where(less(x, 0), negative(distance), distance)
 
 
 @operator("... -> ...", composed=_spacing)
