@@ -24,15 +24,18 @@ from shardtensor.functions.elementwise import (
     conj,
     divide,
     equal,
+    greater_equal,
     isinf,
     isnan,
     less,
-    logaddexp,
+    log1p,
+    logical_and,
     maximum,
     minimum,
     multiply,
     negative,
     nextafter,
+    not_equal,
     pow,
     remainder,
     round,
@@ -107,8 +110,9 @@ def exp2(x: ArrayLike, /) -> ShardedTensor:
 
 
 def _logaddexp2(x1: Any, x2: Any) -> Any:
-    scale = _math.log(2)
-    return divide(logaddexp(multiply(x1, scale), multiply(x2, scale)), scale)
+    ratio = pow(2.0, negative(abs(subtract(x1, x2))))  # Of the smaller term to the greater one.
+    total = add(maximum(x1, x2), divide(log1p(ratio), _math.log(2)))
+    return where(equal(x1, x2), add(x1, 1), total)  # Also for equal infinities, which have no difference.
 
 
 @operator("..., ... -> ...", composed=_logaddexp2)
@@ -194,8 +198,11 @@ def fmin(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 def _fmod(x1: Any, x2: Any) -> Any:
-    rest = remainder(abs(x1), abs(x2))
-    return where(less(x1, 0), negative(rest), rest)
+    # `remainder` has the sign of the divisor, which is therefore given the sign of x1.
+    x2 = where(not_equal(less(x1, 0), less(x2, 0)), negative(x2), x2)
+    # The negative of the least integer overflows to itself. Its magnitude is greater than that of any x1 >= 0.
+    rest = where(logical_and(less(x2, 0), greater_equal(x1, 0)), x1, remainder(x1, x2))
+    return where(equal(rest, 0), multiply(x1, 0), rest)  # A zero has the sign of x1.
 
 
 @operator("..., ... -> ...", composed=_fmod)
