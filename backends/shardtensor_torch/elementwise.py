@@ -139,6 +139,17 @@ def _fmod(a: Any, b: Any) -> Any:
     )
 
 
+def _gcd(a: Any, b: Any) -> Any:
+    # PyTorch's divisor has the wrong sign where it meets the least integer, of which the magnitude overflows.
+    return torch.abs(torch.gcd(a, b))
+
+
+def _lcm(a: Any, b: Any) -> Any:
+    divisor = _gcd(a, b)  # PyTorch divides the least integer by its divisor of -1, which traps.
+    parts = torch.div(a, torch.where(divisor == 0, 1, divisor), rounding_mode="trunc")
+    return torch.abs(parts) * torch.abs(b)  # As in NumPy, the product of the magnitudes wraps around.
+
+
 def _pow(a: Any, b: Any) -> Any:
     if is_int(b) and b.dtype.is_signed and bool((b < 0).any()):
         raise ArgumentError("pow: integers to negative integer powers are not allowed")
@@ -179,6 +190,14 @@ def _nextafter(a: Any, b: Any) -> Any:
     least = torch.copysign(torch.full_like(a, 2.0**-24), b)
     moved = torch.where(a == 0, least, away.view(torch.float16))
     return torch.where(a == b, a, torch.where(torch.isnan(a) | torch.isnan(b), a + b, moved))
+
+
+def _heaviside(a: Any, b: Any) -> Any:
+    return torch.where(torch.isnan(a), a, torch.heaviside(a, b))
+
+
+def _logaddexp2(a: Any, b: Any) -> Any:
+    return torch.where(a == b, a + 1, torch.logaddexp2(a, b))  # PyTorch's sum of equal terms is rounded.
 
 
 def _before(strict: bool) -> Callable[[Any, Any], Any]:
@@ -225,6 +244,10 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "fmod": _fmod,
     "remainder": _remainder,
     "mod": _remainder,
+    "gcd": _gcd,
+    "lcm": _lcm,
+    "heaviside": _heaviside,
+    "logaddexp2": _logaddexp2,
     "pow": _pow,
     "power": _pow,
     "reciprocal": _reciprocal,
@@ -232,6 +255,12 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "nextafter": _nextafter,
 }
 """The kernels of NumPy's ufuncs by name. Ufuncs that are not listed use PyTorch's function of the same name."""
+
+COMPOSED = frozenset({"ldexp"})
+"""The operators that are composed of others, although PyTorch has a function of that name.
+
+PyTorch's `ldexp` multiplies by the power of two, which overflows and underflows where the product does not.
+"""
 
 COMPLEX: dict[str, Callable[..., Any]] = {
     "add": _by_parts(torch.add),

@@ -16,6 +16,7 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor_torch.elementwise import (
+    COMPOSED,
     KERNELS,
     NUMPY,
     PLAIN,
@@ -49,6 +50,8 @@ class Namespace(Ordering):
         self.fft = FFT()
 
     def __getattr__(self, name: str) -> Any:
+        if name in COMPOSED:
+            raise AttributeError(name)
         ufunc, function = getattr(np, name, None), KERNELS.get(name, getattr(torch, name, None))
         if isinstance(ufunc, np.ufunc) and ufunc.signature is None and ufunc.nout == 1 and function is not None:
             made: Any = elementwise(name, function, self._scalar)

@@ -73,15 +73,20 @@ def _compose(backend: Backend, op: Op, /, *operands: Any, out: Any = None) -> An
 
 _SCALARS = (bool, int, float, complex)
 
+_IN_FLOAT16 = ("spacing",)
+"""The ufuncs whose values depend on the precision of the operands, so that float16 is not computed in float32."""
+
 
 @functools.lru_cache(1024)
 def _loop(name: str, kinds: tuple[Any, ...]) -> tuple[list[np.dtype[Any]], np.dtype[Any]]:
     """Returns the dtypes in which a ufunc of NumPy computes on operands of these dtypes (of a Python scalar its type),
-    and the dtype of the result. As in NumPy, float16 is computed in float32.
+    and the dtype of the result. As in NumPy, float16 is computed in float32, except by `_IN_FLOAT16`.
 
     Raises:
         TypeError: the ufunc does not take these dtypes.
     """
     given = [np.dtype(bool) if kind is bool else kind for kind in kinds]
     *inputs, result = getattr(np, name).resolve_dtypes((*given, None))
-    return [np.dtype(np.float32) if dtype == np.float16 else dtype for dtype in inputs], result
+    if name not in _IN_FLOAT16:
+        inputs = [np.dtype(np.float32) if dtype == np.float16 else dtype for dtype in inputs]
+    return inputs, result

@@ -22,19 +22,20 @@ from shardtensor.functions.elementwise import (
     bitwise_and,
     bitwise_right_shift,
     conj,
-    copysign,
     divide,
     equal,
-    floor_divide,
+    greater_equal,
     isinf,
     isnan,
     less,
-    logaddexp,
+    log1p,
+    logical_and,
     maximum,
     minimum,
     multiply,
     negative,
     nextafter,
+    not_equal,
     pow,
     remainder,
     round,
@@ -110,8 +111,9 @@ def exp2(x: ArrayLike, /) -> ShardedTensor:
 
 
 def _logaddexp2(x1: Any, x2: Any) -> Any:
-    scale = _math.log(2)
-    return divide(logaddexp(multiply(x1, scale), multiply(x2, scale)), scale)
+    ratio = pow(2.0, negative(abs(subtract(x1, x2))))  # Of the smaller term to the greater one.
+    total = add(maximum(x1, x2), divide(log1p(ratio), _math.log(2)))
+    return where(equal(x1, x2), add(x1, 1), total)  # Also for equal infinities, which have no difference.
 
 
 @operator("..., ... -> ...", composed=_logaddexp2)
@@ -131,8 +133,14 @@ def float_power(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 def _ldexp(x1: Any, x2: Any) -> Any:
-    half = floor_divide(x2, 2)  # Two factors, since 2**x2 can overflow where the product does not.
-    return multiply(multiply(x1, pow(2.0, half)), pow(2.0, subtract(x2, half)))
+    # Three factors, since 2**x2 can overflow or underflow where the product does not. Each is a normal number. If a
+    # product is so small that it is rounded, then the next factor is at most 2**-54, and the result is zero, so that no
+    # result is rounded twice. (FreeBSD's and musl's scalbn)
+    rest = minimum(maximum(x2, -2100), 2100)
+    for _ in range(3):
+        exponent = where(less(rest, -1022), -969, minimum(rest, 1023))
+        x1, rest = multiply(x1, pow(2.0, exponent)), subtract(rest, exponent)
+    return x1
 
 
 @operator("..., ... -> ...", composed=_ldexp)
@@ -144,8 +152,11 @@ def ldexp(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 def _spacing(x: Any) -> Any:
+    if x.itemsize == 2:  # For float16, NumPy's spacing is the distance to the next greater number.
+        return where(isinf(x), _math.nan, subtract(nextafter(x, _math.inf), x))
     size = abs(x)
-    return where(isinf(x), _math.nan, copysign(subtract(nextafter(size, _math.inf), size), x))
+    distance = subtract(nextafter(size, _math.inf), size)
+    return where(less(x, 0), negative(distance), distance)
 
 
 @operator("... -> ...", composed=_spacing)
@@ -188,8 +199,11 @@ def fmin(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 def _fmod(x1: Any, x2: Any) -> Any:
-    rest = remainder(abs(x1), abs(x2))
-    return where(less(x1, 0), negative(rest), rest)
+    # `remainder` has the sign of the divisor, which is therefore given the sign of x1.
+    x2 = where(not_equal(less(x1, 0), less(x2, 0)), negative(x2), x2)
+    # The negative of the least integer overflows to itself. Its magnitude is greater than that of any x1 >= 0.
+    rest = where(logical_and(less(x2, 0), greater_equal(x1, 0)), x1, remainder(x1, x2))
+    return where(equal(rest, 0), multiply(x1, 0), rest)  # A zero has the sign of x1.
 
 
 @operator("..., ... -> ...", composed=_fmod)

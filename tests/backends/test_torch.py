@@ -78,7 +78,8 @@ def check(xp: Any, name: str, *operands: Any) -> None:
             with pytest.raises(TypeError):
                 call(name, *given)
             return
-        compare(call(name, *given), wanted, 80 if name == "pow" else 8, name not in ("maximum", "minimum"))
+        signed = name not in ("maximum", "minimum", "fmax", "fmin")  # Either zero is the greater one.
+        compare(call(name, *given), wanted, 80 if name in ("pow", "float_power") else 8, signed)
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -120,7 +121,7 @@ def test_binary_functions_of_every_shape(name: str, xp: Any) -> None:
 def test_python_scalars_are_weak(name: str, scalar: Any, xp: Any) -> None:
     for dtype in DTYPES:
         x = tamed(name, values(dtype, 14), values(dtype, 14))[1]
-        if name == "pow" and "c" in (x.dtype.kind, np.asarray(scalar).dtype.kind):
+        if name in ("pow", "float_power") and "c" in (x.dtype.kind, np.asarray(scalar).dtype.kind):
             x = np.where(np.isfinite(x) & (x != 0), x, x.dtype.type(1))
         check(xp, name, x, scalar)
         check(xp, name, scalar, x)
@@ -139,6 +140,19 @@ def test_cube_roots_are_accurate_at_every_magnitude(dtype: str, xp: Any) -> None
     np.testing.assert_array_equal(made[exact], wanted[exact])
     np.testing.assert_array_equal(np.signbit(made[x == 0]), np.signbit(wanted[x == 0]))
     assert np.max(np.abs(made[~exact] - wanted[~exact]) / np.spacing(np.abs(wanted[~exact]))) <= 4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_spacing_and_ldexp_are_exact(dtype: str, xp: Any) -> None:
+    """PyTorch's `ldexp` is not, where the power of two overflows or underflows, and it has no `spacing`."""
+    info, rng = np.finfo(dtype), np.random.default_rng(0)
+    bits = rng.integers(0, 256, (1 << 12) * np.dtype(dtype).itemsize, np.uint8).view(dtype)
+    x = np.concatenate([bits, np.array([0.0, -0.0, np.inf, -np.inf, info.max, -info.max, -info.tiny], dtype)])
+    exponents = rng.integers(-2200, 2200, (5, x.size))
+    with np.errstate(all="ignore"):
+        compare(call("spacing", xp.asarray(x)), np.spacing(x))
+        for n in (*exponents, *(exponents % 90 - 60), [-(2**40)], [2**31 - 1]):
+            compare(call("ldexp", xp.asarray(x), xp.asarray(n)), np.ldexp(x, n))
 
 
 def test_python_scalars_without_arrays(xp: Any) -> None:
@@ -650,10 +664,15 @@ def test_errors_name_unsupported_dtypes() -> None:
     with pytest.raises(TypeError, match="uint16"):
         st.device_put(np.zeros(3, "uint16"), st.devices("torch")[0])
     x = put(np.full(4, 200, "uint8"))
-    for total in (st.sum, st.prod, st.cumulative_sum):
-        with pytest.raises(TypeError, match=r"uint64.*pass another dtype="):
+    totals = [st.sum, st.prod, st.nansum, st.nanprod]
+    for total in (*totals, st.cumulative_sum, st.cumulative_prod, st.nancumsum, st.nancumprod):
+        with pytest.raises(st.ArgumentTypeError, match=r"uint64.*pass another dtype="):
             total(x)
-    assert st.sum(x, dtype="int64").item() == 800
+        assert np.max(np.asarray(total(x, dtype="int64"))) in (800, 200**4)
+    for total in totals:
+        with pytest.raises(st.ArgumentTypeError, match=r"uint64.*pass another dtype="):
+            total(x, where=x > 0, initial=1)
+        assert total(x, where=x > 0, initial=1, dtype="int64").item() in (801, 200**4)
     with pytest.raises(ValueError, match="negative integer powers"):
         st.pow(put(np.arange(4)), -1)
 

@@ -61,12 +61,13 @@ def midpoint() -> Callable[..., Any]:
 
 @pytest.fixture(params=[exp2, degrees, midpoint], ids=lambda declare: declare.__name__)
 def declared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """A new operator, which exists during one test."""
+    """A new operator, which exists during one test, in place of the library's own one if that has the same name."""
     before, names = dict(OPS), set(globals())
     function = request.param()
     monkeypatch.setitem(CASES, function.__name__, elementwise_cases(function.__name__))
     yield function
     del OPS[function.__name__]
+    OPS.update({name: op for name, op in before.items() if name == function.__name__})
     assert before == OPS
     assert set(globals()) == names  # A declaration inside of a function is in no module's `__all__`.
 
