@@ -138,7 +138,7 @@ def _wrapped(text: str) -> str:
 
 
 _INTRODUCTION = """\
-What each function of NumPy {version} does with tensors: `np.f(x)` calls `st.f` where there is one. Each kind was measured
+What each function of NumPy {version} does with tensors: `np.f(x)` calls the function of that name in `st` where there is one. Each kind was measured
 by one call, with operands that are split by their first dimension over {devices} devices with separate memories, on which
 the counted transfers are those of a cluster. Another layout can need fewer transfers or more: `st.transfers` counts them,
 and `st.explain` names them.

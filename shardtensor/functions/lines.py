@@ -72,7 +72,7 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *arg
         func1d: ``func1d(line, *args, **kwargs)`` returns an array or a scalar.
         axis: the dimension of the lines.
         arr: a tensor, an array or a list.
-        *args, **kwargs: further arguments of ``func1d``.
+        args, kwargs: further arguments of ``func1d``.
 
     Raises:
         ShapeError: the array has no lines, or results differ in shape.

@@ -74,7 +74,7 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
         condlist: arrays of bools of x's shape, or one of them.
         funclist: for each condition a function of an array of one dimension, or a number; and, if there is one more,
             that for all other elements, which is 0 by default.
-        *args, **kw: further arguments of the functions.
+        args, kw: further arguments of the functions.
 
     Raises:
         ArgumentError: there are not as many functions as conditions, nor one more.
