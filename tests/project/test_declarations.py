@@ -20,6 +20,7 @@ import shardtensor as st
 from shardtensor.backend import function_of
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS, bind_into, operator
+from shardtensor.functions import ufuncs
 from shardtensor.functions.elementwise import add, divide, multiply
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.tensor.tensor import ArrayLike
@@ -61,7 +62,10 @@ def midpoint() -> Callable[..., Any]:
 
 @pytest.fixture(params=[exp2, degrees, midpoint], ids=lambda declare: declare.__name__)
 def declared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """A new operator, which exists during one test."""
+    """A new operator, which exists during one test. The library's own operator of its name does not exist meanwhile:
+    each of NumPy's ufuncs has one.
+    """
+    monkeypatch.delitem(OPS, request.param.__name__, raising=request.param.__name__ in ufuncs.__all__)
     before, names = dict(OPS), set(globals())
     function = request.param()
     monkeypatch.setitem(CASES, function.__name__, elementwise_cases(function.__name__))
