@@ -252,8 +252,9 @@ def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values:
             here = (places[d] >= begin) & (places[d] < end)
             inside = here if inside is None else inside & here
         begins = xp.asarray([begin for begin, _ in box], dtype=places.dtype)
-        places = places[:, inside] - begins[:, None]
-        values = None if values is None else values[inside]
+        found = xp.nonzero(inside)[0]  # A mask as an index would not wait for the elements that decide the shape.
+        places = places[:, found] - begins[:, None]
+        values = None if values is None else values[found]
     given = () if values is None else (values,)
     if xp is np:
         getattr(np, ufunc).at(made, tuple(places), *given)
@@ -266,8 +267,10 @@ def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values:
     order = xp.argsort(flat, stable=True)
     ordered = flat[order]
     rank = xp.arange(flat.shape[0], dtype=places.dtype) - xp.searchsorted(ordered, ordered)
-    for k in range(int(xp.max(rank)) + 1 if flat.shape[0] else 0):
-        chosen = order[rank == k]
+    for k in itertools.count():
+        chosen = order[xp.nonzero(rank == k)[0]]
+        if not chosen.shape[0]:
+            break
         at = tuple([places[d][chosen] for d in range(len(made.shape))])
         made[at] = xp.asarray(apply(made[at], *[v[chosen] for v in given]), dtype=made.dtype)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from shardtensor.errors import ArgumentError
 from shardtensor.sharding.layout import Shape
 
 
-class Flags(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Flags:
     """The flags of a tensor, as `numpy.ndarray.flags`: those of a NumPy array with the same views.
 
     Attributes:
@@ -37,16 +38,22 @@ class Flags(NamedTuple):
         """Whether the elements are contiguous in either order."""
         return self.c_contiguous or self.f_contiguous
 
-    def __getitem__(self, name: str) -> bool:  # type: ignore[override]  # NumPy's flags are no sequence.
+    @property
+    def fnc(self) -> bool:
+        """Whether the elements are contiguous in column-major order only (`numpy.isfortran`)."""
+        return self.f_contiguous and not self.c_contiguous
+
+    def __getitem__(self, name: str) -> bool:
         """Returns a flag by NumPy's name, such as ``"C_CONTIGUOUS"`` or ``"W"``.
 
         Raises:
             ArgumentError: there is no such flag.
         """
-        for field in self._fields:
+        fields = [field.name for field in dataclasses.fields(self)]
+        for field in fields:
             if name in (field.upper(), field[0].upper()):
                 return bool(getattr(self, field))
-        raise ArgumentError(f"flags: {name!r} is no flag; wanted one of {', '.join(self._fields).upper()}")
+        raise ArgumentError(f"flags: {name!r} is no flag; wanted one of {', '.join(fields).upper()}")
 
 
 def flags_of(shape: Shape, strides: tuple[int, ...], owndata: bool, writeable: bool) -> Flags:
