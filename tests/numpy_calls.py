@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,14 @@ def _written(call: Callable[[Any], Any], name: str) -> Call:
         return getattr(o, name)
 
     return made
+
+
+def _filed(x: Any) -> Any:
+    """Returns what `tofile` writes. NumPy's needs a file of the system."""
+    with tempfile.TemporaryFile() as file:
+        x.tofile(file)
+        file.seek(0)
+        return np.fromfile(file)
 
 
 def _printed(o: Any) -> str:
@@ -287,7 +296,7 @@ METHODS: dict[str, Call] = {
     "swapaxes": lambda o: o.x.swapaxes(0, 1),
     "take": lambda o: o.x.take([1, 0], axis=0),
     "to_device": lambda o: o.x.to_device(o.x.device),
-    "tofile": lambda o: o.x.tofile(io.BytesIO()),
+    "tofile": lambda o: _filed(o.x),
     "view": lambda o: o.x.view(np.int64),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import shardtensor as st
+from shardtensor.functions.algorithms.sample_sort import GATHERED
 from tests.layouts import mesh_of
 from tests.numpy_calls import METHODS, MODULES, NO_ARRAYS, Call, Operands, functions_of
 
@@ -114,8 +115,9 @@ _OF_DTYPES = ("broadcast_shapes", "isdtype", "promote_types")
 def page(found: dict[str, dict[str, Measured]]) -> str:
     """Returns the text of the page."""
     version = ".".join(np.__version__.split(".")[:2])
+    introduction = _INTRODUCTION.format(version=version, devices=DEVICES, gathered=GATHERED // 1024)
     parts = [
-        f"# NumPy's functions\n\n{_wrapped(_INTRODUCTION.format(version=version, devices=DEVICES))}\n",
+        f"# NumPy's functions\n\n{_wrapped(introduction)}\n",
         "| kind | what a call does |\n|---|---|",
         *[f"| {kind} | {words} |" for kind, words in KINDS.items()],
     ]
@@ -140,8 +142,9 @@ def _wrapped(text: str) -> str:
 _INTRODUCTION = """\
 What each function of NumPy {version} does with tensors: `np.f(x)` calls the function of that name in `st` where there is one. Each kind was measured
 by one call, with operands that are split by their first dimension over {devices} devices with separate memories, on which
-the counted transfers are those of a cluster. Another layout can need fewer transfers or more: `st.transfers` counts them,
-and `st.explain` names them.
+the counted transfers are those of a cluster. Another layout or size can need fewer transfers or more: `st.transfers`
+counts them, and `st.explain` names them. (Functions that sort gather small operands like these, of up to {gathered} KiB,
+and exchange parts of larger ones.)
 
 This page is generated: `python -m tests.numpy_table` writes it, and a test measures every call again."""
 

@@ -118,6 +118,7 @@ def test_memory_is_described_as_numpys(backend: str) -> None:
         for name in ("C", "F", "W", "OWNDATA"):
             assert mine.flags[name] == its.flags[name], name
         assert (mine.flags.contiguous, mine.flags.forc) == (its.flags.contiguous, its.flags.forc)
+        assert np.isfortran(mine) == np.isfortran(its)
         assert (mine.base is None) == (its.base is None)
     assert x.T[1:].base is x
     assert not x.sum().flags.writeable
