@@ -18,7 +18,7 @@ from typing import IO
 
 from shardtensor.errors import ArgumentError, BackendError
 
-GRACE = 5.0
+GRACE = 12.0
 """Seconds between the first process that ends with an error and the end of the others, which print their own."""
 
 _LAUNCHERS_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SHARDTENSOR_PROCESS_ID")

@@ -104,6 +104,8 @@ class Agreement:
         """
         with self._exclusive(call):
             self._agree(call)
+            if not record:
+                return [record] * self.engine.process_count
             return self._engine_call(lambda deadline: self.engine.agree(record, deadline))
 
     def exchange(self, call: str, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes]) -> None:
@@ -169,8 +171,8 @@ class Agreement:
         try:
             if self._in_step:
                 self.engine.agree(b"\0", time.monotonic() + seconds)
-            else:
-                time.sleep(min(seconds, 1))
+            else:  # Process 0 ends last: an engine may need it to find out which processes are missing.
+                time.sleep(seconds if self.engine.process_index == 0 else min(seconds, 1))
         except (TimeoutError, ConnectionError):
             pass  # The others still compute, or have ended: this process does not wait for them.
         self.engine.abort(1)

@@ -72,7 +72,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def agree(self, record: bytes, deadline: float) -> list[bytes]:
-        """Returns the records of all processes, in order. They all have the same length.
+        """Returns the records of all processes, in order. They all have the same length, which is not 0.
 
         Raises:
             TimeoutError: a process has not called this before the deadline.
