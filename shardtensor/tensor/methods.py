@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,9 @@ class Methods(Operators):
 
     if not TYPE_CHECKING:  # Type checkers would take it for a definition of every name.
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # A property has raised an AttributeError: this raises it again.
+                return object.__getattribute__(self, name)
             reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 

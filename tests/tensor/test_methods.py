@@ -188,3 +188,9 @@ def test_files_of_bytes_are_numpys(tmp_path: Path, backend: str) -> None:
     x.tofile(tmp_path / "text", sep=",", format="%.2f")
     np.testing.assert_array_equal(np.fromfile(tmp_path / "text", sep=",").reshape(5, 4), A)
     assert x[:, 1:].tobytes() == A[:, 1:].tobytes()
+
+
+def test_errors_inside_of_properties_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st.ShardedTensor, "devices", property(lambda self: self.sharding.no_such_name))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        st.ones(3).devices
