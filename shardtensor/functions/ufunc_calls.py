@@ -113,9 +113,10 @@ def _dtypes_of(ufunc: np.ufunc, operands: Sequence[Any], signature: Any, casting
 
 
 def _without_scalars(ufunc: np.ufunc, operands: Sequence[Any]) -> list[Any]:
-    """Returns the operands with 0-d arrays in place of Python scalars, of the dtypes in which NumPy computes: an array of
-    the scalar's own dtype would promote the other operands. Scalars that are compared may be beyond these dtypes, and
-    are returned unchanged.
+    """Returns the operands with 0-d arrays in place of Python scalars, of the dtypes in which NumPy computes.
+
+    An array of the scalar's own dtype would promote the other operands. Scalars that are compared may be beyond these
+    dtypes, and are returned unchanged.
     """
     if not any(type(x) in (int, float, complex) for x in operands):
         return list(operands)
