@@ -75,8 +75,8 @@ def _bitcast(xp: Any, context: ShardContext | None, x: Any, *, dtype: np.dtype[A
 
 
 @implements(bitcast, "view_spec")
-def _bitcast_view(view_spec: ViewSpec, dtype: np.dtype[Any]) -> ViewSpec | None:
-    return None if isinstance(view_spec.part, str) else view_spec.only(dtype)
+def _bitcast_view(view_spec: ViewSpec, dtype: np.dtype[Any]) -> ViewSpec:
+    return view_spec.bits(dtype)
 
 
 def _dtype_of(x: Any) -> Any:

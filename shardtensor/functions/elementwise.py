@@ -316,7 +316,7 @@ def imag(x: ArrayLike, /) -> ShardedTensor:
 
 @implements(imag, "view_spec")
 def _imag_view(view_spec: ViewSpec) -> ViewSpec | None:
-    return None if view_spec.part else view_spec.only("imag")
+    return view_spec.real_or_imag("imag")
 
 
 @operator("... -> ...")
@@ -527,8 +527,8 @@ def real(x: ArrayLike, /) -> ShardedTensor:
 
 
 @implements(real, "view_spec")
-def _real_view(view_spec: ViewSpec) -> ViewSpec:
-    return view_spec if view_spec.part else view_spec.only("real")
+def _real_view(view_spec: ViewSpec) -> ViewSpec | None:
+    return view_spec.real_or_imag("real")
 
 
 @operator("... -> ...")

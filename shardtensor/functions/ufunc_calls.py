@@ -79,7 +79,7 @@ def _call(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     if where is not True:
         shapes = [shape_of(x) for x in (*operands, *outs) if x is not None]
         mask = mask_of(where, np.broadcast_shapes(np.shape(where), *shapes))
-        operands = [_harmless(ufunc, x, mask) for x in operands]
+        operands = [_harmless(ufunc, x, mask) for x in _without_scalars(ufunc, operands)]
     if len(outs) == 1 and isinstance(outs[0], ShardedTensor) and mask is True and casting == "same_kind":
         bind_into(outs[0], op, *op.split(*operands, **params))  # Eager mode computes in place.
         return outs[0]
@@ -97,14 +97,34 @@ def _in_dtypes(ufunc: np.ufunc, operands: Sequence[Any], signature: Any, casting
     Raises:
         ArgumentTypeError: NumPy has no such loop, or does not cast an operand to its dtype.
     """
+    kinds, loop = _dtypes_of(ufunc, operands, signature, casting)
+    pairs = zip(operands, kinds, loop, strict=False)
+    return [x if isinstance(k, type) or k == d else call("astype", x, d) for x, k, d in pairs]
+
+
+def _dtypes_of(ufunc: np.ufunc, operands: Sequence[Any], signature: Any, casting: Any) -> tuple[list[Any], Any]:
+    """Returns the dtypes of the operands, or the type of a Python scalar, and those in which NumPy computes."""
     kinds = [type(x) if type(x) in (int, float, complex) else dtype_of(x) for x in operands]
     try:
         named = {} if signature is None else {"signature": signature}
-        loop = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, **named)
+        return kinds, ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, **named)
     except TypeError as error:
         raise ArgumentTypeError(f"numpy.{ufunc.__name__}: {error}") from None
+
+
+def _without_scalars(ufunc: np.ufunc, operands: Sequence[Any]) -> list[Any]:
+    """Returns the operands with 0-d arrays in place of Python scalars, of the dtypes in which NumPy computes.
+
+    An array of the scalar's own dtype would promote the other operands. Scalars that are compared may be beyond these
+    dtypes, and are returned unchanged.
+    """
+    if not any(type(x) in (int, float, complex) for x in operands):
+        return list(operands)
+    kinds, loop = _dtypes_of(ufunc, operands, None, "same_kind")
+    if loop[-1] == np.bool:
+        return list(operands)
     pairs = zip(operands, kinds, loop, strict=False)
-    return [x if isinstance(k, type) or k == d else call("astype", x, d) for x, k, d in pairs]
+    return [call("asarray", x, dtype=d) if isinstance(kind, type) else x for x, kind, d in pairs]
 
 
 _SAFE = {"arctanh": 0.5}
@@ -116,7 +136,7 @@ def _harmless(ufunc: np.ufunc, x: Any, mask: Any) -> Any:
     them nor warns of them, and raises no error for them.
     """
     dtype = dtype_of(x)
-    if dtype.kind in "mM":
+    if dtype.kind in "mM" or type(x) in (int, float, complex):
         return x
     value = np.asarray(_SAFE.get(ufunc.__name__, 1), dtype)[()].item()
     return call("where", mask, x if shape_of(x) or array_backend(x) else call("asarray", x), value)

@@ -129,24 +129,30 @@ def box_of(index: Index, shape: Shape) -> BoxIndex:
 # -- view specs ------------------------------------------------------------------------------------
 
 
-Part = str | np.dtype[Any] | None
+Part = str | np.dtype[Any] | tuple[str | np.dtype[Any], ...] | None
+
+
+def part_steps(part: Part) -> tuple[str | np.dtype[Any], ...]:
+    """Returns the views that a part consists of, each of the elements of the one before."""
+    return () if part is None else part if isinstance(part, tuple) else (part,)
 
 
 def part_of(array: Any, part: Part) -> Any:
     """Returns a part of the elements of an array of any library, as a view: see `ViewSpec`."""
-    if part is None:
-        return array
-    if isinstance(part, str):
-        return getattr(array, part)
-    backend = array_backend(array)
-    return array.view(part if backend is None else backend.xp.empty((0,), dtype=part).dtype)
+    for step in part_steps(part):
+        if isinstance(step, str):
+            array = getattr(array, step)
+        else:
+            backend = array_backend(array)
+            array = array.view(step if backend is None else backend.xp.empty((0,), dtype=step).dtype)
+    return array
 
 
 def part_dtype(dtype: np.dtype[Any], part: Part) -> np.dtype[Any]:
     """Returns the dtype of a part of elements of ``dtype``."""
-    if isinstance(part, np.dtype):
-        return part
-    return dtype if part is None else np.empty(0, dtype).real.dtype
+    for step in part_steps(part):
+        dtype = np.empty(0, dtype).real.dtype if isinstance(step, str) else step
+    return dtype
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +165,7 @@ class ViewSpec:
         strides, offset: NumPy's strides of the view and its offset in the base array, in elements.
         chains: the mesh axes that split each dimension of the view.
         part: ``"real"`` or ``"imag"`` for a view of one part of complex numbers, a dtype for a view of the same bits as
-            elements of that dtype, else None.
+            elements of that dtype, a tuple of these for a view of such a view, else None.
         scalar: whether it is one element that NumPy would return as a scalar, which is a copy.
     """
 
@@ -248,6 +254,23 @@ class ViewSpec:
     def only(self, part: Part) -> ViewSpec:
         """Returns this view spec with another part of the elements; None gives whole elements."""
         return ViewSpec(self.boxes, self.strides, self.offset, self.chains, part)
+
+    def real_or_imag(self, name: str) -> ViewSpec | None:
+        """Returns the view spec of the part ``name`` of each element.
+
+        Of elements that are known to be real, ``real`` is the view spec itself, and ``imag``, which is 0, is no view.
+        """
+        steps = part_steps(self.part)
+        if steps and (isinstance(steps[-1], str) or steps[-1].kind != "c"):
+            return self if name == "real" else None
+        return self.only((*steps, name) if steps else name)
+
+    def bits(self, dtype: np.dtype[Any]) -> ViewSpec:
+        """Returns the view spec of the bits of each element as an element of ``dtype``."""
+        steps = part_steps(self.part)
+        if steps and not isinstance(steps[-1], str):
+            steps = steps[:-1]
+        return self.only((*steps, dtype) if steps else dtype)
 
     def of(self, backend: Backend, array: Any) -> Any:
         """Applies the view spec to an array of a backend.

@@ -190,7 +190,9 @@ class Methods(Operators):
         flat = call("reshape", x, shape=(-1,))
         view_spec = getattr(flat._storage, "view_spec", None)
         straight = (
-            view_spec is None or flat.size == 1 or (view_spec.strides == (1,) and not isinstance(view_spec.part, str))
+            view_spec is None
+            or flat.size == 1
+            or (view_spec.strides == (1,) and not isinstance(view_spec.part, (str, tuple)))
         )
         return flat if straight else x.flatten()
 

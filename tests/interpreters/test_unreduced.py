@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from tests.layouts import array, everywhere, mesh_of
+from tests.layouts import array, assert_same, everywhere, mesh_of
 
 AXES = ("x", "y")
 SHAPES = [(2, 2), (2, 4), (3, 1)]
@@ -267,6 +267,18 @@ def test_products_of_nothing_and_axes_of_one_device_are_unreduced_as_well(backen
         sums = st.matmul(x, y, out_sharding=st.NamedSharding(x.sharding.mesh, P("y", unreduced={"x"})))
         assert str(st.typeof(sums)) == "float32[7@y,6]{U:x}"
         np.testing.assert_array_equal(np.asarray(sums * 2), np.asarray(x @ y) * 2)
+
+
+@everywhere
+@pytest.mark.parametrize("shape", [(0, 7), (7, 0), (3, 0, 5)])
+def test_sums_of_nothing_have_the_layout_of_other_sums(shape: tuple[int, ...], backend: str) -> None:
+    on = mesh(backend, (2,))
+    x = st.device_put(np.zeros(shape), st.NamedSharding(on, P(unreduced={"x"})))
+    assert_same(x + np.ones(shape), np.ones(shape))
+    y = st.device_put(np.zeros(shape), st.NamedSharding(on, P("x")))
+    total = st.sum(y, axis=0)
+    assert total.sharding.spec == P()
+    assert_same(total, np.zeros(shape[1:]))
 
 
 def test_reductions_of_1024_simulated_devices_send_as_many_bytes_as_the_formulas() -> None:

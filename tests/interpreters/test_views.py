@@ -1075,3 +1075,26 @@ def test_memory_that_may_be_shared(backend: str) -> None:
         assert not np.may_share_memory(first(x), first(a))
     assert not np.may_share_memory(x, st.reshard(x, x.sharding))
     assert not np.may_share_memory(x[0, 0], x)
+
+
+@everywhere
+def test_views_of_bits_and_of_parts_of_complex_numbers_are_views_of_each_other(backend: str) -> None:
+    chains: list[Callable[[Any], Any]] = [
+        lambda x: x.view("c8").real,
+        lambda x: x.view("c8")[::2].imag,
+        lambda x: x.view("c8").imag.view("i4")[1:],
+        lambda x: x.view("c8").real.view("i4").view("f4").real,
+        lambda x: x.view("c8").real.imag,
+        lambda x: x.view("i8").view("c8").view("i8").real,
+    ]
+    on = st.NamedSharding(mesh_of((2,), backend), st.P("x"))
+    for chain in chains:
+        host = np.arange(7) + 1.5
+        x = st.device_put(host, on)
+        host_view, view = chain(host), chain(x)
+        assert (view.dtype, view.shape) == (host_view.dtype, host_view.shape)
+        np.testing.assert_array_equal(np.asarray(view), host_view)
+        if host_view.flags.writeable:
+            host_view[...] = 3
+            view[...] = 3
+        np.testing.assert_array_equal(np.asarray(x), host)

@@ -71,6 +71,14 @@ WRITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "out where": (lambda o, x, m: np.divide(1, x, out=o, where=m), (FLOATS * 0 - 7, FLOATS, MASK)),
     "narrow out where": (lambda o, x, m: np.sqrt(x, o, where=m), ((FLOATS * 0 - 7).astype("f4"), FLOATS, MASK)),
     "arctanh where": (lambda o, x, m: np.arctanh(x, out=o, where=m), (FLOATS * 0, FLOATS / 9, MASK)),
+    "bytes and a number where": (
+        lambda o, x, m: np.multiply(x, 2, out=o, where=m),
+        (np.zeros((5, 4), "u1"), np.abs(INTS).astype("u1"), MASK),
+    ),
+    "a half and a number where": (
+        lambda o, x, m: np.divide(0.5, x, out=o, where=m),
+        (np.zeros((5, 4), "f2"), INTS.astype("f2"), MASK & (INTS != 0)),
+    ),
     "integer power where": (lambda o, x, m: np.power(2, x, out=o, where=m), (INTS * 0, INTS, MASK)),
     "reduce out": (lambda o, x: np.add.reduce(x, axis=0, out=o[0]), (FLOATS * 0, FLOATS)),
     "at": (lambda x: np.add.at(x, [0, 0, 3], 1.5), (FLOATS,)),

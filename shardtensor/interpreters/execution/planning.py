@@ -40,7 +40,7 @@ from shardtensor.interpreters.execution.products import cheapest
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
-from shardtensor.sharding.rules import parse, propagate
+from shardtensor.sharding.rules import Chains, Rule, parse, propagate
 from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
@@ -224,9 +224,12 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
     if not tensors:  # The largest host array is split in the same way as the result of a creation function.
         big = max(range(len(kinds)), key=lambda i: getattr(kinds[i], "nbytes", -1))
         layouts[big] = as_sharding(mesh, len(shapes[big]), op.name).spec.chains_of(len(shapes[big]))
-    # An empty operand is replicated without any transfer, so there are no partial results to combine.
-    nothing = any(0 in shape for shape in shapes)
     rule = parse(text, tuple(map(len, shapes)), op.operands)
+    # Nothing is transferred to join the empty parts of an operand, so there are no partial results to combine. The axes
+    # that would have them do not split the result: its layout is the same as that of operands with elements.
+    nothing = any(0 in shape for shape in shapes)
+    if nothing and op.combine:
+        layouts = [laid and _kept_chains(names, laid, rule) for names, laid in zip(rule.operands, layouts, strict=True)]
     propagated = propagate(
         rule,
         shapes,
@@ -290,6 +293,11 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         return "reduce", _in_parts(lambda operands: (reduce if is_recording() else fast)(operands), value, target)
 
     return Plan(op, target, partial_axes, () if panelled else tuple(moves), schedules, execution)
+
+
+def _kept_chains(names: Sequence[str], chains: Chains, rule: Rule) -> Chains:
+    """Returns the chains of an operand without those of the dimensions that the result lacks."""
+    return tuple([chain if name in rule.result else () for name, chain in zip(names, chains, strict=True)])
 
 
 def _in_parts(run: Run, value: Aval, target: Aval) -> Run:

@@ -42,6 +42,7 @@ from shardtensor.sharding.view_spec import (
     located,
     part_dtype,
     part_of,
+    part_steps,
 )
 from shardtensor.tensor.ownership import keep_while_read, lent, storage_of
 from shardtensor.tensor.storage import DeferredStorage, Storage
@@ -313,7 +314,7 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
             return None
         view_spec = view_spec.only(None)
     is_element = view_spec.scalar or (x._is_scalar and not view_spec.shape and not op.array_views)
-    is_linear = not (is_element or x._is_scalar or isinstance(view_spec.part, np.dtype))
+    is_linear = not (is_element or x._is_scalar or isinstance(view_spec.part, (np.dtype, tuple)))
     sums = base._aval.sharding.spec.unreduced if is_linear else frozenset()
     value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part, sums)
     return base, view_spec, value, is_element
@@ -411,9 +412,9 @@ def evaluate(x: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
             x = value_of("reshape", x, box.over, None)
         if not box.is_whole:
             x = _boxed(x, box)
-    if isinstance(view_spec.part, np.dtype):
-        return value_of("bitcast", x, view_spec.part)
-    return value_of(view_spec.part, x) if view_spec.part else x
+    for step in part_steps(view_spec.part):
+        x = value_of(step, x) if isinstance(step, str) else value_of("bitcast", x, step)
+    return x
 
 
 def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
