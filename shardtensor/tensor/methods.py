@@ -13,11 +13,11 @@ import numpy.typing as npt
 from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.tensor.conversions import is_column_major
-from shardtensor.tensor.flags import Flags, flags_of
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.numpy_protocols import Operators, as_numpy, from_lists, with_out
 
 if TYPE_CHECKING:
+    from shardtensor.tensor.flags import Flags
     from shardtensor.tensor.tensor import ShardedTensor
 
 
@@ -106,6 +106,8 @@ class Methods(Operators):
     @property
     def flags(self) -> Flags:
         """The flags of a NumPy array with the same views: see `Flags`."""
+        from shardtensor.tensor.flags import flags_of
+
         return flags_of(self.shape, self._element_strides, self.base is None, not self._is_scalar)
 
     def setflags(self, write: bool | None = None, align: bool | None = None, uic: bool | None = None) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
-from shardtensor.interpreters.execution.linear import linear_plan
 from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
 from shardtensor.sharding.layout import with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -84,6 +83,8 @@ def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
     count = len(op.params)
     params, kinds = params_and_kinds[:count], params_and_kinds[count:]
     if any(isinstance(k, Aval) and k.unreduced for k in kinds):
+        from shardtensor.interpreters.execution.linear import linear_plan  # Few programs have unreduced tensors.
+
         return linear_plan(op, kinds, params) or make_plan(op, [_of_sum(k) for k in kinds], params)
     return make_plan(op, kinds, params)
 

@@ -35,8 +35,6 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
-from shardtensor.interpreters.execution.placed_results import partial_results, placed_result, reduce_scatter
-from shardtensor.interpreters.execution.products import cheapest
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -239,7 +237,9 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         combines=op.combine is not None and not nothing,
     )
     panelled = None
-    if layout is None or (isinstance(layout, NamedSharding) and not layout.spec.unreduced):
+    if op.product and (layout is None or (isinstance(layout, NamedSharding) and not layout.spec.unreduced)):
+        from shardtensor.interpreters.execution.products import cheapest  # Some programs have no products.
+
         propagated, panelled = cheapest(op, kinds, rule, mesh, propagated)
     memory = memory_kind(tensors)
     targets = [
@@ -255,7 +255,11 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         for k, t in zip(kinds, targets, strict=True)
     ]
     partial_axes = propagated.partial_axes if op.combine else ()
-    target = kept if layout is None or not partial_axes else placed_result(op, value, partial_axes, layout)
+    target = kept
+    if layout is not None and partial_axes:
+        from shardtensor.interpreters.execution.placed_results import placed_result  # Few programs choose layouts.
+
+        target = placed_result(op, value, partial_axes, layout)
     if target.unreduced:
         partial_axes = tuple([axis for axis in partial_axes if axis not in target.unreduced])
     if value.memory is not None:  # The whole product is one call, which reads the operands where they are.
@@ -275,12 +279,16 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         if panelled:
             return "panels", panelled.run(strategies)
         if target.unreduced:
+            from shardtensor.interpreters.execution.placed_results import partial_results
+
             return "per shard", partial_results(strategies, partial_axes, target)
         if not partial_axes or not op.combine:
             name, run = ("whole", strategies.whole()) if shared else ("per shard", strategies.per_shard())
             return name, _in_parts(run, value, kept)
         monoid = MONOIDS[op.combine]
         if not shared and target is not kept:
+            from shardtensor.interpreters.execution.placed_results import reduce_scatter
+
             return "reduce", reduce_scatter(strategies, monoid, partial_axes, target)
         reduce = strategies.reduce(monoid, partial_axes)
         # The partial result of every shard is needed only if a listener records the bytes of their combination.
