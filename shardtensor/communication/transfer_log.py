@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +24,16 @@ from shardtensor.host.fork import in_children
 from shardtensor.sharding.mesh import span
 
 if TYPE_CHECKING:
+    from logging import Logger
+
     from shardtensor.communication.traffic_picture import Moved
 
-logger = logging.getLogger("shardtensor")
+
+def logger() -> Logger:
+    """Returns the logger ``shardtensor``."""
+    import logging  # Imported late: it takes a twentieth of this package's import time.
+
+    return logging.getLogger("shardtensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +456,7 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
                 f'{operator}: moves {nbytes} bytes implicitly, which transfer_guard("disallow") forbids; '
                 "move the operand yourself with st.device_put or st.reshard, or create it where it is needed"
             )
-        logger.warning("%s: moves %d bytes implicitly", operator, nbytes)
+        logger().warning("%s: moves %d bytes implicitly", operator, nbytes)
     if (_open or _owners) and _listeners():
         made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
         with _lock:

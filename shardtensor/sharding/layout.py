@@ -8,7 +8,6 @@ dimension of size n is split into k parts, the first ``n % k`` parts have ``n //
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -325,6 +324,8 @@ def _substitute(sharding: NamedSharding, ndim: int, default: Mesh, reason: str) 
     elif all(axis in default.shape for axis in spec.axes):
         where = NamedSharding(default, spec)
     target = as_sharding(where, ndim, "unpickle").with_memory_kind(sharding.memory_kind)
+    import logging  # Few programs load tensors on other devices.
+
     logging.getLogger("shardtensor").warning("unpickle: tensors of %r are loaded on %r: %s", mesh, target.mesh, reason)
     return target
 

@@ -420,7 +420,7 @@ def _execute_movement(
 
     def announce(copied: bool) -> None:
         if moved.note and movement().size:
-            logger.info(moved.note)
+            logger().info(moved.note)
         if is_recording():
             movement().announce(value.dtype.itemsize, copied, op.name, moved.explicit)
 
