@@ -205,9 +205,10 @@ class Agreement:
         headers = self._engine_call(lambda deadline: self.engine.agree(packed, deadline))
         if all(header == packed for header in headers) and state is not State.FAILED:
             return
-        report = "\n".join([failure, *(f"{n} {d.hex()} {text[:_LINE]}" for n, d, text in reversed(self._last))])
-        # The last line may be cut off; it is the oldest call.
-        record = report.encode()[:_REPORT].ljust(_REPORT, b"\0")
+        # The message in one line; then the calls, of which the oldest, which come last, may be cut off.
+        lines = [" ".join(failure.split())[: _REPORT // 4]]
+        lines += [f"{n} {d.hex()} {text[:_LINE]}" for n, d, text in reversed(self._last)]
+        record = "\n".join(lines).encode()[:_REPORT].ljust(_REPORT, b"\0")
         reports = self._engine_call(lambda deadline: self.engine.agree(record, deadline))
         texts = [r.rstrip(b"\0").decode(errors="replace") for r in reports]
         self.broken = _difference([Header(*_HEADER.unpack(h)) for h in headers], texts)

@@ -27,7 +27,7 @@ def after() -> None:
 
 
 def raises() -> None:
-    raise ValueError("no such file")
+    raise ValueError("no such file\nnor another one")  # A report has one line for the message.
 
 
 def exits() -> None:
