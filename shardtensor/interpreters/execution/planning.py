@@ -35,6 +35,7 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
+from shardtensor.interpreters.execution.products import cheapest
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -238,8 +239,6 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
     )
     panelled = None
     if op.product and (layout is None or (isinstance(layout, NamedSharding) and not layout.spec.unreduced)):
-        from shardtensor.interpreters.execution.products import cheapest  # Some programs have no products.
-
         propagated, panelled = cheapest(op, kinds, rule, mesh, propagated)
     memory = memory_kind(tensors)
     targets = [
