@@ -10,7 +10,7 @@ from shardtensor.communication.engine import Bytes, Engine, Launch
 
 
 class LocalEngine(Engine):
-    """The engine of one process: it has nobody to send to, and takes the same path as the others."""
+    """The engine of one process: there are no other processes to send to, and it takes the same path as the others."""
 
     name = "local"
     process_index = 0

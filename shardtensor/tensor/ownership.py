@@ -42,8 +42,8 @@ _linking = threading.RLock()
 """Held while storages are linked, never while a lease ends. It is reentrant, since finalizers may call the library."""
 
 _removing = threading.Lock()
-"""Held while ended leases are removed. Whoever finds it held removes none: waiting for it in a finalizer could take
-forever, and the leases are removed the next time.
+"""Held while ended leases are removed. A thread that finds it held removes none, because waiting for it in a finalizer
+could deadlock; the leases are removed the next time.
 """
 
 
