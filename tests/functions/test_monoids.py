@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.backend.registry import load
+from shardtensor.backend.registry import load, shared_memory
 from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, combine, reduction_tree, tree_of
 from shardtensor.communication.schedules import AllReduce, sent
 from shardtensor.core import OPS
@@ -425,8 +425,8 @@ def tree_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bo
     index = sharding.devices_indices_map(x.shape)
     merge, reduce = ("multiply", "prod") if name == "prod" else ("add", "sum")
     out: dict[Any, Any] = {}
-    if load(mesh.flat[0].backend).on_host and all(sizes[a] == 1 for a in partial_axes):
-        total = getattr(np, reduce)(x, axis=axis, keepdims=True)
+    if shared_memory(mesh.flat) is not None and all(sizes[a] == 1 for a in partial_axes):
+        total = computed(mesh.flat[0], reduce, x, axis=axis, keepdims=True)
         cut = {d: [slice(None) if k in gone else s for k, s in enumerate(index[d])] for d in mesh.flat}
         out = {d: total[tuple(c)] if keepdims else total[tuple(c)].squeeze(tuple(gone)) for d, c in cut.items()}
     for here in [] if out else np.ndindex(*mesh.axis_sizes):
