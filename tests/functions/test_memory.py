@@ -141,10 +141,13 @@ def test_the_meter_sees_a_gather(meter: Meter) -> None:
     )
 
 
+OTHERS = {"outer", "hfft", "irfft"}
+"""Not called with these operands: a result that is larger than they are, and spectra, which are complex (see `LONG`)."""
+
 ROWS = sorted(
     name
     for name, op in OPS.items()
-    if name in CASES and not (op.spmd or op.is_ufunc or op.creates or op.gathers or op.optional) and name != "outer"
+    if name in CASES and not (op.spmd or op.is_ufunc or op.creates or op.gathers or op.optional) and name not in OTHERS
 )
 KINDS = {"line": lambda n: numbers(n), "rows": lambda n: numbers(n // 4, 4)}
 
