@@ -157,7 +157,7 @@ def _opened(file: File, suffix: str) -> Iterator[IO[bytes]]:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except BaseException:  # Also of Ctrl-C, which passes on: only the unfinished file is removed.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
         raise

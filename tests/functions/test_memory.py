@@ -135,6 +135,12 @@ def test_a_device_holds_a_part(name: str, meter: Meter) -> None:
     assert grows_by(meter, call, hosts, 1 << 15) <= 3.05
 
 
+@pytest.mark.parametrize("name", ["hfft", "irfft"])
+def test_a_device_holds_four_parts_of_real_spectra(name: str, meter: Meter) -> None:
+    """They are as large as half of the complex numbers that they become."""
+    assert grows_by(meter, getattr(st.fft, name), lambda n: [numbers(n + 1)], 1 << 15) <= 4
+
+
 def test_the_meter_sees_a_gather(meter: Meter) -> None:
     assert (
         grows_by(meter, lambda x: st.sum(st.reshard(x, st.NamedSharding(x.sharding.mesh, st.P()))), line, 1 << 12) > 7
@@ -142,7 +148,9 @@ def test_the_meter_sees_a_gather(meter: Meter) -> None:
 
 
 OTHERS = {"outer", "hfft", "irfft"}
-"""Not called with these operands: a result that is larger than they are, and spectra, which are complex (see `LONG`)."""
+"""Not called with these operands: a result that is larger than they are, and spectra, whose sizes here have no factors
+(see `LONG`, and the test of real spectra).
+"""
 
 ROWS = sorted(
     name
