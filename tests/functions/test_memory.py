@@ -137,7 +137,7 @@ def test_a_device_holds_a_part(name: str, meter: Meter) -> None:
 
 @pytest.mark.parametrize("name", ["hfft", "irfft"])
 def test_a_device_holds_four_parts_of_real_spectra(name: str, meter: Meter) -> None:
-    """They are as large as half of the complex numbers that they become."""
+    """Each element becomes a complex number of twice its size."""
     assert grows_by(meter, getattr(st.fft, name), lambda n: [numbers(n + 1)], 1 << 15) <= 4
 
 
