@@ -211,12 +211,13 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
 @functools.lru_cache(8192)
 def shared_memory(devices: tuple[Device, ...]) -> Hashable | None:
     """Identifies the memory that all of these devices share; None if they have several memories."""
-    spaces = set(map(_memory_space, devices))
+    spaces = set(map(memory_space, devices))
     return spaces.pop() if len(spaces) == 1 else None
 
 
 @functools.lru_cache(8192)
-def _memory_space(device: Device) -> Hashable:
+def memory_space(device: Device) -> Hashable:
+    """Identifies the memory of a device; that of every device on the host is the same."""
     backend = backend_of(device)
     return HOST_MEMORY if backend.on_host else (backend.name, backend.memory_space(device))
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.communication.transfer import copied, only_array
+from shardtensor.communication.transfer import copied
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.value import Aval
@@ -26,8 +26,6 @@ class Exported(DeferredStorage):
     __slots__ = ("_lock", "_released", "_value", "exported")
 
     def __init__(self, value: Aval, storage: Storage) -> None:
-        if storage.array is None and storage.arrays is not None:  # As for any tensor on one device.
-            storage.array, storage.arrays = storage.arrays[0], None
         self._value = value
         self.exported = storage
         self._released = False
@@ -39,7 +37,7 @@ class Exported(DeferredStorage):
             if self._is_released():
                 return self.exported
         array = self.read(lambda array: array)
-        return Storage(array)
+        return Storage((array,))
 
     def shared(self) -> Storage:
         """The same: a copy is no consumer's, and other handles may share it."""
@@ -50,7 +48,7 @@ class Exported(DeferredStorage):
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
         with self._lock:
             held = not self._is_released()
-            array = only_array(self.exported)
+            (array,) = self.exported.buffers
         with backend.on(device):
             if not held:
                 return take(array)
@@ -61,23 +59,13 @@ class Exported(DeferredStorage):
         record_copy("to_dlpack", int(part.nbytes), device)
         return part
 
-    @property
-    def array(self) -> Any:
-        """See `Storage`."""
-        return self.stored().array
-
-    @property
-    def arrays(self) -> None:
-        """See `Storage`."""
-        return
-
     def settle(self) -> None:
         """Returns at once: no transfer is in progress."""
 
     def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
         """Returns whether a consumer still holds the memory, and if so the result of ``make`` for one more consumer."""
         with self._lock:
-            return (False, None) if self._is_released() else (True, make(only_array(self.exported)))
+            return (False, None) if self._is_released() else (True, make(self.exported.buffers[0]))
 
     def is_released(self) -> bool:
         """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""
@@ -89,7 +77,7 @@ class Exported(DeferredStorage):
         if not self._released:
             device = value.sharding.mesh.flat[0]
             with value.backend.on(device):
-                held = [storage.array]
+                held = list(storage.buffers)
                 self._released = value.backend.is_exclusive(held, 1)
             if self._released:
                 value.backend.wait_for_caller(device)  # The consumer may have queued writes to the memory.

@@ -13,7 +13,7 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.sharding.index import Index
-from shardtensor.tensor.storage import DeferredStorage, Storage, of_shards
+from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.value import Aval
 
 
@@ -32,11 +32,6 @@ class OffloadedStorage(DeferredStorage):
         self._value = value
         self.hosts = hosts
         self._tokens = tokens
-
-    @property
-    def array(self) -> None:
-        """See `Storage`."""
-        return
 
     def stored(self) -> Storage:
         """Copies the shards to their devices, and returns their storage."""
@@ -104,7 +99,7 @@ class PrefetchedStorage(DeferredStorage):
                 for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
                     if token is not None:
                         self._value.backend.wait(device, token)
-                self._storage = Storage(None, self._arrays, tuple([[] for _ in self._tokens]))
+                self._storage = Storage(self._arrays or (), tuple([[] for _ in self._tokens]))
                 self._arrays = None
             return self._storage
 
@@ -115,7 +110,7 @@ def offloaded(value: Aval, arrays: Sequence[Any]) -> Storage | OffloadedStorage:
     ``arrays`` has one array for each device. Those of memory kind ``pinned_host`` are offloaded, each part once.
     """
     if not value.offloaded:
-        return of_shards(arrays)
+        return Storage(tuple(arrays))
     backend, grid = value.backend, value.grid
     parts, hosts, tokens = grid.linear_parts().tolist(), {}, {}
     for k in grid.owners():

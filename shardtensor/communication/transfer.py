@@ -24,6 +24,7 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
+from shardtensor.sharding.cells import Cells
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import Index, region_of
 from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
@@ -31,7 +32,7 @@ from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.ownership import set_joined
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays
-from shardtensor.tensor.value import Aval, join
+from shardtensor.tensor.value import Aval, cells_of, join, memory_of_all, views
 
 
 class RecordedPlan(abc.ABC):
@@ -226,12 +227,6 @@ def _sent_as_one(messages: Sequence[Message]) -> list[Any]:
         return [taker.xp.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def only_array(storage: Any) -> Any:
-    """Returns the array of a storage on one device."""
-    arrays = storage.arrays  # It is read once, as another thread may join the arrays.
-    return storage.array if arrays is None else arrays[0]
-
-
 def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
     """Converts an array to a dtype; its device is current. Not every library converts on assignment as NumPy does."""
     return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
@@ -251,10 +246,10 @@ def array_on(x: Any, device: Device, caller: str = "") -> Any:
     ``caller``, if one is given.
     """
     if type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
-        return only_array(x._storage)
+        return x._storage.buffers[0]
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
     transfer = operand_transfer(source, as_sharding(device, x.ndim, caller))
-    return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")
+    return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")[0]
 
 
 def send(array: Any, source: Device, destination: Device) -> Any:
@@ -299,7 +294,7 @@ class OperandTransfer:
         ArgumentTypeError: of operand and sharding, only one is on simulated devices.
     """
 
-    __slots__ = ("_movement", "memory", "source", "stays", "target")
+    __slots__ = ("_between_cells", "_keeps_cells", "_movement", "memory", "source", "stays", "target")
 
     def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
         simulated = backend_of(target.mesh.flat[0]).simulated
@@ -312,8 +307,10 @@ class OperandTransfer:
         self.source = source
         self.target = target
         self._movement: TransferPlan | None = None
+        self._between_cells: TransferPlan | None = None
+        self._keeps_cells: bool | None = None
         self.stays = isinstance(source, Aval) and source.grid.same(target.grid(source.shape))
-        self.memory = shared_memory(target.mesh.flat)
+        self.memory = memory_of_all(target)
 
     @property
     def movement(self) -> TransferPlan:
@@ -324,12 +321,35 @@ class OperandTransfer:
             self._movement = TransferPlan((identity(shape),), (source.grid,), self.target.grid(shape), plan)
         return self._movement
 
-    def keeps(self, k: int) -> bool:
-        """Whether the shard on the k-th device of the target may share memory with the operand."""
-        if self.stays:
+    @property
+    def cells(self) -> Cells:
+        """The cells of the operand in the target."""
+        return cells_of(self.target, self.source.shape)
+
+    @property
+    def between_cells(self) -> TransferPlan:
+        """The transfer plan that is executed, from the cells of the operand to those of the target."""
+        if self._between_cells is None:
+            source, result = self.source.cells, self.cells
+            known = source.grid is self.source.grid and result.apart
+            regions = (identity(self.source.shape),)
+            self._between_cells = self.movement if known else TransferPlan(regions, (source.grid,), result.grid)
+        return self._between_cells
+
+    def keeps(self, number: int) -> bool:
+        """Whether a cell of the target may share memory with the operand."""
+        if self._cells_stay:
             return True
-        sources, here = self.source.grid.devices, self.target.mesh.flat[k]
-        return any(shared_memory((sources[piece.j], here)) is not None for piece in self.movement.incoming[k])
+        sources, here = self.between_cells.sources[0].devices, self.cells.grid.devices[number]
+        return any(shared_memory((sources[p.j], here)) is not None for p in self.between_cells.incoming[number])
+
+    @property
+    def _cells_stay(self) -> bool:
+        """Whether the buffers of the operand are those of the target."""
+        if self._keeps_cells is None:
+            shared = self.source.memory is not None and self.source.memory == self.memory
+            self._keeps_cells = shared or self.source.cells.grid.same(self.cells.grid)
+        return self._keeps_cells
 
     def announce(self, operator: str, explicit: bool, copied: bool) -> None:
         """Checks the transfer against the guard and records it; see `record_transfer`."""
@@ -339,25 +359,27 @@ class OperandTransfer:
         """Returns the messages of the transfer, computed for any number of devices only when they are listed."""
         return _schedule(self, operator, explicit)
 
-    def whole(self, x: Any, operator: str, explicit: bool = False) -> Any:
-        """Returns the operand as one buffer, in the memory that all devices of the target share."""
+    def buffers(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
+        """Returns the operand as one array for each cell of the target."""
         if not self.stays and is_recording():
-            self.announce(operator, explicit, copied=self.source.memory != self.memory)
+            self.announce(operator, explicit, copied=not self._cells_stay)
         return self.unrecorded(x, operator)
 
-    def unrecorded(self, x: Any, operator: str) -> Any:
-        """Returns the operand as one buffer, for callers that record the transfer themselves."""
-        if self.source.memory == self.memory:
-            return whole_array(x, operator) if isinstance(x, ShardedTensor) else np.asarray(x)
-        return _movement_to_one(self.source, self.target.mesh.flat[0]).run((pieces_of(x),), self.source.dtype)[0]
+    def unrecorded(self, x: Any, operator: str) -> Sequence[Any]:
+        """Returns what `buffers` does, for callers that record the transfer themselves."""
+        arrays = buffers_of(x, operator)
+        return arrays if self._cells_stay else self.between_cells.run((arrays,), self.source.dtype)
+
+    def whole(self, x: Any, operator: str, explicit: bool = False) -> Any:
+        """Returns the operand as one buffer, in the memory that all devices of the target share."""
+        return self.buffers(x, operator, explicit)[0]
 
     def shards(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
         """Returns the operand as one array for each device of the target."""
         if self.stays:
             return shard_arrays(x)
-        if is_recording():
-            self.announce(operator, explicit, copied=True)
-        return self.movement.run((pieces_of(x),), self.source.dtype)
+        devices = self.target.mesh.flat
+        return views(backend_of(devices[0]), devices, self.buffers(x, operator, explicit), self.cells.shards)
 
 
 operand_transfer = functools.lru_cache(1024)(OperandTransfer)
@@ -393,28 +415,43 @@ def to_host_movement(value: Aval, index: Index | None = None) -> TransferPlan:
     return TransferPlan((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
-@functools.lru_cache(1024)
-def _movement_to_one(source: Aval | HostAval, device: Device) -> TransferPlan:
-    """Returns the plan that copies an operand to one device."""
-    target = as_sharding(device, source.ndim, "transfer").grid(source.shape)
-    return TransferPlan((identity(source.shape),), (source.grid,), target)
-
-
 def pieces_of(x: Any) -> Sequence[Any]:
     """Returns the arrays of an operand: one for each device of a tensor, otherwise the host array itself."""
     return shard_arrays(x) if isinstance(x, ShardedTensor) else (np.asarray(x),)
 
 
 def whole_array(x: ShardedTensor, caller: str = "join") -> Any:
-    """Returns the one buffer of a tensor whose devices share a memory. Separate arrays are joined, once."""
-    storage = x._storage
-    pieces, array = storage.arrays, storage.array  # in this order, as another thread may join them
-    if array is None:
-        array, copied = join(pieces, x._aval)
-        if copied:
-            device = x._aval.sharding.mesh.flat[0]
-            record_copy(caller, copied, device)
-        storage = current_storage(x)
-        if type(storage) is Storage and storage.arrays is pieces:
-            set_joined(x, storage, array, copied)
-    return array
+    """Returns the one buffer of a tensor whose devices share a memory."""
+    buffers = x._storage.buffers
+    return buffers[0] if len(buffers) == 1 else buffers_of(x, caller)[0]
+
+
+def buffers_of(x: Any, caller: str = "join") -> tuple[Any, ...]:
+    """Returns the buffers of an operand: one for each cell of a tensor, otherwise the host array itself. Arrays of
+    devices that share a cell are joined, once.
+    """
+    if not isinstance(x, ShardedTensor):
+        return (np.asarray(x),)
+    pieces: tuple[Any, ...] = x._storage.buffers
+    if are_joined(pieces, x._aval):
+        return pieces
+    buffers, copied = joined(pieces, x._aval, caller)
+    storage = current_storage(x)
+    if type(storage) is Storage and storage.buffers is pieces:
+        set_joined(x, storage, buffers, copied)
+    return buffers
+
+
+def are_joined(pieces: tuple[Any, ...], value: Aval) -> bool:
+    """Whether the arrays of a value are those of its cells."""
+    return len(pieces) == 1 or len(pieces) == len(value.cells.positions)
+
+
+def joined(pieces: tuple[Any, ...], value: Aval, caller: str) -> tuple[tuple[Any, ...], Sequence[int]]:
+    """Joins the arrays that the devices have of a value. Returns the buffers of its cells, and the number of bytes that
+    were copied for each, which are recorded for ``caller``.
+    """
+    made = [join(pieces, value, number) for number in range(len(value.cells.positions))]
+    for device, (_, nbytes) in zip(value.cells.grid.devices, made, strict=True):
+        record_copy(caller, nbytes, device)
+    return tuple([array for array, _ in made]), [nbytes for _, nbytes in made]

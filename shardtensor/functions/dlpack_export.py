@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardtensor.communication.exported_storage import Exported
-from shardtensor.communication.transfer import only_array, whole_array
+from shardtensor.communication.transfer import whole_array
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import exclusive_arrays
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
@@ -52,7 +52,7 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
             write_state.forget()
             # The operator that exports the memory is one that reads the tensor.
             if all(exclusive_arrays(base, storage, readers=1) or (False,)) and _can_be_written(storage, base):
-                made = of_view(only_array(storage))
+                made = of_view(storage.buffers[0])
                 if made is not None:
                     storage = Exported(base._aval, storage)
                 return made
@@ -64,7 +64,7 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
 def _can_be_written(storage: Storage, x: ShardedTensor) -> bool:
     backend = x._aval.backend
     with backend.on(x._aval.sharding.mesh.flat[0]):
-        return backend.begin_write(only_array(storage))
+        return backend.begin_write(storage.buffers[0])
 
 
 def array_of(x: ShardedTensor) -> Any:

@@ -47,7 +47,7 @@ def _with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | comple
     if is_recording():
         plan.announce(value.dtype.itemsize, value.memory is None, "map_overlap")
     arrays = plan.run((pieces_of(x),), value.dtype, fill=fill)
-    return [tensor(part, Storage(array)) for part, array in zip(_parts(value, depth), arrays, strict=True)]
+    return [tensor(part, Storage((array,))) for part, array in zip(_parts(value, depth), arrays, strict=True)]
 
 
 @implements(with_halos, "infer")

@@ -36,7 +36,7 @@ from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.ownership import hold, storage_of
-from shardtensor.tensor.storage import of_shards
+from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval, on_devices
 
@@ -251,9 +251,9 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     arrays = tuple([shard_arrays(part)[0] for part in parts])
     value = aval(shape, first.dtype, sharding, True)
     if not value.offloaded:
-        return mark_array(tensor(value, of_shards(arrays)))
+        return mark_array(tensor(value, Storage(arrays)))
     _check_kind("x", sharding, copy)
-    return reshard_to(tensor(on_devices(value), of_shards(arrays)), sharding, "from_dlpack")
+    return reshard_to(tensor(on_devices(value), Storage(arrays)), sharding, "from_dlpack")
 
 
 def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:

@@ -203,7 +203,7 @@ def _in_one_buffer(array: Any, value: Aval) -> ShardedTensor:
     whole = memory_pool.empty(made.shape, made.dtype)
     whole[0] = array
     whole[1:] = 0
-    return tensor(made, Storage(whole))
+    return tensor(made, Storage((whole,)))
 
 
 def _on_each_device(arrays: dict[int, Any], value: Aval) -> ShardedTensor:
@@ -214,4 +214,4 @@ def _on_each_device(arrays: dict[int, Any], value: Aval) -> ShardedTensor:
                 shards.append(backend.xp.asarray(backend.xp.reshape(arrays[k], made.grid.shape(k)), copy=True))
             else:
                 shards.append(backend.xp.zeros(made.grid.shape(k), dtype=value.dtype))
-    return tensor(made, Storage(arrays=tuple(shards)))
+    return tensor(made, Storage(tuple(shards)))

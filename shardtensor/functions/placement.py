@@ -218,13 +218,13 @@ def _put_shared(
         itemsize, movement = move.source.dtype.itemsize, move.movement
         nbytes = min(value.nbytes, movement.size * itemsize) if not here else value.nbytes if copies else 0
         record_transfer(caller, 0, True, lambda: movement.records(itemsize, False, caller, True).copying(nbytes))
-    whole = move.unrecorded(x, caller)
+    (whole,) = move.unrecorded(x, caller)
     if here and copies:
         whole = transfer.copied(whole, value.sharding.mesh.flat[0])
     elif here and not isinstance(x, ShardedTensor):
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
-    return Storage(whole_of(whole, value))
+    return Storage((whole_of(whole, value),))
 
 
 def _put_separate(
@@ -238,10 +238,10 @@ def _put_separate(
         return storage if value.offloaded else storage.coming()
     if value.offloaded and not isinstance(x, ShardedTensor):
         return pinned(value, np.asarray(x))
-    arrays = move.shards(x, caller, explicit=True)
+    arrays = move.buffers(x, caller, explicit=True)
     if not may_alias and isinstance(x, ShardedTensor):
-        devices = value.sharding.mesh.flat
-        arrays = [transfer.copied(a, devices[k]) if move.keeps(k) else a for k, a in enumerate(arrays)]
+        devices = move.cells.grid.devices
+        arrays = [transfer.copied(a, devices[n]) if move.keeps(n) else a for n, a in enumerate(arrays)]
     return offloaded(value, arrays)
 
 
@@ -334,7 +334,7 @@ def _copy(x: ShardedTensor) -> ShardedTensor:
     if isinstance(storage, DeferredStorage):
         storage = storage.shared()
     if type(storage) is Storage:
-        made = tensor(x._aval, Storage(storage.array, storage.arrays))
+        made = tensor(x._aval, Storage(storage.buffers))
     else:
         made = tensor(x._aval, reshard_to(x, x.sharding, "copy", may_alias=False)._storage)
     return made if x._is_scalar else mark_array(made)

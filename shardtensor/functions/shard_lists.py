@@ -23,7 +23,7 @@ from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_alo
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import as_operand
-from shardtensor.tensor.storage import of_shards
+from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -87,7 +87,7 @@ def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Sharded
     arrays = shard_arrays(x) if drop is None else _views(x, (slice(None),) * drop + (0,))
     parts = []
     for group, value in _parts_over(x._aval, axes, drop):
-        parts.append(tensor(value, of_shards([arrays[k] for k in group])))
+        parts.append(tensor(value, Storage(tuple([arrays[k] for k in group]))))
     return parts
 
 
@@ -133,7 +133,7 @@ def _infer_unsqueeze(x: ShardedTensor, axis: int) -> Aval:
 @implements(unsqueeze, "algorithm")
 def _unsqueeze(x: ShardedTensor, axis: int) -> ShardedTensor:
     value, arrays = _unsqueezed(x._aval, axis), _views(x, (slice(None),) * axis + (None,))
-    return tensor(value, of_shards(arrays))
+    return tensor(value, Storage(arrays))
 
 
 @functools.lru_cache(1024)

@@ -69,7 +69,7 @@ class EagerInterpreter(Interpreter):
             result = plan.run(operands)
             storage = result._storage
             if type(storage) is not Storage or not storage.leases:
-                if type(storage) is Storage and is_new(storage.array, operands):
+                if type(storage) is Storage and is_new(storage, operands):
                     storage.leases = ([],)
                 else:
                     track(entry, result)

@@ -40,7 +40,7 @@ def small_result(op: Op, operands: Operands, params: Params) -> ShardedTensor | 
         return None
     wholes = [_buffer(x, op.name) for x in operands]
     assert op.small is not None
-    return tensor(value, Storage(whole_of(op.small(*wholes, *params), value)))
+    return tensor(value, Storage((whole_of(op.small(*wholes, *params), value),)))
 
 
 _KNOWN = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex, type(None)))
@@ -71,5 +71,4 @@ def _without_elements(kind: Any) -> Any:
 def _buffer(x: Any, caller: str) -> Any:
     if type(x) is not ShardedTensor:
         return x
-    array = x._storage.array
-    return whole_array(x, caller) if array is None else array
+    return whole_array(x, caller)

@@ -123,20 +123,20 @@ class RegionCopies:
                 numbers[line.source] = table.from_part[rows[d]]
         for d, count in enumerate(source.counts):
             sender_part = sender_part * count + numbers[d]
-        receivers = _holders(result)[
-            receiver_part
-        ]  # shape (pieces, replicas): every holder of the part receives the piece
-        senders = _holders(source)[sender_part]
+        # Every holder of the part receives the piece: shape (pieces, replicas).
+        receivers, (senders, replicas) = _holders(result)[0][receiver_part], _holders(source)
         # The receivers' positions in the source's mesh, or -1.
         own = _positions(source.devices, result.devices)[receivers]
         mine = np.where(own >= 0, source.linear_parts()[own], -1) == sender_part[:, None]
         # The r-th receiver receives from the r-th source replica, cyclically, so that replicas share the sending.
-        turn = senders[:, np.arange(receivers.shape[1]) % senders.shape[1]]
-        self.local = mine.ravel()
-        self.source = np.where(mine, own, turn).ravel()
-        self.destination = receivers.ravel()
-        self._rows = [np.repeat(r, receivers.shape[1]) for r in rows]
-        self.sizes = np.repeat(sizes, receivers.shape[1])
+        turns = np.arange(receivers.shape[1]) % replicas[sender_part][:, None]
+        turn = np.take_along_axis(senders[sender_part], turns, axis=1)
+        held = (receivers >= 0).ravel()
+        self.local = mine.ravel()[held]
+        self.source = np.where(mine, own, turn).ravel()[held]
+        self.destination = receivers.ravel()[held]
+        self._rows = [np.repeat(r, receivers.shape[1])[held] for r in rows]
+        self.sizes = np.repeat(sizes, receivers.shape[1])[held]
         self.size = int(self.sizes[~self.local].sum())
 
     def __len__(self) -> int:
@@ -238,9 +238,16 @@ def _intervals(line: Line, source: Grid, bounds: Ints) -> _Intervals:
     return _Intervals(to_part, from_part, begin, end, slices)
 
 
-def _holders(grid: Grid) -> Ints:
-    """Returns the positions of the devices that hold each part, of shape (parts, replicas)."""
-    return np.argsort(grid.linear_parts(), kind="stable").reshape(math.prod(grid.counts), -1)
+def _holders(grid: Grid) -> tuple[Ints, Ints]:
+    """Returns the positions of the devices that hold each part, of shape (parts, most replicas) and filled up with -1,
+    and the number of replicas of each part.
+    """
+    parts, count = grid.linear_parts(), math.prod(grid.counts)
+    replicas = np.bincount(parts, minlength=count)
+    most = int(replicas.max())
+    holders = np.full((count, most), -1)
+    holders[np.arange(most) < replicas[:, None]] = np.argsort(parts, kind="stable")
+    return holders, replicas
 
 
 @lru_cache(256)

@@ -445,4 +445,4 @@ def _on_one(array: Any, copied: bool, exclusive: bool, here: DeviceInterpreter, 
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
     leases: Any = ([],) if exclusive else ()
-    return tensor(here.aval_of(array), Storage(array, None, leases))
+    return tensor(here.aval_of(array), Storage((array,), leases))

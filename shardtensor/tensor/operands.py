@@ -13,6 +13,7 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.tensor.pytree import hint_to_register
@@ -95,6 +96,11 @@ class HostAval:
         """The grid of the array: one part, on the host."""
         return host_grid(self.shape)
 
+    @property
+    def cells(self) -> Cells:
+        """The only cell of the array."""
+        return cells(self.grid, (HOST_MEMORY,))
+
 
 host_aval = lru_cache(4096)(HostAval)
 
@@ -129,7 +135,7 @@ def as_operand(x: Any, caller: str) -> Any:
 def on_one_device(array: Any, dtype: np.dtype[Any], device: Device, committed: bool = True) -> ShardedTensor:
     """Returns the tensor of that dtype whose only shard is ``array``, which it shares, on ``device``."""
     value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "device"), committed)
-    return tensor(value, Storage(array))
+    return tensor(value, Storage((array,)))
 
 
 def located(x: Any) -> Any:

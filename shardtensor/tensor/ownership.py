@@ -25,7 +25,8 @@ from shardtensor.backend.ownership import lend, memory_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import array_backend
 from shardtensor.host.fork import in_children
-from shardtensor.tensor.storage import Donated, Leases, PendingWrite, Storage, of_shards
+from shardtensor.sharding.cells import Cells
+from shardtensor.tensor.storage import Donated, Leases, PendingWrite, Storage
 from shardtensor.tensor.value import Aval
 
 READS: dict[int, list[Any]] = {}
@@ -134,7 +135,7 @@ def _base_of(x: Any) -> Any:
 def _cached(x: Any) -> Storage | None:
     """Returns the arrays that a view has cached, of which it is unknown who else holds them."""
     arrays = (getattr(x._storage, "_cache", None) or (0, None))[1]
-    return None if arrays is None else Storage(None, arrays)
+    return None if arrays is None else Storage(arrays)
 
 
 def storage_of(x: Any) -> Storage | None:
@@ -153,7 +154,9 @@ def storage_of(x: Any) -> Storage | None:
 # -- handing out -----------------------------------------------------------------------------------
 
 
-def lease(storage: Storage | None, new: Callable[[], object], position: int | None = None) -> None:
+def lease(
+    storage: Storage | None, new: Callable[[], object], position: int | None = None, cells: Cells | None = None
+) -> None:
     """Records that the memory of a storage has been handed out until ``new`` returns None.
 
     The caller publishes the operand that has the storage (see `reading`) until this is recorded.
@@ -161,13 +164,15 @@ def lease(storage: Storage | None, new: Callable[[], object], position: int | No
     Args:
         storage: the storage; None if the memory is never written in place.
         new: the lease.
-        position: the position of the array that was handed out; None if it is unknown.
+        position: the position of the device whose array was handed out; None if it is unknown.
+        cells: the cells of the tensor, if the position is known.
     """
     if storage is None:
         return
     parts = storage.leases
-    if position is not None and len(parts) > 1:
-        parts = parts[position : position + 1]
+    if position is not None and cells is not None and len(parts) > 1:
+        number = position if len(parts) == len(cells.shards) else cells.shards[position][0]
+        parts = parts[number : number + 1]
     for leases in parts:
         if leases is not None:
             _add(leases, new)
@@ -193,7 +198,7 @@ def export(x: Any, array: Any, position: int | None = None) -> Any:
     storage = x._storage
     if type(storage) is not Storage:
         storage, position = storage_of(x), None
-    lease(storage, its_lease or _held, position)
+    lease(storage, its_lease or _held, position, None if position is None else x._aval.cells)
     return exported
 
 
@@ -227,13 +232,13 @@ def _add(leases: Leases, new: Callable[[], object]) -> None:
 
 
 def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], backend: Backend) -> Storage:
-    """Returns a storage with the arrays of another one, except those at the positions ``new``, which a write made."""
+    """Returns a storage with the buffers of another one, except those at the positions ``new``, which a write made."""
     before = storage.leases or (None,) * len(arrays)
     parts = [
         leases if k not in new else [] if backend.memory_of(arrays[k]) is not None else None
         for k, leases in enumerate(before)
     ]
-    made = of_shards(arrays, tuple(parts))
+    made = Storage(arrays, tuple(parts))
     with _linking:
         for k, leases in enumerate(before):
             if leases is not None and k not in new:
@@ -241,26 +246,35 @@ def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], ba
     return made
 
 
-def set_joined(x: Any, storage: Storage, array: Any, copied: int) -> None:
-    """Replaces the arrays of a storage of ``x`` by one buffer, which was joined from them by copying so many bytes."""
-    parts = storage.leases
-    if copied:
-        keep_while_read(x, Storage(None, storage.arrays, parts))
-        storage.leases = ([] if x._aval.backend.memory_of(array) is not None else None,)
-    elif parts and all(leases is parts[0] for leases in parts):
-        storage.leases = parts[:1]
-    else:
-        hold(storage)
-        storage.leases = ()
-    storage.array = array  # before arrays is cleared: readers look at the arrays first
-    storage.arrays = None
+def set_joined(x: Any, storage: Storage, buffers: tuple[Any, ...], copied: Sequence[int]) -> None:
+    """Replaces the arrays that the devices have of ``x`` in a storage by the buffers of the cells, for each of which so
+    many bytes were copied.
+    """
+    parts, joined, backend = storage.leases, list[Leases | None](), x._aval.backend
+    if any(copied):
+        keep_while_read(x, Storage(storage.buffers, parts))
+    for array, nbytes, positions in zip(buffers, copied, x._aval.cells.positions, strict=True):
+        mine = [parts[k] for k in positions] if parts else [None]
+        if nbytes:
+            joined.append([] if backend.memory_of(array) is not None else None)
+        elif all(leases is mine[0] for leases in mine) and not any(leases is mine[0] for leases in joined):
+            joined.append(mine[0])
+        else:
+            for leases in mine:
+                if leases is not None:
+                    _add(leases, _held)
+            joined.append(None)
+    storage.leases = tuple(joined)
+    storage.buffers = buffers
 
 
 # -- results of operators --------------------------------------------------------------------------
 
 
-def is_new(array: Any, operands: Sequence[Any]) -> bool:
-    """Whether a host array with memory of its own, the result of an operator, is not the array of an operand itself."""
+def is_new(result: Storage, operands: Sequence[Any]) -> bool:
+    """Whether the result of an operator is one host array with memory of its own, and not the array of an operand."""
+    buffers = result.buffers
+    array = buffers[0] if len(buffers) == 1 else None
     if type(array) is not np.ndarray or array.base is not None:
         return False
     for x in operands:
@@ -270,8 +284,11 @@ def is_new(array: Any, operands: Sequence[Any]) -> bool:
         if storage is not None:
             if type(storage) is not Storage:
                 storage = storage_of(x)
-            if storage is None or storage.array is array:
+            if storage is None:
                 return False
+            for mine in storage.buffers:
+                if mine is array:
+                    return False
     return True
 
 
@@ -292,7 +309,7 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
     for x in made:
         storage = x._storage
         if used.get(id(storage), x) is not x:  # Each handle has a storage of its own.
-            x._storage = Storage(storage.array, storage.arrays)
+            x._storage = Storage(storage.buffers)
             unknown.append(x)
         elif not storage.leases:
             unknown.append(x)
@@ -326,7 +343,7 @@ def _sources(entry: list[Any]) -> Sources | None:
 def _note(found: Sources, storage: Storage | None, backend: Backend) -> None:
     """Adds the memories of a storage; where several storages have one, one with leases is kept."""
     if storage is not None:
-        arrays, parts = _arrays_of(storage), storage.leases
+        arrays, parts = storage.buffers, storage.leases
         for k, array in enumerate(arrays):
             leases = parts[k] if len(parts) == len(arrays) else None
             memory = backend.memory_of(array)
@@ -334,24 +351,20 @@ def _note(found: Sources, storage: Storage | None, backend: Backend) -> None:
                 found[memory] = storage, leases
 
 
-def _arrays_of(storage: Storage) -> Sequence[Any]:
-    array, arrays = storage.array, storage.arrays
-    return (arrays or ()) if array is None else (array,)
-
-
 def _link(made: Storage, value: Aval, sources: Sources, new: bool) -> None:
     """Sets the leases of the storage of a result, and adds its memories to ``sources``."""
     parts: list[Leases | None] = []
     seen = set()
     with _linking:
-        for memory in map(value.backend.memory_of, _arrays_of(made)):
+        for memory in map(value.backend.memory_of, made.buffers):
             given, leases = sources.get(memory, (None, [] if new and memory is not None else None))
             if leases is not None:
                 if memory in sources:
                     _add(leases, weakref.ref(made))
                     if given is not None:
                         _add(leases, weakref.ref(given))
-                if memory in seen and value.memory is None:  # A write would be repeated for each of the arrays.
+                # A write would be repeated for each of the buffers.
+                if memory in seen and len(made.buffers) == len(value.cells.positions):
                     leases.append(_held)
             sources.setdefault(memory, (made, leases))
             seen.add(memory)

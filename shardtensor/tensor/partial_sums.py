@@ -35,7 +35,7 @@ class PartialSums(DeferredStorage):
         storage = self.partials._storage
         if type(storage) is NoElements:
             return ()
-        return storage.arrays if storage.array is None else (storage.array,)
+        return storage.buffers  # type: ignore[no-any-return]
 
     @property
     def memory(self) -> Storage | None:  # type: ignore[override]

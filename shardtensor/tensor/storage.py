@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
@@ -19,20 +19,14 @@ class Storage:
     """The arrays that hold the elements of one tensor in this process.
 
     Attributes:
-        arrays: one array of the backend per device, in mesh order; None where the tensor is one buffer.
-        array: the one buffer, where all devices share a memory; None until the arrays of the devices are joined.
-        leases: the leases of each array (see `shardtensor.tensor.ownership`); None in place of those of an array, or
+        buffers: one array of the backend for each cell of the tensor (see `shardtensor.sharding.cells`); or one for
+            each device, in mesh order, until they are joined (see `shardtensor.communication.transfer.buffers_of`).
+        leases: the leases of each buffer (see `shardtensor.tensor.ownership`); None in place of those of a buffer, or
             nothing, where it is unknown who holds the memory.
     """
 
-    array: Any = None
-    arrays: tuple[Any, ...] | None = None
+    buffers: tuple[Any, ...] = ()
     leases: tuple[Leases | None, ...] = ()
-
-
-def of_shards(arrays: Sequence[Any], leases: tuple[Leases | None, ...] = ()) -> Storage:
-    """Returns the storage with these arrays, one for each device; that of a single device is the whole buffer."""
-    return Storage(arrays[0], None, leases) if len(arrays) == 1 else Storage(None, tuple(arrays), leases)
 
 
 class DeferredStorage(abc.ABC):
@@ -52,14 +46,9 @@ class DeferredStorage(abc.ABC):
         return None
 
     @property
-    def array(self) -> Any:
+    def buffers(self) -> Any:
         """See `Storage`."""
-        return self.stored().array
-
-    @property
-    def arrays(self) -> Any:
-        """See `Storage`."""
-        return self.stored().arrays
+        return self.stored().buffers
 
 
 @dataclass(slots=True, eq=False)

@@ -34,7 +34,7 @@ from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_wh
 from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.pytree import LEAF_TYPES
 from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
-from shardtensor.tensor.value import Aval, aval, stacked
+from shardtensor.tensor.value import Aval, aval, stacked, views
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,17 +333,14 @@ _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
 
 def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:
     """Returns the backend's array of each device, in mesh order."""
-    storage = x._storage
-    arrays = storage.arrays
-    if arrays is not None:
-        return arrays  # type: ignore[no-any-return]
-    whole, grid, backend = storage.array, x._aval.grid, x._aval.backend
-    if not x.ndim or len(grid.devices) == 1:
-        return (whole,) * len(grid.devices)
-    if backend.on_host:
+    value, buffers = x._aval, x._storage.buffers
+    grid = value.grid
+    if len(buffers) == len(grid.devices):
+        return buffers  # type: ignore[no-any-return]
+    if value.backend.on_host and value.ndim:
+        (whole,) = buffers
         return tuple([whole[index] for index in grid.indices])
-    with backend.on(grid.devices[0]):
-        return tuple([backend.view(whole, index) for index in grid.indices])
+    return tuple(views(value.backend, grid.devices, buffers, value.cells.shards))
 
 
 def current_storage(x: ShardedTensor) -> Any:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HostArray
+from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of_group, shared_memory
+from shardtensor.backend.registry import backend_of_group, memory_space, shared_memory
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
+from shardtensor.sharding.cells import Cells, Part, cells
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
 
@@ -46,11 +47,8 @@ class Aval:
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
-        # Whether the storage is an `OffloadedStorage`: on some backends host memory and device memory are the same.
-        self.offloaded = self.backend.pinned_host and sharding.memory_kind == "pinned_host"
-        # The memory that all devices share, in which the elements are one buffer as soon as an operator needs them
-        # whole; None if there are several.
-        self.memory = None if self.offloaded else shared_memory(sharding.mesh.flat)
+        self.offloaded = is_offloaded(sharding)
+        self.memory = memory_of_all(sharding)
         if not self.backend.has_dtype(dtype):
             raise ArgumentTypeError(
                 f"backend {self.backend.name!r} has no arrays of {dtype}; convert with astype, pass another "
@@ -61,6 +59,35 @@ class Aval:
     def grid(self) -> Grid:
         """The grid of the shards."""
         return self.sharding.grid(self.shape)
+
+    @property
+    def cells(self) -> Cells:
+        """The cells: the boxes that are one buffer each, as soon as an operator needs them whole."""
+        return cells_of(self.sharding, self.shape)
+
+
+@functools.lru_cache(1024)
+def cells_of(sharding: NamedSharding, shape: Shape) -> Cells:
+    """Returns the cells of an array with that sharding and shape."""
+    return cells(sharding.grid(shape), memories_of(sharding))
+
+
+def memories_of(sharding: NamedSharding) -> tuple[Hashable, ...]:
+    """Returns what identifies the memory of each device; each has its own where tensors are offloaded."""
+    devices = sharding.mesh.flat
+    return devices if is_offloaded(sharding) else tuple(map(memory_space, devices))
+
+
+def memory_of_all(sharding: NamedSharding) -> Hashable | None:
+    """Returns what identifies the memory that all devices share, in which a tensor has one cell; None if there are
+    several.
+    """
+    return None if is_offloaded(sharding) else shared_memory(sharding.mesh.flat)
+
+
+def is_offloaded(sharding: NamedSharding) -> bool:
+    """Whether the storage is an `OffloadedStorage`: on some backends host memory and device memory are the same."""
+    return sharding.memory_kind == "pinned_host" and backend_of_group(sharding.mesh.flat).pinned_host
 
 
 @functools.lru_cache(8192)
@@ -115,29 +142,54 @@ def whole_of(array: Any, value: Aval) -> Any:
     return array
 
 
-def join(pieces: Sequence[Any], value: Aval) -> tuple[Any, int]:
-    """Joins the pieces of a value, whose devices share a memory, into one array, and returns it with the number of
-    bytes copied.
+def join(pieces: Sequence[Any], value: Aval, number: int) -> tuple[Any, int]:
+    """Joins the pieces that the devices of a cell have into one array, and returns it with the number of bytes copied.
 
-    Nothing is copied where the pieces are parts of one buffer of the host in the layout of the result.
+    Nothing is copied where one piece is the whole cell, or the pieces are parts of one buffer of the host in the layout
+    of the result.
+
+    Args:
+        pieces: the array of each device.
+        value: the aval of the tensor.
+        number: the number of the cell.
     """
-    grid, backend = value.grid, value.backend
-    owners = [k for k in grid.owners() if 0 not in pieces[k].shape]
-    if len(owners) == 1 and tuple(pieces[owners[0]].shape) == value.shape:
-        return pieces[owners[0]], 0
+    cells, backend = value.cells, value.backend
+    positions, shape = cells.positions[number], cells.grid.shape(number)
+    if cells.shards[positions[0]][1] is None:
+        return pieces[positions[0]], 0
+    parts: dict[Any, Any] = {}  # of replicas the first
+    for k in positions:
+        index = cells.shards[k][1] or ()
+        if 0 not in pieces[k].shape:
+            parts.setdefault(tuple([(s.start, s.stop) for s in index]), (pieces[k], index))
+    if len(parts) == 1 and tuple((only := next(iter(parts.values())))[0].shape) == shape:
+        return only[0], 0
+    nbytes = math.prod(shape) * value.dtype.itemsize
     if backend.on_host:
-        whole = in_place([pieces[k] for k in owners], [[b for b, _ in grid.box(k)] for k in owners], value.shape)
+        whole = in_place([p for p, _ in parts.values()], [[b for b, _ in box] for box in parts], shape)
         if whole is not None:
             return whole, 0
-        array: Any = memory_pool.empty(value.shape, value.dtype)
-        for k in owners:
-            copy_into(array[grid.index(k)], pieces[k], breaks=True)
-        return array, value.nbytes
-    with backend.on(grid.devices[0]):
-        array = backend.xp.empty(value.shape, dtype=value.dtype)
-        for k in owners:
-            array[grid.index(k)] = pieces[k]
-    return array, value.nbytes
+        array: Any = memory_pool.empty(shape, value.dtype)
+        for piece, index in parts.values():
+            copy_into(array[index], piece, breaks=True)
+        return array, nbytes
+    with backend.on(cells.grid.devices[number]):
+        array = backend.xp.empty(shape, dtype=value.dtype)
+        for piece, index in parts.values():
+            array[index] = piece
+    return array, nbytes
+
+
+def views(backend: Backend, devices: Sequence[Device], buffers: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
+    """Returns the view of a buffer that each device has: the part at its position."""
+    found = []
+    for device, (number, index) in zip(devices, parts, strict=True):
+        if index is None:
+            found.append(buffers[number])
+        else:
+            with backend.on(device):
+                found.append(backend.view(buffers[number], index))
+    return found
 
 
 def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape: Shape) -> HostArray | None:

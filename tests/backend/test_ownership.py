@@ -289,7 +289,7 @@ def test_one_export_in_ten_writes_costs_one_copy_in_ten(export: str, backend: st
         if k % 10 == 0:
             held = HOLDERS[export](x)
         x += 1
-        now = x._storage.array if x._storage.arrays is None else x._storage.arrays[0]
+        now = x._storage.buffers[0]
         moves += place_of(now) != there
         there = place_of(now)
         del now
@@ -341,17 +341,17 @@ def test_exports_without_a_lease_count_for_good(monkeypatch: pytest.MonkeyPatch)
     x = put(VALUE, "numpy")
     before = place_of(x.addressable_shards[0].data)
     x += 1
-    assert place_of(x._storage.array) != before
+    assert place_of(x._storage.buffers[0]) != before
 
 
 def test_an_array_that_a_storage_has_twice_is_not_exclusive() -> None:
     """A write in place would be repeated for each of the devices."""
     x = put(VALUE, "checked")
-    array = x._storage.arrays[0]
-    storage = type(x._storage)(None, (array, array))
+    array = x._storage.buffers[0]
+    storage = type(x._storage)((array, array))
     ownership._link(storage, x._aval, {}, True)
     assert ownership.is_shared(storage)
-    storage = type(x._storage)(None, x._storage.arrays)
+    storage = type(x._storage)(x._storage.buffers)
     ownership._link(storage, x._aval, {}, True)
     assert not ownership.is_shared(storage)
 
@@ -433,9 +433,9 @@ def test_a_writer_copies_what_an_operator_in_progress_reads() -> None:
     for operands in ((x,), (view,), ([other, x],), ((1, {"a": view}),)):
         before = places(x)
         with ownership.reading(operands):
-            kept = x._storage.array
+            kept = x._storage.buffers[0]
             x += 1
-            assert x._storage.array is not kept
+            assert x._storage.buffers[0] is not kept
             elsewhere = places(x)
             x += 1
         assert before != elsewhere
@@ -454,7 +454,7 @@ def test_what_an_operator_in_progress_reads_stays_shared() -> None:
     x = put(VALUE, "numpy")
     third = x.copy()
     with ownership.reading((x,)):
-        memory = x._storage.array
+        memory = x._storage.buffers[0]
         x += 1
         third += 1
         np.testing.assert_array_equal(memory, VALUE)

@@ -727,6 +727,31 @@ def test_operators_on_one_gpu_are_one_launch(monkeypatch: pytest.MonkeyPatch) ->
         same(z, 3 * host)
 
 
+def test_operators_on_two_gpus_are_one_launch_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(8, devices=2) as m:
+        gpu_of = m.backend.memory_space
+        grid = np.array(sorted(m.devices, key=gpu_of), object).reshape(2, 4)
+        mesh, host = st.Mesh(grid, ("g", "d")), numbers(70).reshape(10, 7)
+        x, y = [st.device_put(host, st.NamedSharding(mesh, spec)) for spec in (st.P(("g", "d")), st.P("g"))]
+        names = launched(monkeypatch)
+        z, w = x + x, y * 3
+        assert names == ["add"] * 2 + ["multiply"] * 2
+        with st.transfers() as log:
+            turned = st.reshard(z, st.NamedSharding(mesh, st.P("g", "d")))
+        assert len(names) == 4, "nothing is copied within a GPU"
+        assert (log.bytes > 0, log.copied) == (True, 0)
+        assert [address(turned, 4 * n) for n in range(2)] == [address(z, 4 * n) for n in range(2)]
+        assert len({address(w, k) for k in range(8)}) == 2, "replicas on one GPU are one"
+        place = address(z)
+        del turned
+        z += x
+        z[3] = 0
+        assert len(names) == 7, "the row is on one of them"
+        assert address(z) == place
+        host[3] = 0
+        same(z, 3 * host)
+
+
 def test_bits_depend_on_the_mesh_only() -> None:
     """The same mesh of logical devices, on one GPU, on two and on four."""
     host, found = np.random.default_rng(3).random((37, 5)).astype(np.float32), set()

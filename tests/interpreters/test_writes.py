@@ -1778,7 +1778,7 @@ def test_many_threads_look_at_one_new_tensor(backend: str) -> None:
 def test_a_write_while_the_buffer_is_brought_to_row_major_order(monkeypatch: pytest.MonkeyPatch) -> None:
     x = st.asarray(np.zeros((3, 4))).T + 0
     view = st.reshape(x, (12,))
-    assert not x._storage.array.flags.c_contiguous
+    assert not x._storage.buffers[0].flags.c_contiguous
     copying, written, copied = threading.Event(), threading.Event(), view_storages.copied
 
     def slow(array: Any) -> Any:

@@ -72,7 +72,7 @@ class Rows:
     def tensor(self, whole: Any) -> ShardedTensor:
         """Returns the tensor of a whole host array, in the sharding of the rows."""
         value = aval(whole.shape, whole.dtype, self.sharding, self._committed)
-        return tensor(value, Storage(whole))
+        return tensor(value, Storage((whole,)))
 
     def tensor_of_shards(self, shape: tuple[int, ...], arrays: Sequence[Any], dtype: Any) -> ShardedTensor:
         """Returns the tensor of that shape whose shards are the arrays."""

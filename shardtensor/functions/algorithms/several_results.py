@@ -82,7 +82,7 @@ def several_results(
         backend, (kernel,) = avals[0].backend, bodies
         if backend.on_host:
             arrays = kernel(backend.xp, None, transfer.whole(x, op.name), **named)
-            return form(*[tensor(v, Storage(whole_of(a, v))) for a, v in zip(arrays, avals, strict=True)])
+            return form(*[tensor(v, Storage((whole_of(a, v),))) for a, v in zip(arrays, avals, strict=True)])
         rows = []
         for device, shard in zip(avals[0].sharding.mesh.flat, transfer.shards(x, op.name), strict=True):
             with backend.on(device):

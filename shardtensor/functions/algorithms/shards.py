@@ -134,7 +134,7 @@ class SharedShards(Shards):
 
     def tensor(self) -> ShardedTensor:
         """See `Shards`."""
-        return tensor(self.value, Storage(self._whole))
+        return tensor(self.value, Storage((self._whole,)))
 
     def _new(self, value: Aval) -> Shards:
         whole = memory_pool.empty(value.shape, value.dtype)
@@ -308,7 +308,7 @@ def distributed(
         avals = known(x._aval, *[aval(y.shape, y.dtype, target, False) for y in others], *params)
         arrays = [move.whole(y, op.name) for move, y in zip(moves, others, strict=True)]
         made = whole(whole_array(x, op.name), *arrays, **dict(zip(op.params, params, strict=True)))
-        return _each_of(lambda v, a: tensor(v, Storage(whole_of(a, v))), avals, made)
+        return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
 
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
         def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.communication.all_reduce import all_reduce, combine
-from shardtensor.communication.transfer import send
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid
 from shardtensor.host import memory_pool
@@ -80,16 +79,12 @@ def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, 
         tuple([slice(begin - at, end - at) for (begin, end), (at, _) in zip(inner, outer, strict=True)])
         for inner, outer in ((target.grid.box(k), value.grid.box(k)) for k in range(len(devices)))
     ]
-    xp = backend.xp
+    ops = strategies.reduce_ops(monoid)
 
     def part(state: Any, source: int, k: int) -> Any:
         with backend.on(devices[source]):
             mine = each_array(lambda array: backend.view(array, parts[k]), state)
-        return mine if source == k else each_array(lambda array: send(array, devices[source], devices[k]), mine)
-
-    def merge(k: int, earlier: Any, later: Any) -> Any:
-        with backend.on(devices[k]):
-            return monoid.merge(xp, earlier, later)
+        return mine if source == k else ops.send(mine, source, k)
 
     def run_plan(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)
@@ -99,12 +94,13 @@ def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, 
         for group in groups:
             for k in group.members:
                 received = [part(states[j], j, k) for j in group.contributors]
-                total = combine(group.tree, received.__getitem__, functools.partial(merge, k))
+                total = combine(group.tree, received.__getitem__, functools.partial(ops.merge, k))
                 with backend.on(devices[k]):
-                    result = whole_of(monoid.finish(xp, contexts[k], total, **strategies.params), target)
+                    result = whole_of(monoid.finish(backend.xp, contexts[k], total, **strategies.params), target)
                     # A part of a device's own state would keep the whole state alive.
-                    results[k] = backend.contiguous(result if len(received) > 1 else xp.asarray(result, copy=True))
-        return tensor(target, Storage(arrays=tuple(results)))
+                    alone = len(received) == 1
+                    results[k] = backend.contiguous(backend.xp.asarray(result, copy=True) if alone else result)
+        return tensor(target, Storage(tuple(results)))
 
     return run_plan
 
@@ -133,10 +129,10 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
         for k, array in arrays.items():
             with backend.on(devices[k]):
                 arrays[k] = backend.xp.reshape(whole_of(array, value), made.grid.shape(k))
-        return tensor(made, Storage(arrays=tuple([arrays[k] for k in range(len(devices))])))
+        return tensor(made, Storage(tuple([arrays[k] for k in range(len(devices))])))
 
     def shared(operands: Operands) -> ShardedTensor:
-        state = _states(strategies, partial, operands)
+        rows = strategies.rows(operands)
         whole = memory_pool.empty(made.shape, made.dtype)
         merge = functools.partial(monoid.merge, backend.xp)
         numbers, done = made.grid.linear_parts().tolist(), set()
@@ -144,23 +140,18 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
             if numbers[group.members[0]] not in done:
                 done.add(numbers[group.members[0]])
                 contributors = group.contributors
-                total = combine(group.tree, lambda n, ks=contributors: state(ks[n]), merge)  # type: ignore[misc]
+                run = functools.partial(_state, strategies, partial, rows, contributors)
+                total = combine(group.tree, run, merge)
                 whole[made.grid.index(group.members[0])] = total
         strategies.announce()
-        return tensor(made, Storage(whole))
+        return tensor(made, Storage((whole,)))
 
     run = shared if backend.on_host else separate
     return lambda operands: tensor(target, PartialSums(run(operands)))
 
 
-def _states(strategies: Strategies, partial: Callable[..., Any], operands: Operands) -> Callable[[int], Any]:
-    """Returns the function that computes the partial result of a device from buffers that the devices share."""
-    moves, contexts, params, xp = strategies.moves, strategies.contexts, strategies.params, strategies.backend.xp
-    wholes = [x if m is None else m.whole(x, strategies.name) for x, m in zip(operands, moves, strict=True)]
-
-    def state(k: int) -> Any:
-        indices = [index[k] for index in strategies.indices]
-        arrays = [x if m is None else x[at] for x, m, at in zip(wholes, moves, indices, strict=True)]
-        return partial(xp, contexts[k], *arrays, **params)
-
-    return state
+def _state(
+    strategies: Strategies, partial: Callable[..., Any], rows: Sequence[Sequence[Any]], positions: Sequence[int], n: int
+) -> Any:
+    """Returns the partial result of the n-th device of a group."""
+    return strategies.run(partial, positions[n], rows[positions[n]])

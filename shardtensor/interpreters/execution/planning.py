@@ -1,7 +1,7 @@
 """The planner: it propagates shardings, plans the transfers of the operands, and selects a strategy for the operator.
 
-Where devices share one memory, an operator whose result does not depend on the split runs once on the whole buffer;
-elsewhere, and where partial results have to be combined, it runs once per shard.
+An operator whose result does not depend on the split runs once on each buffer: on the whole array where devices share
+one memory. Where partial results have to be combined, it runs once per shard.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, memory_space
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import (
     OperandTransfer,
     TransferPlan,
     announce_reading,
-    array_on,
+    buffers_of,
     gather,
     operand_transfer,
     pieces_of,
-    whole_array,
 )
 from shardtensor.communication.transfer_log import is_recording, logger
 from shardtensor.core import Op, Operands, Params
@@ -37,13 +36,14 @@ from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.products import cheapest
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
+from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import Chains, Rule, parse, propagate
 from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval, host_aval, sharded_dtype
-from shardtensor.tensor.storage import Storage, of_shards
+from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
     ShardedTensor,
@@ -129,6 +129,8 @@ class Plan:
         if self.strategy in ("whole", "blocks"):
             where = f"on {single}" if count == 1 else f"on the buffer that {count} devices share"
             return f"runs {'once' if self.strategy == 'whole' else 'block by block'} {where}"
+        if self.strategy == "per shard" and not self.result.unreduced and not (cells := self.result.cells).apart:
+            return f"runs on each of {len(cells.positions)} buffers that {count} devices share"
         return "moves elements" if self.strategy == "move" else f"runs {each}"
 
     def messages(self) -> Iterator[str]:
@@ -282,8 +284,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
 
             return "per shard", partial_results(strategies, partial_axes, target)
         if not partial_axes or not op.combine:
-            name, run = ("whole", strategies.whole()) if shared else ("per shard", strategies.per_shard())
-            return name, _in_parts(run, value, kept)
+            run = strategies.whole() if on_host else strategies.per_cell()
+            return "whole" if shared else "per shard", _in_parts(run, value, kept)
         monoid = MONOIDS[op.combine]
         if not shared and target is not kept:
             from shardtensor.interpreters.execution.placed_results import reduce_scatter
@@ -292,7 +294,7 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         reduce = strategies.reduce(monoid, partial_axes)
         # The partial result of every shard is needed only if a listener records the bytes of their combination.
         if shared and value.dtype.kind in monoid.exact:
-            fast = strategies.whole()
+            fast = strategies.whole() if on_host else strategies.per_cell()
         elif on_host:
             fast = strategies.reduce_in_one_pass(monoid, partial_axes, reduce)
         else:
@@ -315,8 +317,8 @@ def _in_parts(run: Run, value: Aval, target: Aval) -> Run:
 def _parts_of(x: ShardedTensor, value: Aval) -> ShardedTensor:
     """Returns a tensor that is replicated along mesh axes in the sharding of ``value``, which these axes split."""
     backend, grid = value.backend, value.grid
-    if value.memory is not None:
-        return tensor(value, Storage(whole_array(x)))
+    if value.cells.grid.same(x._aval.cells.grid):
+        return tensor(value, Storage(buffers_of(x)))
     arrays = []
     for k, array in enumerate(shard_arrays(x)):
         with backend.on(grid.devices[k]):
@@ -393,7 +395,8 @@ def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     schedule = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
 
     def execution() -> tuple[str, Run]:
-        return "move", _execute_movement(op, moved, value, first, sources, result)
+        held = [first.cells] if first else [a.cells for a in arrays]
+        return "move", _execute_movement(op, moved, value, first, sources, result, held)
 
     return Plan(op, value, (), (first,) if first else (), lambda: () if stays else (schedule,), execution)
 
@@ -405,6 +408,7 @@ def _execute_movement(
     first: OperandTransfer | None,
     sources: Sequence[Grid],
     result: Grid,
+    held: Sequence[Cells],
 ) -> Run:
     """Returns the function of the plan of a `DataMovement`.
 
@@ -414,8 +418,10 @@ def _execute_movement(
         value: the aval of the result.
         first: the transfer of the operand that precedes the movement.
         sources, result: the grids to which the regions of the movement refer.
+        held: the cells of the operands.
     """
     movement = functools.cache(lambda: TransferPlan(moved.regions, sources, result))
+    between_cells = functools.cache(lambda: _between_cells(moved, held, value.cells) or movement())
 
     def announce(copied: bool) -> None:
         if moved.note and movement().size:
@@ -426,38 +432,44 @@ def _execute_movement(
     def on_host(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
         if moved.as_pieces:  # No data moves; the shards are joined when the whole buffer is first needed.
-            return tensor(value, of_shards([moved.as_pieces(whole) for whole in wholes]))
+            return tensor(value, Storage(tuple([moved.as_pieces(whole) for whole in wholes])))
         announce(moved.copies)
-        return tensor(value, Storage(whole_of(moved.whole(*wholes), value)))
+        return tensor(value, Storage((whole_of(moved.whole(*wholes), value),)))
 
-    def in_one_memory(operands: Operands) -> ShardedTensor:
-        device = value.sharding.mesh.flat[0]
-        wholes = [first.whole(operands[0], op.name)] if first else [array_on(x, device) for x in operands]
-        with value.backend.on(device):
-            if moved.flat:
-                announce(False)
-                return tensor(value, Storage(value.backend.xp.reshape(wholes[0], value.shape)))
-        announce(True)
-        grids = [as_sharding(device, array.ndim, op.name).grid(tuple(array.shape)) for array in wholes]
-        together = TransferPlan(moved.regions, grids, as_sharding(device, value.ndim, op.name).grid(value.shape))
-        return tensor(value, Storage(together.run([(array,) for array in wholes], value.dtype)[0]))
-
-    def per_shard(operands: Operands) -> ShardedTensor:
-        columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
+    def per_cell(operands: Operands) -> ShardedTensor:
         if moved.as_pieces:
+            columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
             pieces = [_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)]
             return tensor(value, offloaded(value, pieces))
-        announce(True)
+        plan = between_cells()
+        if plan is movement():
+            columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
+        else:
+            columns = [first.buffers(operands[0], op.name)] if first else [buffers_of(x, op.name) for x in operands]
+        announce(value.memory is None or not moved.flat)
         if moved.flat:
-            columns = [_reshaped(columns[0], sources[0].devices, sources[0].shape)]
-        results = movement().run(columns, value.dtype)
+            columns = [_reshaped(columns[0], plan.sources[0].devices, plan.sources[0].shape)]
+        results = plan.run(columns, value.dtype)
         if moved.flat:
-            results = _reshaped(results, result.devices, value.grid.shape)
+            grid = value.grid if plan is movement() else value.cells.grid
+            results = _reshaped(results, grid.devices, grid.shape)
         return tensor(value, offloaded(value, results))
 
-    if value.backend.on_host:
-        return on_host
-    return per_shard if value.memory is None or moved.as_pieces else in_one_memory
+    return on_host if value.backend.on_host else per_cell
+
+
+def _between_cells(moved: DataMovement, sources: Sequence[Cells], result: Cells) -> TransferPlan | None:
+    """Returns the plan of a movement from the cells of the operands to those of the result; None if all of them are
+    shards, or merged dimensions of cells are not those of their shards.
+    """
+    if result.apart and all(held.apart for held in sources):
+        return None
+    if not moved.flat:
+        return TransferPlan(moved.regions, [held.grid for held in sources], result.grid)
+    merged = [cells(grid, tuple(map(memory_space, grid.devices))) for grid in moved.flat]
+    if [held.positions for held in merged] != [sources[0].positions, result.positions]:
+        return None
+    return TransferPlan(moved.regions, [merged[0].grid], merged[1].grid)
 
 
 def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
@@ -490,7 +502,7 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
 
     def execution() -> tuple[str, Run]:
         strategies = Strategies(op, value, params, nothing, _contexts(value, nothing, [()] * len(kinds)))
-        fill = strategies.per_shard() if value.memory is None else strategies.whole()
+        fill = strategies.whole() if value.backend.on_host else strategies.per_cell()
         hosted = value.nbytes if value.backend.on_host else 0
 
         def run(operands: Operands) -> ShardedTensor:

@@ -171,6 +171,6 @@ def _run(plan: Panelled, strategies: Strategies) -> Run:
                 multiply,
                 Shards(value, arrays),
             )
-        return tensor(value, Storage(arrays=tuple(arrays)))
+        return tensor(value, Storage(tuple(arrays)))
 
     return run_plan

@@ -1,14 +1,15 @@
 """The strategies that execute one operator on operands of known avals.
 
-An operator runs once over whole buffers, in passes over blocks, or once per shard; partial results are then combined
-along the mesh axes that split a reduced dimension.
+An operator runs once over whole buffers, in passes over blocks, or once per cell (see `shardtensor.sharding.cells`);
+or once per shard, and the partial results are then combined along the mesh axes that split a reduced dimension.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ from shardtensor.interpreters.execution.blocked_reduction import BlockedReductio
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
-from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
-from shardtensor.tensor.value import Aval, whole_of
+from shardtensor.tensor.value import Aval, memories_of, views, whole_of
 
 Run = Callable[[Operands], Any]
 """The function of a plan: takes the operands and returns the result."""
@@ -70,9 +71,6 @@ class Strategies:
         self.contexts = contexts
         self.schedules = schedules
         self.given = op.kernel
-        self.indices: list[list[tuple[slice, ...]]] = []
-        if value.memory is not None:
-            self.indices = [[tuple([slice(*ends) for ends in p.boxes[i]]) for p in contexts] for i in range(len(moves))]
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
     def _from_namespace(self, xp: Any, context: ShardContext, *arrays: Any, **params: Any) -> Any:
@@ -84,26 +82,25 @@ class Strategies:
         return function_of(self.backend, self.name)
 
     def whole(self) -> Run:
-        """Returns the plan that runs the operator once over whole buffers, where devices share a memory."""
-        name, value, moves, is_ufunc = self.name, self.value, self.moves, self.op.is_ufunc and self.backend.on_host
-        run = self._on_whole() if self.backend.on_host else self._on_one_device()
-        everything_stays = all(m is None or m.stays for m in moves)
+        """Returns the plan that runs the operator once over whole buffers of the host."""
+        name, value, moves, is_ufunc, run = self.name, self.value, self.moves, self.op.is_ufunc, self._on_whole()
+        everything_stays, dtype = all(m is None or m.stays for m in moves), value.dtype
 
         def run_plan(operands: Operands) -> ShardedTensor:
             if everything_stays:
                 arrays = []
                 for x in operands:
                     if type(x) is ShardedTensor:
-                        array = x._storage.array
-                        arrays.append(whole_array(x, name) if array is None else array)
+                        buffers = x._storage.buffers
+                        arrays.append(buffers[0] if len(buffers) == 1 else whole_array(x, name))
                     else:
                         arrays.append(x)
             else:
                 arrays = [x if m is None else m.whole(x, name) for x, m in zip(operands, moves, strict=True)]
-            storage = Storage(whole_of(run(*arrays), value))
-            if is_ufunc:  # NumPy's ufuncs return new arrays.
-                storage.leases = ([],)
-            return tensor(value, storage)
+            whole = run(*arrays)
+            if type(whole) is not np.ndarray or whole.dtype is not dtype:
+                whole = whole_of(whole, value)
+            return tensor(value, Storage((whole,), ([],) if is_ufunc else ()))  # NumPy's ufuncs return new arrays.
 
         return run_plan
 
@@ -118,17 +115,6 @@ class Strategies:
             context = ShardContext.everywhere(value.shape, self.contexts[0].shapes, value.dtype)
             run = functools.partial(run, self.backend.xp, context)
         return functools.partial(run, **self.params) if self.params else run
-
-    def _on_one_device(self) -> Callable[..., Any]:
-        """Returns the operator as a function of whole buffers in the memory of the first device, which computes it."""
-        value, backend, device, kernel = self.value, self.backend, self.devices[0], self.kernel
-        context = ShardContext.everywhere(value.shape, self.contexts[0].shapes, value.dtype)
-
-        def run(*arrays: Any) -> Any:
-            with backend.on(device):
-                return whole_of(kernel(backend.xp, context, *arrays, **self.params), value)
-
-        return run
 
     def in_blocks(self, rule: Rule, partial_axes: tuple[str, ...]) -> Run | None:
         """Returns the plan that runs a long reduction or product block by block, for arrays on the host.
@@ -156,34 +142,59 @@ class Strategies:
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
             self.announce()
-            return tensor(value, Storage(whole_of(reduction(*wholes), value)))
+            return tensor(value, Storage((whole_of(reduction(*wholes), value),)))
 
         return run_plan
 
-    def per_shard(self) -> Run:
-        """Returns the plan that runs the operator once per shard, each on its own device."""
+    def per_cell(self) -> Run:
+        """Returns the plan that runs the operator once per cell of the result, on the first of its devices; or once per
+        shard, if the parts of an operand that belong to a cell of the result are not in one cell of the operand.
+        """
+        value, backend, kernel, name, moves = self.value, self.backend, self.kernel, self.name, self.moves
+        groups = value.cells.positions
+        if any(move is not None and move.cells.parts(groups) is None for move in moves):
+            groups = [[k] for k in range(len(self.devices))]
+        devices, contexts = [self.devices[group[0]] for group in groups], [self._around(group) for group in groups]
+        parts = [() if move is None else move.cells.parts(groups) or () for move in moves]
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            arrays = [self.run(self.kernel, k, row) for k, row in enumerate(self.rows(operands))]
-            return tensor(self.value, offloaded(self.value, arrays))
+            columns = [
+                [x] * len(groups) if move is None else views(backend, devices, move.buffers(x, name), there)
+                for x, move, there in zip(operands, moves, parts, strict=True)
+            ]
+            results = []
+            for n, device in enumerate(devices):
+                with backend.on(device):
+                    made = kernel(backend.xp, contexts[n], *[column[n] for column in columns], **self.params)
+                    results.append(whole_of(made, value))
+            return tensor(value, offloaded(value, results))
 
         return run_plan
+
+    def _around(self, group: Sequence[int]) -> ShardContext:
+        """Returns the context of the boxes that the shards of a group of devices tile."""
+        some = [self.contexts[k] for k in group]
+        boxes = [_around([c.boxes[i] for c in some]) for i in range(len(self.moves))]
+        return dataclasses.replace(some[0], box=_around([c.box for c in some]), boxes=tuple(boxes))
 
     def reduce(self, monoid: Monoid, partial_axes: tuple[str, ...]) -> Run:
         """Returns the plan that runs the operator once per shard and combines the partial results along their tree.
 
-        Where devices share a memory, replicas are computed once, and groups that hold the same parts share one result.
+        Of replicas in one memory one is computed, and groups that hold the same parts in the same memories share one
+        result.
 
         Args:
             monoid: how partial results are computed, merged and finished.
             partial_axes: the mesh axes along which partial results are combined.
         """
         value, groups = self.value, reduction_groups(self.value, self.moves, partial_axes)
-        partial, positions = monoid.partial or self.kernel, range(len(self.devices))
-        first = dict(zip(self._parts_at(reversed(positions)), reversed(positions), strict=True))
-        owner = [k if value.memory is None else first[part] for k, part in enumerate(self._parts_at(positions))]
+        partial, memories, first = monoid.partial or self.kernel, memories_of(value.sharding), dict[Any, int]()
+        held = [(memory, context.boxes) for memory, context in zip(memories, self.contexts, strict=True)]
+        owner = [first.setdefault(parts, k) for k, parts in enumerate(held)]
         computing = sorted({owner[k] for group in groups for k in group.contributors})
-        combine_group = self._combination(monoid)
+        combine_group, cells = self._combination(monoid), value.cells
+        whole = all(index is None for _, index in cells.shards)
+        kept = [group[0] for group in cells.positions] if whole else range(len(self.devices))
 
         def run_plan(operands: Operands) -> ShardedTensor:
             rows = self.rows(operands)
@@ -192,47 +203,31 @@ class Strategies:
             combined: dict[Any, Any] = {}
             results: dict[int, Any] = {}
             for group in groups:
-                states = {k: computed[owner[k]] for k in group.contributors}
-                if value.memory is None:
-                    results |= combine_group(group, states)
-                    continue
-                key = tuple([owner[k] for k in group.contributors])
+                members, contributors = group.members, group.contributors
+                key = tuple([owner[k] for k in contributors]), tuple([memories[k] for k in members])
                 if key not in combined:
-                    combined[key] = combine_group(group, states)
-                results |= dict.fromkeys(group.members, combined[key])
-            if len(combined) == 1:
-                return tensor(value, Storage(results[0]))
-            return tensor(value, offloaded(value, [results[k] for k in positions]))
+                    made = combine_group(group, {k: computed[owner[k]] for k in contributors})
+                    combined[key] = [made[k] for k in members]
+                results |= zip(members, combined[key], strict=True)
+            return tensor(value, offloaded(value, [results[k] for k in kept]))
 
         return run_plan
 
-    def _parts_at(self, positions: Iterable[int]) -> list[Any]:
-        """Returns what identifies the parts of the operands at these positions."""
-        return [self.contexts[k].boxes for k in positions]
-
-    def _combination(self, monoid: Monoid) -> Callable[[Group, Mapping[int, Any]], Any]:
-        """Returns the function that combines the states of a group: to one result where devices share a memory,
-        otherwise to the result of each device, by position.
-        """
+    def _combination(self, monoid: Monoid) -> Callable[[Group, Mapping[int, Any]], Mapping[int, Any]]:
+        """Returns the function that combines the states of a group to the result of each device, by position."""
         value, backend, devices, ops = self.value, self.backend, self.devices, self.reduce_ops(monoid)
-        exact = monoid.reduces if value.dtype.kind in "iu" and not monoid.partial else ""
+        apart = value.memory is None
+        exact = monoid.reduces if apart and value.dtype.kind in "iu" and not monoid.partial else ""
 
-        def combine_shared(group: Group, states: Mapping[int, Any]) -> Any:
-            contributors = group.contributors
-            total = combine(
-                group.tree, lambda rank: states[contributors[rank]], functools.partial(ops.merge, contributors[0])
-            )
-            return ops.finish(contributors[0], total)
-
-        def combine_separate(group: Group, states: Mapping[int, Any]) -> dict[int, Any]:
+        def combine_group(group: Group, states: Mapping[int, Any]) -> Mapping[int, Any]:
             members = group.members
             if exact and len(group.contributors) == len(members) > 1:
                 together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
                 if together is not None:
                     return dict(zip(members, together, strict=True))
-            return all_reduce(group, states, ops)
+            return all_reduce(group if apart else group._replace(chunked=False), states, ops)
 
-        return combine_separate if value.memory is None else combine_shared
+        return combine_group
 
     def reduce_in_one_pass(self, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
         """Returns the plan that computes the partial results of all shards by one call of a ufunc, or the ``general``
@@ -265,16 +260,15 @@ class Strategies:
         together = functools.partial(_by_pairs if tree == flat_tree(len(tree)) else _along, ufunc, tree)
 
         def run_plan(operands: Operands) -> ShardedTensor:
-            whole = operands[0]._storage.array
-            if whole is None:
-                whole = whole_array(operands[0], name)
+            buffers = operands[0]._storage.buffers
+            whole = buffers[0] if len(buffers) == 1 else whole_array(operands[0], name)
             if not whole.flags.c_contiguous:
                 return general(operands)  # type: ignore[no-any-return]
             sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
             total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
             if keepdims:
                 total = total.reshape(value.shape)
-            return tensor(value, Storage(whole_of(total / count if count else total, value)))
+            return tensor(value, Storage((whole_of(total / count if count else total, value),)))
 
         return run_plan
 
@@ -315,19 +309,10 @@ class Strategies:
         return ReduceOps(carry, merge, finish, cut, join)
 
     def rows(self, operands: Operands) -> Sequence[Sequence[Any]]:
-        """Returns for each device its arrays of the operands, which are views where devices share a memory; a scalar
-        itself.
-        """
+        """Returns for each device its arrays of the operands, which are views of buffers of cells; a scalar itself."""
         columns: list[Sequence[Any]] = []
-        for i, (x, move) in enumerate(zip(operands, self.moves, strict=True)):
-            if move is None:
-                columns.append([x] * len(self.devices))
-            elif self.value.memory is None:
-                columns.append(move.shards(x, self.name))
-            else:
-                whole = move.whole(x, self.name)
-                with self.backend.on(self.devices[0]):
-                    columns.append([self.backend.view(whole, index) for index in self.indices[i]])
+        for x, move in zip(operands, self.moves, strict=True):
+            columns.append([x] * len(self.devices) if move is None else move.shards(x, self.name))
         return list(zip(*columns, strict=True)) if columns else [()] * len(self.devices)
 
     def run(self, kernel: Callable[..., Any], k: int, arrays: Sequence[Any]) -> Any:
@@ -340,6 +325,11 @@ class Strategies:
         with backend.on(self.devices[k]):
             result = kernel(backend.xp, self.contexts[k], *arrays, **self.params)
             return whole_of(result, self.value) if kernel is self.kernel else result
+
+
+def _around(boxes: Sequence[Box]) -> Box:
+    """Returns the smallest box that contains boxes."""
+    return tuple([(min(begin for begin, _ in ends), max(end for _, end in ends)) for ends in zip(*boxes, strict=True)])
 
 
 def each_array(function: Callable[[Any], Any], state: Any) -> Any:

@@ -267,7 +267,7 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
             plan.announce(x.dtype.itemsize, not shared, "getitem")
     if shared:
         with indexing_errors():
-            return tensor(value, Storage(np.asarray(gather_unrecorded(x, "getitem")[chosen.numpy])))
+            return tensor(value, Storage((np.asarray(gather_unrecorded(x, "getitem")[chosen.numpy]),)))
     rows = plan.run(local_views(here, arrays()), x.dtype)
     return tensor(value, offloaded(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
 

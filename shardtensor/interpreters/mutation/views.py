@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, Device, HostArray
+from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import read_only
-from shardtensor.backend.registry import backend_of, shared_memory
+from shardtensor.backend.registry import backend_of
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.transfer import TransferPlan, announce_reading, gather, send, whole_array
+from shardtensor.communication.transfer import TransferPlan, announce_reading, buffers_of, gather, send, whole_array
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.core import Op, Params, call, implements
 from shardtensor.functions.indexing import view
@@ -30,7 +30,7 @@ from shardtensor.interpreters.execution.plan_cache import value_of
 from shardtensor.interpreters.execution.planning import result_dtype
 from shardtensor.sharding.copy_plan import host_grid, identity
 from shardtensor.sharding.index import Index
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import (
     BoxIndex,
@@ -76,16 +76,18 @@ class View:
         self._cache: tuple[int, Any] | None = None  # The version of the base that was read, and the arrays read.
 
     @property
-    def array(self) -> Any:
-        """Where memory is shared, the view of the base's buffer; otherwise None. The transfers are recorded."""
+    def buffers(self) -> Any:
+        """See `Storage`: the view of the base's buffer where `is_direct`, otherwise arrays in the view's layout. The
+        transfers are recorded.
+        """
         if not self.is_direct:
-            return None
+            return self._read()
         if is_recording() and self.base._aval.sharding.mesh.size > 1:
             self._read()  # Records the transfers that separate memories would need.
         else:
             write_state = self.base._write_state
             self._cache = (write_state.version if write_state else 0, None)
-        return self.now()
+        return (self.now(),)
 
     @property
     def is_direct(self) -> bool:
@@ -101,11 +103,6 @@ class View:
         with backend.on(self.base._aval.sharding.mesh.flat[0]):
             return self.view_spec.of(backend, row_major(self.base, self.view_spec))
 
-    @property
-    def arrays(self) -> Any:
-        """Where memories are separate, one array per device in the view's layout; otherwise None."""
-        return None if self.is_direct else self._read()
-
     def announce(self) -> None:
         """Records the transfers that reading the view of a base without elements needs."""
         self._read()
@@ -115,7 +112,7 @@ class View:
         self._cache = None
 
     def _read(self) -> Any:
-        """Evaluates the view spec by operators, once for each version of the base, and returns one array per device.
+        """Evaluates the view spec by operators, once for each version of the base, and returns the buffers.
 
         Where memory is shared, or the base has no elements, it returns None; the evaluation then only records the
         transfers.
@@ -130,7 +127,10 @@ class View:
             if lacks_elements(self.base):
                 announce_reading(value)
             recorded = self.is_direct or lacks_elements(self.base)
-            cache = (version, None if recorded else shard_arrays(value))
+            read = (
+                shard_arrays if self.base._aval.offloaded else buffers_of
+            )  # Each device has its own part of the view.
+            cache = (version, None if recorded else read(value))
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), write_state.caches
@@ -203,12 +203,13 @@ class ScalarElement(DeferredStorage):
             without_elements(self.value)._storage.stored()
         if self._storage is None:
             shared = self.value.memory is not None
-            if is_recording() or not shared:
-                movement = self._sent(not shared)
+            if is_recording():
+                self._announce(not shared)
             if shared:
-                self._storage = Storage(self.parts[0])
+                self._storage = Storage(self.parts)
             else:
-                self._storage = Storage(arrays=movement.run((self.parts,), self.value.dtype))
+                movement = TransferPlan((identity(()),), (self.grid(),), self.value.cells.grid)
+                self._storage = Storage(movement.run((self.parts,), self.value.dtype))
         return self._storage
 
     def without_parts(self) -> ScalarElement:
@@ -220,13 +221,12 @@ class ScalarElement(DeferredStorage):
     def announce(self) -> None:
         """Records that an element of a tensor without elements is sent to the other devices, at the first call."""
         if self._storage is None:
-            self._sent(False)
+            self._announce(False)
             self._storage = None if self.parts else Storage()
 
-    def _sent(self, copied: bool) -> TransferPlan:
+    def _announce(self, copied: bool) -> None:
         movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
         movement.announce(self.value.dtype.itemsize, copied, "getitem")
-        return movement
 
     def to_host(self, index: Any) -> HostArray:
         """Copies the element to host memory from the first device that owns it.
@@ -401,7 +401,7 @@ def row_major(base: ShardedTensor, view_spec: ViewSpec) -> Any:
                     array = copied(array) if backend.on_host else backend.contiguous(array)
                 if storage is not None:
                     keep_while_read(base, storage)
-                base._storage = Storage(array, None, ([] if backend.memory_of(array) is not None else None,))
+                base._storage = Storage((array,), ([] if backend.memory_of(array) is not None else None,))
     return array
 
 
@@ -425,33 +425,37 @@ def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
     return value_of("getitem", x, box.index)
 
 
-def operand_shards(x: Any, devices: Sequence[Device] = ()) -> tuple[Grid, Callable[[], Sequence[Any]]]:
+def operand_shards(x: Any) -> tuple[Grid, Callable[[], Sequence[Any]]]:
     """Returns the grid that describes how arrays divide the elements of an operand, and a function that returns them.
 
-    The arrays of a view are views of its base's shards wherever `locate` finds its elements there, so that the elements
-    are not brought into the view's own layout first. An operand in the memory of the only device that reads it is one
-    array, unless transfers are recorded.
+    The arrays are those of the cells, or, if transfers are recorded, the shards. Those of a view are views of its
+    base's arrays wherever `locate` finds its elements there, so that the elements are not brought into the view's own
+    layout first.
     """
     if not isinstance(x, ShardedTensor):
         array = np.asarray(x)
         return host_grid(array.shape), lambda: (array,)
+    read = shard_arrays if is_recording() else buffers_of
     storage = x._storage
-    if len(devices) == 1 and x._aval.memory == shared_memory(tuple(devices)) and not is_recording():
-        return as_sharding(devices[0], x.ndim, "view").grid(x.shape), lambda: (whole_array(x, "view"),)
-    if type(storage) is View and (here := locate(storage.base._aval, storage.view_spec.boxes)):
-        return here.grid, lambda: local_views(here, shard_arrays(storage.base), storage.view_spec)
+    if type(storage) is View and (here := locate(_grid_read(storage.base._aval), storage.view_spec.boxes)):
+        return here.grid, lambda: local_views(here, read(storage.base), storage.view_spec)
     if type(storage) is ScalarElement:
         grid = storage.grid()
         return grid, lambda: storage.parts * (len(grid.devices) // len(storage.parts))
-    if is_recording() and (x._aval.memory is not None or lacks_elements(x)):
+    if is_recording() and (lacks_elements(x) or not x._aval.cells.apart):
         announce_reading(x)
-    return x._aval.grid, lambda: shard_arrays(x)
+    return _grid_read(x._aval), lambda: read(x)
+
+
+def _grid_read(value: Aval) -> Grid:
+    """Returns the grid of the arrays that `operand_shards` reads."""
+    return value.grid if is_recording() else value.cells.grid
 
 
 @functools.lru_cache(1024)
-def locate(value: Aval, boxes: tuple[BoxIndex, ...]) -> ShardedBox | None:
-    """Returns the boxes of a view spec within the shards of a value; see `shardtensor.sharding.view_spec.located`."""
-    return located(value.grid, boxes)
+def locate(grid: Grid, boxes: tuple[BoxIndex, ...]) -> ShardedBox | None:
+    """Returns the boxes of a view spec within the parts of a grid; see `shardtensor.sharding.view_spec.located`."""
+    return located(grid, boxes)
 
 
 def local_views(here: ShardedBox, arrays: Sequence[Any], view_spec: ViewSpec | None = None) -> list[Any]:

@@ -151,7 +151,7 @@ class _Delivery:
     """
 
     def __init__(self, x: Any, grid: Grid) -> None:
-        source, self.arrays = operand_shards(x, grid.devices)
+        source, self.arrays = operand_shards(x)
         self.itemsize = x.dtype.itemsize
         region = broadcast_region(x.shape, tuple([int(o[-1]) for o in grid.offsets]))
         self.movement = TransferPlan((region,), (source,), grid)

@@ -21,7 +21,7 @@ import numpy as np
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import announce_reading
+from shardtensor.communication.transfer import announce_reading, are_joined, joined
 from shardtensor.communication.transfer_log import is_recording, record_copy, recorded_by
 from shardtensor.core import OPS, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
@@ -33,7 +33,7 @@ from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, k
 from shardtensor.interpreters.mutation.views import local_view, locate
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.sharding.index import canonical, has_ellipsis
-from shardtensor.sharding.layout import Shape, as_sharding
+from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, part_dtype, whole_view_spec
 from shardtensor.tensor.operands import as_operand, converted
 from shardtensor.tensor.ownership import exclusive_arrays, replaced, set_joined
@@ -44,12 +44,11 @@ from shardtensor.tensor.tensor import (
     current_storage,
     lacks_elements,
     mark_array,
-    shard_arrays,
     tensor,
     without_elements,
     write_state_of,
 )
-from shardtensor.tensor.value import Aval, aval, join
+from shardtensor.tensor.value import Aval
 
 Apply = Callable[[Op, Operands, Params], Any]
 
@@ -146,7 +145,7 @@ def _duplicate(x: ShardedTensor) -> ShardedTensor:
     storage = x._storage
     if lacks_elements(x):
         return mark_array(without_elements(x._aval))
-    return mark_array(tensor(x._aval, Storage(storage.array, storage.arrays)))
+    return mark_array(tensor(x._aval, Storage(storage.buffers)))
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
@@ -266,13 +265,13 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
     """
     storage, backend, dtype = x._storage, x._aval.backend, x._aval.dtype
     at = index if type(index) is tuple else (index,)
-    if type(storage) is not Storage or storage.array is None or not backend.on_host:
+    if type(storage) is not Storage or len(storage.buffers) > 1 or not backend.on_host:
         return False
     for entry in at:
         if type(entry) is not int and type(entry) is not slice:
             return False
     try:
-        shape = storage.array[at].shape
+        shape = storage.buffers[0][at].shape
     except (IndexError, TypeError, ValueError):
         return False
     if _is_scalar(value):
@@ -288,11 +287,11 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         try:
             x._storage = writing
             free = exclusive_arrays(x, storage)
-            if not free or not all(free) or storage.array is None or not backend.begin_write(storage.array):
+            if len(free) != 1 or not free[0] or not backend.begin_write(array := storage.buffers[0]):
                 return False
             write_state.forget()
             write_state.version += 1
-            blockwise.copy_into(storage.array[(*at, Ellipsis)], value)
+            blockwise.copy_into(array[(*at, Ellipsis)], value)
         finally:
             writing.storage = storage
             x._storage = storage
@@ -340,7 +339,7 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
             error, taken.error = taken.error, None
             del taken
             if before is not None:
-                new = offloaded(base._aval, new.arrays or (new.array,))
+                new = offloaded(base._aval, new.buffers)
         finally:
             writing.storage = new or before or (Exported(base._aval, storage) if exported else storage)
             write_state.version += 1
@@ -362,7 +361,7 @@ class WriteTransaction:
         device: the device to which copies of a shared buffer are attributed in the log.
         view_spec: the view spec of the elements that are written.
         storage: the storage of the old value, a `Storage`, or one without elements.
-        free: for each array of the storage whether nothing else holds its memory; empty if none is.
+        free: for each buffer of the storage whether nothing else holds its memory; empty if none is.
         error: the exception raised after elements were written: a warning or floating-point error, as NumPy raises it.
     """
 
@@ -376,14 +375,16 @@ class WriteTransaction:
         self.free = free
         self.error: BaseException | None = None
 
-    def _joined(self, name: str) -> bool:
-        """Makes the arrays of devices that share a memory one buffer, and returns whether it was copied."""
-        storage, copied = self.storage, 0
-        if storage.array is None:
-            array, copied = join(storage.arrays or (), self.value)
-            record_copy(name, copied, self.device)
-            set_joined(self.base, storage, array, copied)
-        return copied > 0
+    def _join(self, name: str) -> None:
+        """Joins the arrays of devices that share a cell, in the storage."""
+        storage, value, free = self.storage, self.value, self.free
+        if not are_joined(storage.buffers, value):
+            buffers, copied = joined(storage.buffers, value, name)
+            set_joined(self.base, storage, buffers, copied)
+            self.free = [
+                nbytes > 0 or (bool(free) and all(free[k] for k in positions))
+                for nbytes, positions in zip(copied, value.cells.positions, strict=True)
+            ]
 
     def on_host(self, write_op: WriteOp) -> Storage:
         """Writes into the shared buffer, or into a copy of it, and returns the storage of the new value.
@@ -391,9 +392,9 @@ class WriteTransaction:
         The buffer is written in place if its ownership is exclusive.
         """
         storage, value, view_spec = self.storage, self.value, self.view_spec
-        alone = self._joined(write_op.name)
-        array = storage.array
-        alone = (alone or (bool(self.free) and all(self.free))) and self.backend.begin_write(array)
+        self._join(write_op.name)
+        (array,) = storage.buffers
+        alone = bool(self.free) and self.free[0] and self.backend.begin_write(array)
         if any(write_op.inside):
             write_op.enter(self.base, view_spec, tensor(value, storage))
         self.announce(write_op)
@@ -412,38 +413,33 @@ class WriteTransaction:
             if not write_op.is_written(error):
                 raise
             self.error = error
-        return storage if fresh is array else Storage(fresh, None, ([],))
+        return storage if fresh is array else Storage((fresh,), ([],))
 
     def announce(self, write_op: WriteOp) -> None:
         """Records, where memory is shared or there are no elements, the transfers that separate memories need."""
         if is_recording():
-            here, _, counted = self._located(write_op)
+            here, _, counted = self._located(write_op, self.value.grid)
             counted.announce(here.grid)
 
     def on_devices(self, write_op: WriteOp) -> Storage:
-        """Writes into the shards that hold elements of the view, or into copies, and returns the new value's storage.
+        """Writes into the cells that hold elements of the view, or into copies, and returns the new value's storage.
 
-        A shard is written in place if its ownership is exclusive. The buffer of devices that share a memory is written
-        by the first of them.
+        A cell is written in place if its ownership is exclusive.
         """
         storage: Storage = self.storage
         value, backend = self.value, self.backend
-        if value.memory is not None:
-            self.free = (self._joined(write_op.name) or (bool(self.free) and all(self.free)),)
-        taken = tensor(value, Storage(storage.array, storage.arrays))
-        arrays = shard_arrays(taken)
+        self._join(write_op.name)
+        arrays, cells = storage.buffers, value.cells
+        taken = tensor(value, Storage(arrays))
         if any(write_op.inside):
             write_op.enter(self.base, self.view_spec, taken)
-        together = value.memory is not None and len(arrays) > 1
-        if together:
+        if not cells.apart:
             self.announce(write_op)
-            arrays, one = (storage.array,), as_sharding(self.device, value.ndim, write_op.name)
-            self.value = aval(value.shape, value.dtype, one, value.committed)
-        devices = self.value.grid.devices
-        here, self.view_spec, write_op = self._located(write_op)
+        devices = cells.grid.devices
+        here, self.view_spec, write_op = self._located(write_op, cells.grid)
         straight = len(self.view_spec.boxes) == 1
         touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
-        with recorded_by() if together else contextlib.nullcontext():
+        with contextlib.nullcontext() if cells.apart else recorded_by():
             commit = write_op.stage(here.grid, taken)
         alone = {}
         for _, k in touched:  # After the transfers: an exclusive shard then has no pending reads by other devices.
@@ -469,18 +465,18 @@ class WriteTransaction:
             return storage
         return replaced(storage, tuple(new), [k for k, mine in alone.items() if not mine], backend)
 
-    def _located(self, write_op: WriteOp) -> tuple[ShardedBox, ViewSpec, WriteOp]:
-        """Returns the boxes of the view within the shards, its view spec and the write op.
+    def _located(self, write_op: WriteOp, grid: Grid) -> tuple[ShardedBox, ViewSpec, WriteOp]:
+        """Returns the boxes of the view within the parts of a grid, its view spec and the write op.
 
-        If the elements in a shard are not a box of the view's shape, or the backend cannot give a view of them, the
+        If the elements in a part are not a box of the view's shape, or the backend cannot give a view of them, the
         write op is replaced by one that writes the elements one by one at their positions in the whole base.
         """
         view_spec, value = self.view_spec, self.value
-        here = locate(value, view_spec.boxes)
+        here = locate(grid, view_spec.boxes)
         if here is not None and (self.backend.negative_strides or not (view_spec.reverses or write_op.reverses)):
             return here, view_spec, write_op
         whole = whole_view_spec(value.shape, value.sharding.spec.chains_of(value.ndim)).only(view_spec.part)
-        everywhere = locate(value, whole.boxes)
+        everywhere = locate(grid, whole.boxes)
         assert everywhere is not None
         return everywhere, whole, write_op.picked(view_spec.positions, value.shape)
 
