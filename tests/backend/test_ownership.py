@@ -17,14 +17,8 @@ from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
 from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor import ownership, tensor
-from tests.backend.holders import VALUE, leak, put, seen, shard_data
+from tests.backend.holders import VALUE, leak, places, put, seen, shard_data
 from tests.layouts import allocated, assert_same, everywhere, place_of
-
-
-def places(x: st.ShardedTensor) -> list[int]:
-    """Where the shards lie. Keeps none of them."""
-    return [place_of(shard.data) for shard in x.addressable_shards]
-
 
 # -- reference counts ------------------------------------------------------------------------------
 
