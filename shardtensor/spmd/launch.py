@@ -175,7 +175,10 @@ class _Map:
                 elif submesh.size > 1:
                     argument = _unheld(column.items[i]) if column.each else column.items
                 elif column.each:
-                    argument = _onto(onto, column.items[i], device, self.caller, column.donated, shards)
+                    item = column.items[i]
+                    # A tensor is the common case, and takes no traversal.
+                    to = onto if type(item) is ShardedTensor else functools.partial(_onto, onto)
+                    argument = to(item, device, self.caller, column.donated, shards)
                 else:
                     if (c, submesh) not in shared:
                         found: list[Any] = []
@@ -240,8 +243,6 @@ def _infer_map(*arguments: Any) -> list[Any]:
 
 def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
     """Returns a pytree with its arrays on a device, by the function ``onto``."""
-    if type(tree) is ShardedTensor:  # The common case takes no traversal.
-        return onto(tree, device, caller, donated, shards)
 
     def one(leaf: Any) -> Any:
         if type(leaf) is ShardedTensor:
@@ -395,8 +396,8 @@ def _call_on(
 ) -> Any:
     """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
     submesh, caller = called.submeshes[i], called.caller
-    backend = backend_of(submesh.flat[0])
     here = None if submesh.size > 1 else on_submesh(submesh)
+    backend = here.backend if here else backend_of(submesh.flat[0])
     execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
     program.execution_context = execution_context
     program.given = shards

@@ -78,7 +78,7 @@ def run(
     scheduler = Scheduler(map_run, 0.0 if code in _long and math.isfinite(helper_delay) else helper_delay)
     try:
         scheduler.run()
-        if time.perf_counter() - scheduler.started <= _LONG_DELAYS * helper_delay:
+        if scheduler.seconds <= _LONG_DELAYS * helper_delay:
             _long.discard(code)
         elif not scheduler.prompts():
             _long.add(code)
@@ -99,7 +99,14 @@ identity of code that is gone, only its first map has helper threads early.
 
 
 class Scheduler:
-    """Runs all programs under one outermost map, on the caller's thread and on helper threads."""
+    """Runs all programs under one outermost map, on the caller's thread and on helper threads.
+
+    Attributes:
+        seconds: how long the programs took. The time in which helper threads were woken and dismissed is not counted:
+            it can be longer than a short map, which would then have helper threads every time.
+    """
+
+    seconds = 0.0
 
     def __init__(self, root: MapRun, helper_delay: float) -> None:
         self.lock = threading.Lock()
@@ -126,6 +133,7 @@ class Scheduler:
                 if not self._helper_delay:
                     self._call_for_help()
                 self._serve(thread)
+                self.seconds = time.perf_counter() - self.started
             finally:
                 with _lock:
                     _running.remove(self)
@@ -237,7 +245,8 @@ class Scheduler:
 
     def _call_for_help(self) -> None:
         """Wakes helper threads, once, if the helper delay has passed and several programs are not started."""
-        if self._helpers is not None or time.perf_counter() - self.started < self._helper_delay:
+        now = time.perf_counter()
+        if self._helpers is not None or now - self.started < self._helper_delay:
             return
         with self.lock:
             count = sum(run.unstarted for run in self.runs)
@@ -246,6 +255,7 @@ class Scheduler:
             self._changed = threading.Condition(self.lock)
             self._helpers = _Helpers(count)
         self._helpers.call(self._help, count - 1, self.root.context)
+        self.started += time.perf_counter() - now
 
     def abandon(self) -> None:
         """In the child of a fork: stops all maps, and leaves them, if programs ran in several threads. Only the forking

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import sys
 import threading
 from collections.abc import Callable
@@ -18,23 +17,8 @@ from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
 from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor import ownership, tensor
-from tests.layouts import USABLE, allocated, assert_same, everywhere, mesh_of, place_of, values_of
-
-VALUE = np.arange(24.0).reshape(8, 3)
-
-
-def put(value: Any, backend: str, mesh: tuple[int, ...] = (4,)) -> st.ShardedTensor:
-    return st.device_put(np.asarray(value), st.NamedSharding(mesh_of(mesh, backend), st.P("x")))
-
-
-def places(x: st.ShardedTensor) -> list[int]:
-    """Where the shards lie. Keeps none of them."""
-    return [place_of(shard.data) for shard in x.addressable_shards]
-
-
-def shard_data(x: st.ShardedTensor) -> list[Any]:
-    return [shard.data for shard in x.addressable_shards]
-
+from tests.backend.holders import VALUE, leak, places, put, seen, shard_data
+from tests.layouts import allocated, assert_same, everywhere, place_of
 
 # -- reference counts ------------------------------------------------------------------------------
 
@@ -152,16 +136,6 @@ def test_writes_in_place_allocate_nothing(backend: str) -> None:
 
 # -- never visible elsewhere -----------------------------------------------------------------------
 
-LEAKED: list[Any] = []
-
-
-def leak(x: Any) -> list[Any]:
-    """The arguments of mapped functions."""
-    st.pmap(lambda p: LEAKED.append(p) or 0, st.shard(x, devices=x.sharding.mesh))
-    kept = LEAKED[:]
-    LEAKED.clear()
-    return kept
-
 
 def views_of_shards(x: Any) -> list[Any]:
     views = []
@@ -190,15 +164,6 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "np.asarray of what were shards": lambda x: [np.asarray(p) for p in st.shard(x, devices=x.sharding.mesh)],
     "a list of rows": lambda x: st.to_batched_list(x, 2),
 }
-
-
-def seen(held: Any) -> Any:
-    """The elements that a holder sees, as host arrays."""
-    if isinstance(held, (list, tuple)):
-        return [seen(part) for part in held]
-    if isinstance(held, (np.ndarray, st.ShardedTensor)):
-        return np.array(held)
-    return values_of(held)
 
 
 def check_holder(holder: str, backend: str) -> None:
@@ -507,146 +472,3 @@ def test_mutants_are_killed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(place, name, wrong)
     with pytest.raises(AssertionError):
         guarantee()
-
-
-# -- a state machine -------------------------------------------------------------------------------
-
-
-class Machine:
-    """Random writes, copies, views, exports, transfers, maps, deletions and garbage collections.
-
-    Attributes:
-        tensors: tensors, each with the NumPy array that it must equal; views of a tensor are views of its array.
-        exports: what has left the library, each with what it must show for good.
-    """
-
-    def __init__(self, backend: str, seed: int, tensors: list[tuple[Any, np.ndarray]]) -> None:
-        self.random = random.Random(seed)
-        self.backend = backend
-        self.tensors = tensors
-        self.exports: list[tuple[Any, Any]] = []
-        self.steps = [
-            self.write, self.write, self.write_part, self.write_part, self.share, self.share, self.view, self.export,
-            self.export, self.compute, self.map, self.drop, self.drop, self.drop_export, self.move,
-        ]  # fmt: skip
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            step = self.random.choice(self.steps)
-            step()
-            if self.random.random() < 0.02:
-                gc.collect()
-            if self.random.random() < 0.2:
-                self.check()
-        self.check()
-
-    def check(self) -> None:
-        for x, wanted in self.tensors:
-            np.testing.assert_array_equal(np.asarray(x), wanted)
-        for held, shown in self.exports:
-            for a, b in zip(seen(held), shown, strict=True):
-                np.testing.assert_array_equal(a, b)
-
-    def pick(self) -> tuple[Any, np.ndarray]:
-        return self.random.choice(self.tensors)
-
-    def keep(self, x: Any, wanted: np.ndarray) -> None:
-        self.tensors.append((x, wanted))
-        if len(self.tensors) > 8:
-            self.tensors.pop(self.random.randrange(len(self.tensors)))
-
-    def write(self) -> None:
-        x, wanted = self.pick()
-        y, other = self.pick()
-        if x.shape == y.shape and self.random.random() < 0.5:
-            value = other.copy()
-            x[...] = y
-            wanted[...] = value
-        else:
-            x += 1
-            wanted += 1
-
-    def write_part(self) -> None:
-        x, wanted = self.pick()
-        i, n = self.random.randrange(x.shape[0]), self.random.randrange(100)
-        index = self.random.choice([slice(i, None), (i, 1), slice(i, i + 2)])
-        value = self.random.choice([n, np.full_like(wanted[index], n)])
-        x[index] = value
-        wanted[index] = value
-
-    def share(self) -> None:
-        x, wanted = self.pick()
-        ways = [lambda: x.copy(), lambda: st.device_put(x, x.sharding), lambda: st.reshape(x, x.shape, copy=True)]
-        self.keep(self.random.choice(ways)(), wanted.copy())
-
-    def view(self) -> None:
-        x, wanted = self.pick()
-        if x.shape[0] > 2:
-            self.keep(x[1:], wanted[1:])
-
-    def export(self) -> None:
-        x, _ = self.pick()
-        ways = [lambda: [np.asarray(x)], lambda: shard_data(x), lambda: [np.asarray(x[1:])]]
-        held = self.random.choice(ways)()
-        self.exports.append((held, seen(held)))
-        if len(self.exports) > 6:
-            self.drop_export()
-
-    def compute(self) -> None:
-        x, wanted = self.pick()
-        self.keep(x * 2 % 101, wanted * 2 % 101)
-
-    def map(self) -> None:
-        x, wanted = self.pick()
-        functions = [lambda p: p, lambda p: p + 1]
-        k = self.random.randrange(2)
-        parts = st.pmap(functions[k], st.shard(x, devices=x.sharding.mesh))
-        self.keep(st.unshard(parts), wanted + k)
-
-    def move(self) -> None:
-        x, wanted = self.pick()
-        mesh = mesh_of((self.random.choice([1, 2, 4]),), self.backend)
-        self.keep(st.device_put(x, st.NamedSharding(mesh, st.P("x"))), wanted.copy())
-
-    def drop(self) -> None:
-        if len(self.tensors) > 2:
-            self.tensors.pop(self.random.randrange(len(self.tensors)))
-
-    def drop_export(self) -> None:
-        if self.exports:
-            self.exports.pop(self.random.randrange(len(self.exports)))
-
-
-def run_machines(backend: str, steps: int, seeds: range, threads: int = 1) -> None:
-    """Runs machines at once, which begin with copies of the same tensors: at first they share all memory."""
-    first = [put(VALUE + k, backend) for k in range(2)]
-    machines = [Machine(backend, seed, [(x.copy(), VALUE + k) for k, x in enumerate(first)]) for seed in seeds]
-    del first
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(machine.run, steps) for machine in machines]:
-            done.result()
-    assert not ownership.READS
-
-
-@everywhere
-@pytest.mark.parametrize("seed", range(3))
-def test_state_machine(seed: int, backend: str) -> None:
-    run_machines(backend, 100, range(seed, seed + 1))
-
-
-@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
-def test_state_machine_in_threads(backend: str) -> None:
-    run_machines(backend, 40, range(8), threads=8)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("backend", USABLE)
-@pytest.mark.parametrize("seed", range(10))
-def test_state_machine_for_long(seed: int, backend: str) -> None:
-    run_machines(backend, 100_000 // 10 if backend == "numpy" else 2_000, range(10 * seed, 10 * seed + 10))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
-def test_state_machine_in_threads_for_long(backend: str) -> None:
-    run_machines(backend, 5_000, range(8), threads=8)

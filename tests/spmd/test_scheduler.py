@@ -165,6 +165,26 @@ def test_a_rendezvous_on_one_thread() -> None:
     assert len(threads) == 1
 
 
+def test_a_short_map_after_a_long_one_goes_without_helpers(helped: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes to wake the helpers: otherwise they would be woken every time."""
+
+    class Slow(blas_threads.Limit):
+        def __enter__(self) -> None:
+            time.sleep(0.2)
+            super().__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(scheduler, "Limit", Slow)
+    code = id(monkeypatch)
+    scheduler.run([lambda program: time.sleep(0.2)] * 3, labels(3), helper_delay=0.04, code=code)
+    assert code in scheduler._long
+    scheduler.run([lambda program: None] * 3, labels(3), helper_delay=0.04, code=code)
+    assert code not in scheduler._long
+
+
 def test_a_rendezvous_across_threads(helped: None) -> None:
     threads = set()
 

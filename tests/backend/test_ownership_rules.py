@@ -1,0 +1,264 @@
+"""The rules of ownership one by one, where no sequence of calls finds a mistake in them soon enough."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.backend.registry import load
+from shardtensor.tensor import ownership
+from shardtensor.tensor.storage import PendingWrite, Storage
+from shardtensor.tensor.tensor import mark_donated, shard_arrays, tensor, without_elements, write_state_of
+from tests.backend.holders import VALUE, places, put, seen, shard_data
+from tests.layouts import assert_same, everywhere, mesh_of, place_of, values_of
+
+
+@pytest.fixture(params=["numpy", "checked"])
+def foreign(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A backend that does not know what else holds a memory, as plugins need not."""
+    monkeypatch.setattr(type(load(request.param)), "memory_of", lambda self, array: None)
+    return str(request.param)
+
+
+# -- who holds a storage ---------------------------------------------------------------------------
+
+
+def test_one_shared_array_makes_a_storage_shared() -> None:
+    x = put(VALUE, "checked")
+    y = x.copy()
+    assert ownership.is_shared(x._storage)
+    x[0, 0] = 5
+    assert ownership.is_shared(x._storage)
+    x[2:] = 5
+    assert not ownership.is_shared(x._storage)
+    assert_same(y, VALUE)
+    assert ownership.is_shared(Storage(VALUE))  # Nothing is known of its memory.
+
+
+def test_a_written_shard_is_alone_on_both_sides() -> None:
+    x = put(VALUE, "checked")
+    y = x.copy()
+    x[0, 0] = 5
+    before = places(y)
+    y[0, 0] = 9
+    assert places(y) == before
+    y[7, 2] = 9
+    assert places(y)[:-1] == before[:-1]
+    assert places(y)[-1] != before[-1]
+
+
+@pytest.mark.parametrize("backend", ["checked", "cupy"], indirect=True)
+def test_a_copy_in_host_memory_holds_nothing(backend: str) -> None:
+    x = put(VALUE, backend)
+    x += 1
+    before, held = places(x), np.asarray(x)
+    x += 1
+    assert places(x) == before
+    np.testing.assert_array_equal(held, VALUE + 1)
+
+
+def test_many_leases_are_looked_through_seldom() -> None:
+    """Each is looked at a few times while others are added, not once for each of them."""
+    x, calls = put(VALUE, "numpy"), []
+
+    def held() -> bool:
+        calls.append(0)
+        return True
+
+    for _ in range(1024):
+        ownership.lease(x._storage, held)
+    assert len(calls) <= 2048
+
+
+# -- writes to memory of which nothing is known ------------------------------------------------------
+
+
+def test_unknown_memory_is_copied_by_every_write(foreign: str) -> None:
+    x = put(VALUE, foreign)
+    for _ in range(2):
+        before, kept = places(x), shard_data(x)
+        x[0, 0] += 1
+        assert places(x)[0] != before[0]
+        x += 1
+        assert not set(places(x)) & set(before)
+        del kept
+
+
+def test_unknown_memory_that_was_joined_is_copied(foreign: str) -> None:
+    parts = [st.device_put(row, device) for row, device in zip(VALUE, st.devices(foreign), strict=True)]
+    x = st.stack(st.pmap(lambda p: p + 1, parts))
+    st.sum(x)
+    for _ in range(2):
+        before, kept = places(x), shard_data(x)
+        x += 1
+        assert not set(places(x)) & set(before)
+        del kept
+    assert_same(x, VALUE + 3)
+
+
+# -- joined arrays -----------------------------------------------------------------------------------
+
+
+def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
+    """Arrays in one buffer that have leases of their own: the others learn that the buffer refers to all of them."""
+    x = put(VALUE, "numpy")
+    whole = VALUE.copy()
+    leases: list[Any] = [[], []]
+    storage = Storage(None, (whole[:4], whole[4:]), tuple(leases))
+    others = [Storage(part, None, (lease,)) for part, lease in zip((whole[:4], whole[4:]), leases, strict=True)]
+    ownership.set_joined(x, storage, whole, 0)
+    assert storage.array is whole
+    assert ownership.is_shared(storage)
+    assert all(map(ownership.is_shared, others))
+
+
+def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
+    x = put(VALUE, "numpy")
+    whole, leases = VALUE.copy(), []
+    storage = Storage(None, (whole[:4], whole[4:]), (leases, leases))
+    ownership.set_joined(x, storage, whole, 0)
+    assert not ownership.is_shared(storage)
+    leases.append(lambda: x)
+    assert ownership.is_shared(storage)
+
+
+# -- results of operators ----------------------------------------------------------------------------
+
+
+def test_an_array_of_an_operand_is_not_new() -> None:
+    x = put(VALUE, "numpy")
+    array = x._storage.array
+    assert ownership.is_new(np.empty(2), [x])
+    assert not ownership.is_new(array, [x])
+    assert not ownership.is_new(array, [x[:]])
+    assert not ownership.is_new(array, [1.0, array])
+    assert not ownership.is_new(array[:], [])
+
+
+def test_an_operand_of_unknown_memory_may_have_made_a_result() -> None:
+    x = put(VALUE, "numpy")
+    assert not ownership.is_new(np.empty(2), [without_elements(x._aval)])
+
+
+def test_results_that_are_known_keep_their_leases() -> None:
+    x = put(VALUE, "numpy")
+    held = np.asarray(x)
+    ownership.track([()], [x])
+    x += 1
+    np.testing.assert_array_equal(held, VALUE)
+
+
+@everywhere
+def test_what_was_donated_meanwhile_may_be_held(backend: str) -> None:
+    """An operator reads a view of a tensor, which is donated meanwhile; a third tensor shares the memory."""
+    x = put(VALUE, backend)
+    third, view, storage = x.copy(), x[1:], x._storage
+    value = x._aval
+    for operand in (x, view):
+        entry = [(operand,)]
+        mark_donated(x, "a test")
+        made = tensor(value, Storage(storage.array, storage.arrays))
+        ownership.track(entry, made)
+        made += 1
+        assert_same(third, VALUE)
+
+
+@everywhere
+def test_what_only_one_tensor_donated_becomes_the_results(backend: str) -> None:
+    x = put(VALUE, backend)
+    storage, value, entry = x._storage, x._aval, [(x,)]
+    mark_donated(x, "a test")
+    made = tensor(value, Storage(storage.array, storage.arrays))
+    ownership.track(entry, made)
+    del storage
+    before = places(made)
+    made += 1
+    assert places(made) == before
+
+
+@everywhere
+def test_a_view_that_is_read_may_share_what_it_had_cached(backend: str) -> None:
+    """Its base is written meanwhile, which empties the cache; of the arrays in it, users have views."""
+    x = put(VALUE, backend)
+    view = x[1:]
+    held, entry = shard_data(view), [(view,)]
+    ownership.READS[id(entry)] = entry
+    array, arrays = (x._storage.array[1:], None) if x._storage.array is not None else (None, shard_arrays(view))
+    x += 1
+    del ownership.READS[id(entry)]
+    made = tensor(view._aval, Storage(array, arrays))
+    ownership.track(entry, made)
+    made += 1
+    np.testing.assert_array_equal(np.concatenate(seen(held)), VALUE[1:])
+
+
+def test_results_that_share_new_memory_know_of_one_another() -> None:
+    x = put(VALUE, "numpy")
+    made = [tensor(x._aval, Storage(array)) for array in [VALUE.copy()] * 2]
+    ownership.track([()], made)
+    made[0] += 1
+    assert_same(made[1], VALUE)
+    made[1] += 1
+    assert_same(made[0], VALUE + 1)
+
+
+def test_two_handles_never_have_one_storage() -> None:
+    x = put(VALUE, "numpy")
+    made = tensor(x._aval, x._storage)
+    ownership.track([(x,)], made)
+    assert made._storage is not x._storage
+    made += 1
+    assert_same(x, VALUE)
+
+
+def test_known_holders_of_a_memory_count_more_than_unknown_ones() -> None:
+    x = put(VALUE, "numpy")
+    known, unknown = x._storage, Storage(x._storage.array)
+    for order in ((known, unknown), (unknown, known)):
+        found: ownership.Sources = {}
+        for storage in order:
+            ownership._note(found, storage, x._aval.backend)
+        assert list(found.values()) == [(known, known.leases[0])]
+
+
+@pytest.mark.parametrize("backend", ["cupy", "torch"], indirect=True)
+def test_arrays_of_libraries_that_were_given_are_never_written(backend: str) -> None:
+    library = load(backend)
+    device = library.devices()[0]
+    with library.on(device):
+        given = library.xp.asarray(VALUE)
+    x = st.from_dlpack(given, device=device, copy=False)
+    assert place_of(given) == places(x)[0]
+    x += 1
+    assert_same(x, VALUE + 1)
+    np.testing.assert_array_equal(values_of(given), VALUE)
+
+
+def test_partial_sums_stay_as_they_are() -> None:
+    """The parts of an unreduced tensor and its sum share no memory with what operators return."""
+    x = st.device_put(VALUE, st.NamedSharding(mesh_of((2,), "numpy"), st.P("x")))
+    unreduced = st.matmul(x.T, x, out_sharding=st.NamedSharding(x.sharding.mesh, st.P(unreduced={"x"})))
+    shards = [np.array(shard.data) for shard in unreduced.addressable_shards]
+    for made in (unreduced.copy(), unreduced + 0, st.reshard(unreduced, st.NamedSharding(x.sharding.mesh, st.P()))):
+        made += 1
+        for shard, before in zip(unreduced.addressable_shards, shards, strict=True):
+            np.testing.assert_array_equal(np.array(shard.data), before)
+
+
+def test_the_storage_of_a_write_in_progress_is_that_of_the_new_value() -> None:
+    x = put(VALUE, "numpy")
+    state, storage = write_state_of(x), x._storage
+    found: list[Any] = []
+    with state.lock:
+        x._storage = writing = PendingWrite(state)
+        thread = threading.Thread(target=lambda: found.append(ownership.storage_of(x)))
+        thread.start()
+        assert not found
+        x._storage = writing.storage = storage
+    thread.join()
+    assert found == [storage]
+    assert seen(x).tolist() == VALUE.tolist()
