@@ -23,7 +23,7 @@ from shardtensor.functions.partial_sums import infer_unreduced, partial_sums_to,
 from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
-from shardtensor.tensor.numpy_protocols import check_leaves, from_lists
+from shardtensor.tensor.numpy_calls import check_leaves, from_lists
 from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
 from shardtensor.tensor.ownership import lent
 from shardtensor.tensor.pytree import leaves, map_leaves

@@ -14,7 +14,9 @@ from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
-from shardtensor.tensor.numpy_protocols import Operators, as_numpy, from_lists, with_out
+from shardtensor.tensor.numpy_calls import call_numpy, from_lists, with_out
+from shardtensor.tensor.numpy_functions import REFUSED
+from shardtensor.tensor.numpy_protocols import Operators
 
 if TYPE_CHECKING:
     from shardtensor.tensor.flags import Flags
@@ -25,43 +27,18 @@ def _method(name: str) -> Callable[..., ShardedTensor]:
     function = getattr(np, name)
 
     def method(self: Any, *args: Any, **params: Any) -> ShardedTensor:
-        if not args and not params:  # The common case, where there is nothing to translate.
+        if not args and not params and name in OPS:  # The common case, where there is nothing to translate.
             return OPS[name].dispatch(self)  # type: ignore[no-any-return]
-        return as_numpy(function, OPS[name], (self, *args), params)  # type: ignore[no-any-return]
-
-    method.__name__ = name
-    method.__doc__ = f"``st.{name}`` of this tensor."
-    return method
-
-
-def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any:
-    x = call("reshape", x, shape=(-1,)) if axis is None else x
-    return with_out(OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
-
-
-def _function(name: str) -> Callable[..., ShardedTensor]:
-    """Returns the method that is NumPy's function of the same name, which calls its form for tensors."""
-    function = getattr(np, name)
-
-    def method(self: Any, *args: Any, **params: Any) -> ShardedTensor:
-        return function(self, *args, **params)  # type: ignore[no-any-return]
+        return call_numpy(function, (self, *args), params)  # type: ignore[no-any-return]
 
     method.__name__ = name
     method.__doc__ = f"``numpy.{name}`` of this tensor."
     return method
 
 
-_REFUSED = {
-    "byteswap": "the bytes of elements are in the order of the machine; np.asarray(x).byteswap() gives a host array",
-    "ctypes": "the elements are in the memories of several devices; np.asarray(x).ctypes gives those of a host array",
-    "data": "the elements are in the memories of several devices; x.addressable_shards gives the array of each device",
-    "dump": "pickle.dump(x, file) writes a tensor and its sharding, st.save(file, x) only the elements",
-    "dumps": "pickle.dumps(x) returns a tensor and its sharding",
-    "getfield": "tensors have no fields; x.view(dtype) and x.real are views of the elements",
-    "resize": "the layout of a tensor does not change; st.resize(x, shape) returns another one",
-    "setfield": "tensors have no fields; x.view(dtype)[...] = value and x.real = value write to them",
-}
-"""The attributes of NumPy's arrays that tensors lack, and what to use instead."""
+def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any:
+    x = call("reshape", x, shape=(-1,)) if axis is None else x
+    return with_out(OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
 
 
 class Methods(Operators):
@@ -80,7 +57,7 @@ class Methods(Operators):
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):  # A property has raised an AttributeError: this raises it again.
                 return object.__getattribute__(self, name)
-            reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
+            reason = f": {REFUSED[name]}" if name in REFUSED else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
     # -- memory ------------------------------------------------------------------------------------
@@ -266,8 +243,8 @@ class Methods(Operators):
     any, all, argmax, argmin = map(_method, ("any", "all", "argmax", "argmin"))
     clip, squeeze, round = map(_method, ("clip", "squeeze", "round"))
     argsort, nonzero, searchsorted, take = map(_method, ("argsort", "nonzero", "searchsorted", "take"))
-    argpartition, choose, diagonal = map(_function, ("argpartition", "choose", "diagonal"))
-    dot, trace = map(_function, ("dot", "trace"))
+    argpartition, choose, diagonal = map(_method, ("argpartition", "choose", "diagonal"))
+    dot, trace = map(_method, ("dot", "trace"))
 
     def sort(
         self, axis: int | None = -1, kind: str | None = None, order: None = None, *, stable: bool | None = None

@@ -1,18 +1,24 @@
-"""NumPy's other names of operators, and functions of NumPy that are composed of operators here.
+"""The table of NumPy's functions that are not called by their own names and arguments here.
 
-`shardtensor.tensor.numpy_protocols` calls these functions where NumPy's are called with a tensor.
+A call of NumPy's function with a tensor is one of the function of the same name in the package: see
+`shardtensor.tensor.numpy_calls`, which also finds out how the arguments correspond. The rows here are the exceptions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.registry import array_backend
+from shardtensor.backend.device import HOST
+from shardtensor.backend.registry import backend_of
 from shardtensor.core import call
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.tensor.handle import Handle
+
+Function = Callable[..., Any]
 
 NUMPY_NAMES = {
     "absolute": "abs", "amax": "max", "amin": "min", "around": "round",
@@ -25,42 +31,161 @@ NUMPY_NAMES = {
 and the package has them as attributes that `dir` does not list.
 """
 
+PARAMETER_NAMES = {"ddof": "correction", "reps": "repetitions", "rcond": "rtol"}
+"""NumPy's names of parameters that have the standard's name here."""
 
-def _converted(x: Any) -> Any:
-    """Returns an operand as a tensor, a host array or a Python scalar; lists are converted to host arrays."""
+WITHOUT_EFFECT = frozenset(["allow_pickle", "hermitian", "subok"])
+"""Parameters of NumPy that change nothing here: nothing is pickled, decompositions of Hermitian matrices are those of
+any matrix, and tensors have no subclasses.
+"""
+
+CAST_RESULTS = frozenset(["concatenate", "hstack", "stack", "vstack"])
+"""Functions of which the result is cast to NumPy's argument ``dtype``, which they lack here."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {"numpy.linalg.pinv": {"rtol": 1e-15}}
+"""NumPy's defaults where they are not the standard's."""
+
+
+# -- functions that the package lacks, or has with other operands ----------------------------------
+
+
+def _on_host(x: Any) -> Any:
+    """Returns an argument with each tensor in it, also in lists, as a host array."""
     if isinstance(x, (list, tuple)):
-        return np.asarray(x)
-    return call("asarray", x) if array_backend(x) is not None else x
+        return type(x)(map(_on_host, x))
+    return np.asarray(x) if hasattr(type(x), "__array_function__") else x
 
 
-def _dot(a: Any, b: Any, out: Any = None) -> Any:
-    """`numpy.dot`: the product of scalars, or the sum over the last dimension of a and the second last one of b."""
-    a, b = _converted(a), _converted(b)
-    if not np.ndim(a) or not np.ndim(b):
-        return np.multiply(a, b, out=out)
-    if np.ndim(b) <= 2:
-        return np.matmul(a, b, out=out)
-    if out is not None:
-        raise ArgumentTypeError(
-            f"numpy.dot: out is given, and b has {np.ndim(b)} dimensions; wanted at most 2, or no out"
-        )
-    return call("tensordot", a, b, axes=([np.ndim(a) - 1], [np.ndim(b) - 2]))
+def _computed_on_host(name: str) -> Function:
+    """Returns NumPy's function of host copies of its arguments."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return getattr(np, name)(*map(_on_host, args), **{key: _on_host(value) for key, value in kwargs.items()})
+
+    return function
 
 
-def _stacked(name: str) -> Callable[..., Any]:
-    """Returns `numpy.vstack` or `numpy.hstack`: the operator of that name, whose result is converted to ``dtype``."""
+def _without_elements(name: str) -> Function:
+    """Returns NumPy's function of arrays of the same shapes and dtypes, which occupy the memory of one element."""
 
-    def stacked(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
-        made = call(name, [_converted(x) for x in tup])
-        if dtype is None:
-            return made
-        if not np.can_cast(made.dtype, dtype, casting):  # type: ignore[arg-type]
-            given = f"{made.dtype} to {np.dtype(dtype)}"
-            raise ArgumentTypeError(f"numpy.{name}: {given} is not allowed by casting={casting!r}")
-        return made.astype(dtype)
+    def stand_in(x: Any) -> Any:
+        return np.broadcast_to(np.empty((), x.dtype), x.shape) if isinstance(x, Handle) else x
 
-    return stacked
+    return lambda *args, **kwargs: getattr(np, name)(
+        *map(stand_in, args), **{k: stand_in(x) for k, x in kwargs.items()}
+    )
 
 
-COMPOSED: dict[str, Callable[..., Any]] = {"dot": _dot, "hstack": _stacked("hstack"), "vstack": _stacked("vstack")}
-"""Functions of NumPy that are composed of operators, by their names."""
+def _between(name: str) -> Function:
+    """Returns the function for ranges between the elements of arrays, which is imported on first use."""
+    return lambda *args, **kwargs: getattr(importlib.import_module("shardtensor.functions.grids"), f"{name}_between")(
+        *args, **kwargs
+    )
+
+
+def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
+    """`numpy.copyto` to or from a tensor."""
+    if isinstance(dst, np.ndarray):
+        np.copyto(dst, np.asarray(src), casting=casting, where=np.asarray(where))
+        return
+    # Python scalars are weak: they take the dtype of dst where its kind allows it.
+    weak = type(src) in (bool, int, float, complex)
+    dtype = np.result_type(dst.dtype, src) if weak else src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
+    if not np.can_cast(dtype, dst.dtype, casting):
+        raise ArgumentTypeError(f"copyto: {dtype} to {dst.dtype} is not allowed by casting={casting!r}")
+    dst[...] = src if where is True else call("where", where, src, dst)
+
+
+def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
+    """`numpy.copy`, whose result is an array, never a scalar."""
+    if order not in ("K", "A", "C", "F"):  # The layout in memory is not visible.
+        raise ArgumentTypeError(f"numpy.copy: order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
+    return call("asarray", a, copy=True)
+
+
+def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """`numpy.may_share_memory`: whether the extents of two tensors in one base overlap.
+
+    A write to one of the tensors is visible in the other only if they do.
+    """
+    if not (isinstance(a, Handle) and isinstance(b, Handle)):
+        return False
+    (base, low, high), (other, start, end) = _extent(a), _extent(b)
+    return base is other and low < end and start < high
+
+
+def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """`numpy.shares_memory`: whether two tensors are views of one base, and have an element in common."""
+    if not _may_share_memory(a, b):
+        return False
+    base = np.empty(_extent(a)[0].shape, np.int8)  # No element of it is read or written, so that it takes no memory.
+    found = [_placed_like(x, base) for x in (a, b)]
+    return bool(np.shares_memory(found[0], found[1], max_work=max_work))
+
+
+def _placed_like(x: Any, base: Any) -> Any:
+    view_spec = getattr(x._storage, "view_spec", None)
+    return base if view_spec is None else view_spec.of(backend_of(HOST), base)
+
+
+def _extent(x: Any) -> tuple[Any, int, int]:
+    """Returns the base of a tensor, and the first index and the end of its elements in the flattened base."""
+    view_spec = getattr(x._storage, "view_spec", None)
+    return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.extent)
+
+
+def _svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    """`numpy.linalg.svd`, which returns singular values only for ``compute_uv=False``."""
+    linalg = importlib.import_module("shardtensor.linalg")
+    return linalg.svd(a, full_matrices=full_matrices) if compute_uv else linalg.svdvals(a)
+
+
+FUNCTIONS: dict[str, Function] = {
+    **{f"numpy.{name}": _computed_on_host(name) for name in ("array2string", "array_repr", "array_str", "savetxt")},
+    **{f"numpy.{name}": _without_elements(name) for name in ("einsum_path", "ndim", "shape", "size")},
+    **{f"numpy.{name}": _between(name) for name in ("geomspace", "linspace", "logspace")},
+    "numpy.copy": _copy,
+    "numpy.copyto": _copyto,
+    "numpy.linalg.svd": _svd,
+    "numpy.may_share_memory": _may_share_memory,
+    "numpy.put": lambda a, ind, v, mode="raise": a.put(ind, v, mode),
+    "numpy.reshape": lambda a, /, shape, order="C", *, copy=None: a.reshape(shape, order=order, copy=copy),
+    "numpy.shares_memory": _shares_memory,
+}
+"""Functions that the package lacks, or has with fewer arguments: text, files and plans, which NumPy makes of the
+elements on the host or without them; metadata, copies and writes.
+"""
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+_DATES = "calendars are on the host only; np.asarray(x) gives the whole array on the host"
+_FEW = "the coefficients of a polynomial are computed one after the other; np.asarray(x) gives them on the host"
+
+REFUSED = {
+    "numpy.busday_count": _DATES,
+    "numpy.busday_offset": _DATES,
+    "numpy.is_busday": _DATES,
+    "numpy.datetime_as_string": "tensors have no text; np.asarray(x) gives the whole array on the host",
+    "numpy.poly": _FEW,
+    "numpy.polydiv": _FEW,
+    "numpy.roots": _FEW,
+    "byteswap": "the bytes of elements are in the order of the machine; np.asarray(x).byteswap() gives a host array",
+    "ctypes": "the elements are in the memories of several devices; np.asarray(x).ctypes gives those of a host array",
+    "data": "the elements are in the memories of several devices; x.addressable_shards gives the array of each device",
+    "dump": "pickle.dump(x, file) writes a tensor and its sharding, st.save(file, x) only the elements",
+    "dumps": "pickle.dumps(x) returns a tensor and its sharding",
+    "getfield": "tensors have no fields; x.view(dtype) and x.real are views of the elements",
+    "resize": "the layout of a tensor does not change; st.resize(x, shape) returns another one",
+    "setfield": "tensors have no fields; x.view(dtype)[...] = value and x.real = value write to them",
+}
+"""The reasons why functions of NumPy are not called with tensors and why tensors lack attributes of NumPy's arrays, and
+what to use instead.
+"""
+
+
+def refusal(name: str) -> ArgumentTypeError:
+    """Returns the error for a function of NumPy that is not called with tensors."""
+    reason = REFUSED.get(name)
+    told = f", since {reason}" if reason else "; np.asarray(x) gives the whole array on the host"
+    return ArgumentTypeError(f"{name}: has no sharded form here{told}")

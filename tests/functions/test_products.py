@@ -230,7 +230,11 @@ def test_numpys_functions_of_tensors(backend: str) -> None:
     assert_same(np.trace(x, dtype="float32"), np.trace(a, dtype="float32"))
     assert_same(np.einsum("ij,kj", b, x, optimize=True), np.einsum("ij,kj", b, a))
     assert_same(np.einsum(x, [0, 1], [1, 0], dtype="complex128"), a.T + 0j)
-    with pytest.raises(st.ArgumentTypeError, match=r"numpy.einsum: has no sharded form here with out="):
-        np.einsum("ij,jk", x, b, out=np.empty((3, 3)))
-    with pytest.raises(st.ArgumentTypeError, match=r"numpy.outer: has no sharded form here with out="):
-        np.outer(x, b, out=np.empty((9, 9)))
+    for name, out in (("einsum", np.empty((3, 3))), ("outer", np.empty((9, 9)))):
+        operands = ("ij,jk", x, b) if name == "einsum" else (x, b)
+        assert getattr(np, name)(*operands, out=out) is out
+        placed = st.zeros_like(st.asarray(out), device=x.sharding.mesh)
+        assert getattr(np, name)(*operands, out=placed) is placed
+        assert_same(placed, out)
+        with pytest.raises(st.ArgumentTypeError, match=f"{name}: out is a list; wanted a tensor or a host array"):
+            getattr(np, name)(*operands, out=[])

@@ -226,10 +226,20 @@ def test_out_of_dot_and_dtypes_of_stacks() -> None:
     x, out = on("numpy", A), on("numpy", np.empty((4, 4)))
     assert np.dot(x, x.T, out=out) is out
     same(out, A @ A.T)
-    with pytest.raises(st.ArgumentTypeError, match=r"numpy\.dot: out is given, and b has 3 dimensions"):
-        np.dot(x, x.T.reshape(2, 3, 2), out=out)
+    cube = on("numpy", np.empty((4, 2, 2)))
+    assert np.dot(x, x.T.reshape(2, 3, 2), out=cube) is cube
+    same(cube, np.dot(A, A.T.reshape(2, 3, 2)))
+    same(np.concatenate([x, [[1, 2, 3]]], dtype="f4"), np.concatenate([A, [[1, 2, 3]]], dtype="f4"))
     with pytest.raises(st.ArgumentTypeError, match=r"numpy\.hstack: float64 to int64 is not allowed by casting"):
         np.hstack([x, x], dtype=int)
+
+
+def test_functions_of_other_modules_with_known_names_are_refused() -> None:
+    """They compute something else: `numpy.emath.sqrt` of a negative number is complex."""
+    x = on("numpy", A)
+    for function in (np.emath.sqrt, np.emath.log2):
+        with pytest.raises(st.ArgumentTypeError, match=rf"{function.__module__}.{function.__name__}: has no sharded"):
+            function(x)
 
 
 def test_functions_of_numpy_move_no_more_than_operators(backend: str) -> None:

@@ -1,0 +1,251 @@
+"""Calls of NumPy's functions with tensors: the functions of the same names in the package.
+
+Each of NumPy's modules has its functions in one module here, which is imported on first use. A function that has
+NumPy's parameters is called with the same arguments. Otherwise arguments are translated by the names of the parameters
+in both signatures: the positional-only ones here have other names, but are in the same order. The exceptions are the
+rows of `shardtensor.tensor.numpy_functions`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import OPS, Function, Op, bind_into
+from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.tensor.handle import Handle
+from shardtensor.tensor.numpy_functions import (
+    CAST_RESULTS,
+    DEFAULTS,
+    FUNCTIONS,
+    NUMPY_NAMES,
+    PARAMETER_NAMES,
+    WITHOUT_EFFECT,
+    refusal,
+)
+
+_MODULES = {
+    "numpy": "shardtensor", "numpy.fft": "shardtensor.fft", "numpy.linalg": "shardtensor.linalg",
+    "numpy.lib.stride_tricks": "shardtensor.lib.stride_tricks",
+}  # fmt: skip
+"""NumPy's modules, and those that have their functions for tensors."""
+
+UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
+"""The module of ufuncs, which is above this package, and is imported on first use."""
+
+_UNREADABLE = {
+    "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    "einsum": lambda *operands, out=None, optimize=False, dtype=None, order="K", casting="safe": None,
+    "empty_like": lambda prototype, /, dtype=None, order="K", subok=True, shape=None, *, device=None: None,
+    "where": lambda condition, x=None, y=None, /: None,
+}
+"""The signatures of functions that `inspect.signature` cannot read in every version of NumPy, or that have keyword
+arguments without names.
+"""
+
+_Parameters = dict[str, inspect.Parameter]
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, Any]:
+    """Converts nested lists of numbers to a host array, as `numpy.asarray` does.
+
+    Raises:
+        ArgumentTypeError: the lists contain tensors with dimensions.
+        ShapeError: the lists differ in length.
+    """
+    check_leaves(x, caller)
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise ShapeError(f"{caller}: nested lists of different lengths ({error})") from None
+
+
+def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
+    """Raises ArgumentTypeError if nested lists contain tensors with dimensions, which must be joined explicitly."""
+    for item in x:
+        if isinstance(item, (list, tuple)):
+            check_leaves(item, caller)
+        elif isinstance(item, Handle) and item.ndim:
+            raise ArgumentTypeError(
+                f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
+            )
+
+
+def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
+    out = kwargs.pop("out", None)
+    out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if not isinstance(out, Handle) or any(name in kwargs for name in op.options):
+        return _written(op.name, op.dispatch(*args, **kwargs), out)
+    operands, params = op.split(*args, **kwargs)
+    bind_into(out, op, operands, params)
+    return out
+
+
+def _written(name: str, result: Any, out: Any) -> Any:
+    """Returns a result, written into ``out`` if that is not None."""
+    if out is None:
+        return result
+    if isinstance(out, Handle):
+        return importlib.import_module(UFUNC_CALLS).into(name, result, out)
+    if not isinstance(out, np.ndarray):
+        raise ArgumentTypeError(f"{name}: out is a {type(out).__name__}; wanted a tensor or a host array")
+    np.copyto(out, np.asarray(result), casting="same_kind")
+    return out
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+def call_numpy(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls the function for tensors that has the name of a function of NumPy, with the same arguments.
+
+    Raises:
+        ArgumentTypeError: there is no such function, it is called with more positional arguments than NumPy's takes, or
+            it lacks an argument that differs from NumPy's default.
+    """
+    ours, op, translated = _counterpart(function)
+    if not translated:
+        return ours(*args, **kwargs)
+    return _call_translated(function, ours, op, args, kwargs)
+
+
+@functools.cache
+def _counterpart(function: Any) -> tuple[Function, Op | None, bool]:
+    """Returns the function for tensors, its operator if it is one, and whether arguments have to be translated.
+
+    Raises:
+        ArgumentTypeError: there is no such function.
+    """
+    name = f"{function.__module__}.{function.__name__}"
+    if name in FUNCTIONS:
+        return FUNCTIONS[name], None, False
+    standard = NUMPY_NAMES.get(function.__name__, function.__name__)
+    module = _MODULES.get(function.__module__)
+    ours = getattr(importlib.import_module(module), standard, None) if module else None
+    if ours is None:
+        raise refusal(name)
+    op = OPS.get(standard)
+    if op is not None and op.dispatch is ours:
+        return ours, op, True
+    theirs = _parameters(function)
+    return ours, None, theirs is not None and not _is_subset(theirs, inspect.signature(ours).parameters)
+
+
+def _parameters(function: Any) -> _Parameters | None:
+    """Returns the parameters of NumPy's function; None if they cannot be read, so that they are taken for ours."""
+    try:
+        return dict(inspect.signature(_UNREADABLE.get(function.__name__, function)).parameters)
+    except ValueError:
+        return None
+
+
+def _is_subset(theirs: _Parameters, ours: Any) -> bool:
+    """Whether a function that takes our parameters accepts all calls of one that takes theirs."""
+    mine = list(ours.values())[: len(theirs)]
+    same = [(p.name, p.kind) for p in mine] == [(p.name, p.kind) for p in theirs.values()]
+    return same and all(p.kind is p.KEYWORD_ONLY for p in list(ours.values())[len(theirs) :])
+
+
+def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    name = f"{function.__module__}.{function.__name__}"
+    variadic, by_position, operands, arguments = _call_form(function, ours, op, len(args), tuple(kwargs))
+    known: dict[str, Any] = {}
+    values = kwargs.values() if variadic else (*args, *kwargs.values())
+    for (theirs, mine, default), value in zip(arguments, values, strict=True):
+        if value is default or (type(value) is type(default) in (bool, int, float, str) and value == default):
+            continue
+        if mine is None:
+            if not _is_ignored(theirs, value, op):
+                raise ArgumentTypeError(
+                    f"{name}: has no sharded form here with {theirs}={value!r:.60}; leave {theirs} out, or take the "
+                    "whole array on the host with np.asarray(x)"
+                )
+            continue
+        if mine in known:
+            raise ArgumentTypeError(f"{name}: {mine} is given twice; wanted it once")
+        known[mine] = _from_lists_in(value, function.__name__, op) if mine in operands else value
+    if missing := [n for n in by_position if n not in known]:
+        raise ArgumentTypeError(f"{name}: has no sharded form here without {' and '.join(missing)}")
+    cast = {n: known.pop(n) for n in ("dtype", "casting") if n in known} if function.__name__ in CAST_RESULTS else {}
+    positional = args if variadic else [known.pop(n) for n in by_position]
+    known = DEFAULTS.get(name, {}) | known
+    out = known.pop("out", None) if op is None else None
+    made = with_out(op, positional, known) if op else _written(function.__name__, ours(*positional, **known), out)
+    return _cast(name, made, **cast) if cast else made
+
+
+def _from_lists_in(value: Any, caller: str, op: Op | None) -> Any:
+    """Returns an operand with nested lists of numbers as host arrays; of a sequence of operands, those in its items."""
+    if type(value) not in (list, tuple):
+        return value
+    if op and op.variadic:
+        return [from_lists(item, caller) if type(item) in (list, tuple) else item for item in value]
+    return from_lists(value, caller)
+
+
+def _is_ignored(name: str, value: Any, op: Op | None) -> bool:
+    """Whether an argument that the function for tensors lacks has no effect."""
+    if name == "order":  # The layout in memory is not visible.
+        return value in ("C", "A", "K", "F" if op and op.creates else "K")
+    if name == "kind" and op and "stable" in op.params:  # Sorting is stable by default.
+        return value in ("quicksort", "heapsort", "mergesort", "stable")
+    return name in WITHOUT_EFFECT
+
+
+def _cast(name: str, made: Any, dtype: Any = None, casting: str = "same_kind") -> Any:
+    if dtype is not None and not np.can_cast(made.dtype, dtype, casting):  # type: ignore[arg-type]
+        raise ArgumentTypeError(f"{name}: {made.dtype} to {np.dtype(dtype)} is not allowed by casting={casting!r}")
+    return made if dtype is None else made.astype(dtype)
+
+
+_Argument = tuple[str, str | None, Any]
+
+
+@functools.cache
+def _call_form(
+    function: Any, ours: Function, op: Op | None, count: int, keywords: tuple[str, ...]
+) -> tuple[bool, list[str], frozenset[str], list[_Argument]]:
+    """Returns how calls of NumPy's function, with that many positional arguments and these keywords, are translated.
+
+    The result says whether positional arguments are passed as they are, because there may be any number of them. It has
+    the names of our positional-only parameters and of the operands, and for each other argument of the call NumPy's
+    name, our name (None if the parameter is missing) and NumPy's default.
+
+    Raises:
+        ArgumentTypeError: there are more positional arguments than NumPy's function takes, or one is given twice.
+    """
+    parameters, own = _parameters(function), inspect.signature(ours).parameters
+    assert parameters is not None
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    theirs = [p.name for p in parameters.values() if p.kind in _BY_POSITION]
+    given = [] if variadic else theirs[:count]
+    if count > len(theirs) and not variadic:
+        raise ArgumentTypeError(
+            f"{function.__name__}: {count} arguments by position; it takes {len(theirs)}: {', '.join(theirs)}"
+        )
+    if twice := sorted({*given} & {*keywords}):
+        raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
+    by_position = [p.name for p in own.values() if p.kind is p.POSITIONAL_ONLY]
+    known = {*own, "out"} - {"out_sharding"} | ({"dtype", "casting"} if function.__name__ in CAST_RESULTS else set())
+    # The operands are in the same order, but some have other names, and NumPy has parameters between them.
+    mine = [n for n in op.operands if own[n].kind is not inspect.Parameter.KEYWORD_ONLY] if op else by_position
+    others = [n for n in theirs if n not in known], [n for n in mine if n not in theirs]
+    names = {name: name for name in known} | dict(zip(*others, strict=False))
+    names |= {n: other for n, other in PARAMETER_NAMES.items() if other in known and (op or n not in known)}
+    if any(p.kind is p.VAR_KEYWORD for p in own.values()):  # Files take arrays by any names.
+        names = {name: name for name in keywords if name not in parameters} | names
+    defaults = {p.name: p.default for p in parameters.values()}
+    arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*given, *keywords)]
+    arrays = [p.name for p in own.values() if p.annotation == "ArrayLike"]
+    operands = frozenset([n for n in op.operands if n not in op.trees] if op else arrays)
+    return variadic, [] if variadic else by_position, operands, arguments
