@@ -83,7 +83,8 @@ def _elementwise(name: str, draw: Draw, function: Function) -> Call:
     ]
     if name in ("bitwise_left_shift", "bitwise_right_shift", "pow") and dtypes[1] in INTEGERS:
         operands[1] = np.abs(operands[1] % np.asarray(8, dtypes[1])).astype(dtypes[1])
-    return Call(function, operands, rtol=64 if complexes else 8, scale=16 * complexes, signs=not complexes)
+    signs = not complexes and name not in ("maximum", "minimum")  # Either zero is the larger one.
+    return Call(function, operands, rtol=64 if complexes else 8, scale=16 * complexes, signs=signs)
 
 
 for _name in ELEMENTWISE.split():
