@@ -8,7 +8,7 @@ computes over a loop of ``ndim`` dimensions, to which all inputs broadcast:
   new value needs no new kernel.
 - A node applies an elementwise function to earlier values, or reduces a value along the rows. A row consists of the
   last ``row_ndim`` loop dimensions. A reduced value is one number per row, and later nodes broadcast it again.
-- An output is a value, written for each element or, if it does not vary within rows, once per row.
+- An output is the result of a node, written for each element or, if it does not vary within rows, once per row.
 
 Values are numbered: first the inputs, then the nodes. Node dtypes are explicit, and functions compute in the dtype of
 their operands: casts (``astype``) are nodes. `KernelBuilder` inserts the casts of NumPy's type promotion.
@@ -98,7 +98,7 @@ class Output:
     """A result of a kernel.
 
     Attributes:
-        value: the value that is written.
+        value: the value that is written, a node.
         per_row: whether it is written once per row; otherwise for every element.
     """
 
@@ -119,7 +119,7 @@ class Kernel:
 
     Raises:
         ArgumentError: a value is used before it is computed, a reduction has no rows or reduces a value that does not
-            vary within them, or an output per row varies within rows.
+            vary within them, an output is no node, or an output per row varies within rows.
     """
 
     ndim: int
@@ -139,8 +139,8 @@ class Kernel:
             if node.reduces and (node.name not in REDUCTIONS or self.is_row(node.operands[0])):
                 raise ArgumentError(f"Kernel: v{k} = reduce {node.name} cannot reduce v{node.operands[0]}")
         for out in self.outputs:
-            if not 0 <= out.value < self.values or (out.per_row and not self.is_row(out.value)):
-                raise ArgumentError(f"Kernel: output {out} is no value of this kernel, or varies within rows")
+            if not len(self.inputs) <= out.value < self.values or (out.per_row and not self.is_row(out.value)):
+                raise ArgumentError(f"Kernel: output {out} is no node of this kernel, or varies within rows")
 
     @property
     def values(self) -> int:
