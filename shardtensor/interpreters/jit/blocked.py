@@ -44,12 +44,14 @@ def is_exact(kernel: Kernel, shape: Shape, inputs: Sequence[Any]) -> bool:
 
     NumPy adds in the order of the memory, so that rows have to be contiguous where floats are added.
     """
-    if not any(n.reduces and n.name in _ORDERED and n.dtype[0] in "fc" for n in kernel.nodes):
+    ordered = [n for n in kernel.nodes if n.reduces and n.name in _ORDERED and n.dtype[0] in "fc"]
+    if not ordered:
         return True
-    if math.prod(shape[kernel.ndim - kernel.row_ndim :]) > MOST_ROW:
+    row = shape[kernel.ndim - kernel.row_ndim :]
+    if math.prod(row) > MOST_ROW or not all(all(kernel.varies(n.operands[0])) for n in ordered):
         return False
     whole = [x for x, given in zip(inputs, kernel.inputs, strict=True) if all(given.varies)]
-    return bool(whole) and all(x.flags.c_contiguous for x in whole)
+    return bool(whole) and all(x.shape == shape and x.flags.c_contiguous for x in whole)
 
 
 def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[HostArray]) -> None:
@@ -65,7 +67,9 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
         return
     program = _program(kernel)
     if math.prod(shape) <= BLOCK:
-        _store(program, program.evaluate(arrays, None, {}, None), outputs)
+        _store(
+            program, program.evaluate(arrays, shape[len(outer) :] if kernel.row_ndim else (), None, {}, None), outputs
+        )
         return
     arrays, targets, outer, inner = _in_memory_order(kernel, shape, arrays, outputs)
     size = max(BLOCK // max(math.prod(inner), 1), 1)
@@ -82,27 +86,28 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
         scratch = _Scratch(program.slots, elements)
         with errors.step() as step:
             for b in range(k * per_task, min((k + 1) * per_task, len(blocks))):
-                _block(program, blocks[b], arrays, targets, scratch, step, in_place)
+                _block(program, blocks[b], inner, arrays, targets, scratch, step, in_place)
 
     with Interrupts(), FloatingPointErrors(*names) as errors:
         each(task, -(-len(blocks) // per_task))
 
 
 def _block(
-    program: _Program, here: tuple[slice, ...], arrays: Sequence[HostArray], targets: Sequence[HostArray],
-    scratch: _Scratch, step: Step, in_place: bool,
+    program: _Program, here: tuple[slice, ...], row: Shape, arrays: Sequence[HostArray],
+    targets: Sequence[HostArray], scratch: _Scratch, step: Step, in_place: bool,
 ) -> None:  # fmt: skip
     """Computes one block."""
     parts = [
         x[tuple([s if n > 1 else slice(None) for s, n in zip(here, x.shape, strict=False)])] for x in arrays
     ]  # fmt: skip
-    outs = [out[here] for out in targets]
+    index: Any = (*here, ...)  # The ellipsis makes a 0-d block an array.
+    outs = [out[index] for out in targets]
     direct = {}
     for out, given in zip(outs, program.kernel.outputs, strict=True):
         is_last = given.value == program.kernel.values - 1
         if not given.per_row and program.is_whole[given.value] and (is_last or not in_place):
             direct[given.value] = out
-    _store(program, program.evaluate(parts, scratch, direct, step), outs)
+    _store(program, program.evaluate(parts, row, scratch, direct, step), outs)
 
 
 def _store(program: _Program, values: Sequence[HostArray], outs: Sequence[HostArray]) -> None:
@@ -207,12 +212,14 @@ class _Program:
         return slot_of
 
     def evaluate(
-        self, inputs: Sequence[HostArray], scratch: _Scratch | None, direct: dict[Value, HostArray], step: Step | None
-    ) -> list[HostArray]:
+        self, inputs: Sequence[HostArray], row: Shape, scratch: _Scratch | None, direct: dict[Value, HostArray],
+        step: Step | None,
+    ) -> list[HostArray]:  # fmt: skip
         """Returns all values for one block.
 
         Args:
             inputs: the inputs of the block.
+            row: the shape of a row.
             scratch: the memory for intermediate results; None if NumPy allocates them.
             direct: the arrays into which values are written, by value.
             step: is told which function runs.
@@ -220,6 +227,8 @@ class _Program:
         values = list(inputs)
         for k, (function, node) in enumerate(zip(self._functions, self.kernel.nodes, strict=True)):
             operands = [values[v] for v in node.operands]
+            if node.reduces and operands[0].shape[-len(row) :] != row:
+                operands = [np.broadcast_to(operands[0], operands[0].shape[: -len(row)] + row)]
             out = None
             if scratch is not None and step is not None:
                 step.at = k
@@ -256,7 +265,9 @@ def _function(node: Node, row_ndim: int) -> Callable[..., HostArray]:
         return functools.partial(_REDUCING[node.name].reduce, axis=axes, keepdims=True, dtype=dtype)
     if node.name == "astype":
         return functools.partial(_astype, dtype=np.dtype(node.dtype))
-    made: Callable[..., HostArray] = _where if node.name == "where" else getattr(np, node.name)
+    if node.name == "where":
+        return _where
+    made: Callable[..., HostArray] = getattr(np, node.name)
     return made
 
 
@@ -274,7 +285,7 @@ def _mean(x: HostArray, *, out: HostArray | None, axes: tuple[int, ...]) -> Host
 
 
 def _sum_of_squares(x: HostArray, *, out: HostArray | None, axes: tuple[int, ...]) -> HostArray:
-    made = sum_of_squares(x, axes)
+    made: HostArray = sum_of_squares(x, axes)
     if out is None:
         return made
     np.copyto(out, made)
@@ -282,16 +293,14 @@ def _sum_of_squares(x: HostArray, *, out: HostArray | None, axes: tuple[int, ...
 
 
 def _astype(x: HostArray, *, out: HostArray | None, dtype: np.dtype[Any]) -> HostArray:
-    if out is None:
-        return x.astype(dtype)
+    out = np.empty_like(x, dtype) if out is None else out
     np.copyto(out, x, casting="unsafe")
     return out
 
 
 def _where(condition: HostArray, x1: HostArray, x2: HostArray, *, out: HostArray | None) -> HostArray:
     if out is None:
-        out = np.where(condition, x1, x2)
-        return out
+        return np.where(condition, x1, x2)
     np.copyto(out, x2)
     np.copyto(out, x1, where=condition)
     return out

@@ -64,7 +64,8 @@ def _input(kernel: Kernel, k: int, shape: Shape, x: Any) -> HostArray:
                 x = x[(slice(None),) * d + (slice(1),)]
         elif n != 1:
             raise ShapeError(f"kernel: input v{k} has shape {x.shape}; wanted one that broadcasts to {shape}")
-    return x
+    checked: HostArray = x
+    return checked
 
 
 def _is_same(out: HostArray, x: HostArray) -> bool:
