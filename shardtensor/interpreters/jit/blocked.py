@@ -22,7 +22,7 @@ from shardtensor.host.fp_errors import FloatingPointErrors, Step
 from shardtensor.host.signals import Interrupts
 from shardtensor.host.threads import each
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Node, Shape, Value
-from shardtensor.interpreters.jit.operands import prepare
+from shardtensor.interpreters.jit.operands import checked, separated
 
 BLOCK = 1 << 15
 """The number of elements of a block: its arrays stay in the second-level cache, and a call of NumPy still takes much
@@ -61,7 +61,7 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
         FloatingPointError: see `numpy.errstate`. Outputs may be partly written then, as after any exception.
         DeviceMemoryError: the memory for intermediate results cannot be allocated.
     """
-    arrays, in_place = prepare(kernel, shape, inputs, outputs)
+    arrays = checked(kernel, shape, inputs, outputs)
     outer = shape[: kernel.ndim - kernel.row_ndim]
     if 0 in outer:
         return
@@ -71,6 +71,7 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
             program, program.evaluate(arrays, shape[len(outer) :] if kernel.row_ndim else (), None, {}, None), outputs
         )
         return
+    arrays, in_place = separated(arrays, outputs)
     arrays, targets, outer, inner = _in_memory_order(kernel, shape, arrays, outputs)
     size = max(BLOCK // max(math.prod(inner), 1), 1)
     sides = [1] * len(outer)
@@ -97,15 +98,16 @@ def _block(
     targets: Sequence[HostArray], scratch: _Scratch, step: Step, in_place: bool,
 ) -> None:  # fmt: skip
     """Computes one block."""
+    kernel = program.kernel
     parts = [
         x[tuple([s if n > 1 else slice(None) for s, n in zip(here, x.shape, strict=False)])] for x in arrays
     ]  # fmt: skip
     index: Any = (*here, ...)  # The ellipsis makes a 0-d block an array.
     outs = [out[index] for out in targets]
     direct = {}
-    for out, given in zip(outs, program.kernel.outputs, strict=True):
-        is_last = given.value == program.kernel.values - 1
-        if not given.per_row and program.is_whole[given.value] and (is_last or not in_place):
+    for out, given in zip(outs, kernel.outputs, strict=True):
+        is_last = given.value == kernel.values - 1
+        if not given.per_row and kernel.is_whole[given.value] and (is_last or not in_place):
             direct[given.value] = out
     _store(program, program.evaluate(parts, row, scratch, direct, step), outs)
 
@@ -174,12 +176,10 @@ class _Program:
     Attributes:
         kernel: the kernel.
         slots: the item sizes of the slots of scratch memory.
-        is_whole: for each value, whether it varies along all loop dimensions.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.is_whole = [all(kernel.varies(v)) for v in range(kernel.values)]
         self.slots: list[int] = []
         self._functions = [_function(node, kernel.row_ndim) for node in kernel.nodes]
         self._slot_of = self._assign()
@@ -195,8 +195,8 @@ class _Program:
             itemsize = np.dtype(node.dtype).itemsize
             dying = [v for v in set(node.operands) if v >= first and last[v] == k]
             # A function of whole blocks may overwrite its operand; `where` and `astype` read it in another order.
-            if not node.reduces and node.name not in ("where", "astype") and self.is_whole[first + k]:
-                kept = [v for v in dying if self.is_whole[v] and kernel.dtype(v) == node.dtype]
+            if not node.reduces and node.name not in ("where", "astype") and kernel.is_whole[first + k]:
+                kept = [v for v in dying if kernel.is_whole[v] and kernel.dtype(v) == node.dtype]
                 free += [slot_of[v - first] for v in kept[:1]]
                 dying = [v for v in dying if v not in kept[:1]]
             fitting = [s for s in reversed(free) if self.slots[s] == itemsize]

@@ -22,7 +22,7 @@ from shardtensor.interpreters.jit.c_source import c_source
 from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
-from shardtensor.interpreters.jit.operands import prepare
+from shardtensor.interpreters.jit.operands import address, checked, separated
 
 _FUNCTION = 1e-9
 """The seconds that an expensive function takes for one element."""
@@ -32,6 +32,10 @@ _PIECE = 2e-3
 
 _ALIGNED = 1 << 12
 """The pieces of a loop begin at multiples of this number of elements, so that threads write different cache lines."""
+
+
+_LAYOUTS = 64
+"""The number of shapes and strides that a kernel keeps."""
 
 
 class CompiledKernel:
@@ -48,6 +52,7 @@ class CompiledKernel:
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
         expensive = sum(node.name in EXPENSIVE for node in kernel.nodes)
         self._seconds = expensive * _FUNCTION + len(kernel.nodes) * 1e-10
+        self._geometries: dict[Any, _Geometry] = {}
         self._pointers = ctypes.c_void_p * (len(kernel.inputs) + len(kernel.outputs))
 
     def run(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[HostArray]) -> None:
@@ -56,36 +61,42 @@ class CompiledKernel:
         Raises:
             DeviceMemoryError: the memory for intermediate results cannot be allocated.
         """
-        kernel = self.kernel
-        arrays, _ = prepare(kernel, shape, inputs, outputs)
-        size = math.prod(shape)
-        rows = math.prod(shape[: kernel.ndim - kernel.row_ndim]) if kernel.row_ndim else size
-        if not rows:
-            return
+        arrays, _ = separated(checked(self.kernel, shape, inputs, outputs), outputs)
         arrays = [x if x.flags.aligned else x.copy() for x in arrays]
         targets = [out if out.flags.aligned else np.empty(out.shape, out.dtype) for out in outputs]
         operands = [*arrays, *targets]
-        strides = [_strides(x, shape) for x in operands]
-        geometry = _Geometry(kernel, shape, strides)
+        key = (shape, *[x.shape for x in arrays], *[x.strides for x in operands])
+        geometry = self._geometries.get(key)
+        if geometry is None:
+            geometry = self._add_geometry(key, shape, operands)
+        if not geometry.rows:
+            return
         # The arrays are held by this frame until the last thread has returned.
-        pointers = self._pointers(*[x.__array_interface__["data"][0] for x in operands])
-        seconds = size * self._seconds + BYTE * sum(x.nbytes for x in operands)
-        self._divide(geometry.array, pointers, rows, size, seconds)
+        self._divide(geometry, self._pointers(*[address(x) for x in operands]))
         for out, target in zip(outputs, targets, strict=True):
             if target is not out:
                 np.copyto(out, target)
 
-    def _divide(self, geometry: Any, pointers: Any, rows: int, size: int, seconds: float) -> None:
+    def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
+        made = _Geometry(self.kernel, shape, [_strides(x, shape) for x in operands])
+        made.seconds = math.prod(shape) * self._seconds + BYTE * sum([x.nbytes for x in operands])
+        if len(self._geometries) >= _LAYOUTS:
+            self._geometries.clear()
+        self._geometries[key] = made
+        return made
+
+    def _divide(self, geometry: _Geometry, pointers: Any) -> None:
         """Runs the function for all elements or rows, in several threads if it takes long."""
-        if seconds < LONG or rows == 1:
-            self._call(geometry, pointers, 0, rows)
+        rows = geometry.rows
+        if geometry.seconds < LONG or rows == 1:
+            self._call(geometry.array, pointers, 0, rows)
             return
-        count = max(4 * num_threads(), int(seconds / _PIECE))
+        count = max(4 * num_threads(), int(geometry.seconds / _PIECE))
         piece = -(-rows // min(count, rows))
         if not self.kernel.row_ndim:
             piece = -(-piece // _ALIGNED) * _ALIGNED
         each(
-            lambda k: self._call(geometry, pointers, k * piece, min((k + 1) * piece, rows)),
+            lambda k: self._call(geometry.array, pointers, k * piece, min((k + 1) * piece, rows)),
             -(-rows // piece),
         )
 
@@ -105,11 +116,15 @@ class _Geometry:
 
     Attributes:
         array: what the compiled function reads.
+        rows: the number of rows, or of elements if the kernel reduces nothing.
+        seconds: the estimated time in one thread.
     """
 
     def __init__(self, kernel: Kernel, shape: Shape, strides: Sequence[Sequence[int]]) -> None:
         dims = list(range(kernel.ndim))
         outer = kernel.ndim - kernel.row_ndim
+        self.rows = math.prod(shape[:outer] if kernel.row_ndim else shape)
+        self.seconds = 0.0
         self._shape, self._strides = shape, strides
         if kernel.row_ndim:
             first, last = self._merged(dims[:outer]), self._merged(dims[outer:])

@@ -172,6 +172,21 @@ class Kernel:
             known.append(both[:outer] + (False,) * self.row_ndim if node.reduces else both)
         return tuple(known)
 
+    @functools.cached_property
+    def is_whole(self) -> tuple[bool, ...]:
+        """For each value, whether it varies along all loop dimensions."""
+        return tuple([all(varies) for varies in self._varies])
+
+    @functools.cached_property
+    def operands(self) -> tuple[tuple[np.dtype[Any], bool], ...]:
+        """For each input its dtype, and whether it is a scalar."""
+        return tuple([(np.dtype(given.dtype), not any(given.varies)) for given in self.inputs])
+
+    @functools.cached_property
+    def results(self) -> tuple[tuple[np.dtype[Any], bool], ...]:
+        """For each output its dtype, and whether it is written once per row."""
+        return tuple([(np.dtype(self.dtype(out.value)), out.per_row) for out in self.outputs])
+
     def __hash__(self) -> int:
         return self._hash
 
