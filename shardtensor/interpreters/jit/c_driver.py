@@ -136,5 +136,26 @@ static int st_rows(void (*body)(long long, char *const *, char *, long long), in
     free(scratch);
     return 0;
 }
+
+/* Functions that combine partial results: those of the lanes of a segment, by a tree; those of segments, where the k-th
+   is pushed onto a binary counter; and those of the counter. They are apart, since compiling them takes long. */
+#define ST_COMBINING(NAME, T, STEP, LANES) \\
+static ST_APART T st_tree_##NAME(T *lanes) { \\
+    for (int half = LANES / 2; half > 0; half /= 2) { \\
+        _Pragma("GCC unroll 1") \\
+        for (int j = 0; j < half; j++) { const T a = lanes[j], b = lanes[j + half]; lanes[j] = STEP; } \\
+    } \\
+    return lanes[0]; \\
+} \\
+static ST_APART int st_push_##NAME(T *parts, int depth, long long k, T b) { \\
+    for (; k & 1; k >>= 1) { const T a = parts[--depth]; b = STEP; } \\
+    parts[depth] = b; \\
+    return depth + 1; \\
+} \\
+static ST_APART T st_total_##NAME(const T *parts, int depth) { \\
+    T b = parts[--depth]; \\
+    while (depth > 0) { const T a = parts[--depth]; b = STEP; } \\
+    return b; \\
+}
 """
 """The functions that call the body of a kernel for each line or row."""

@@ -57,7 +57,7 @@ def c_source(kernels: Sequence[Kernel], vectorized: Iterable[str]) -> str:
     bodies = [
         _Rows(k, kernel).text() if kernel.row_ndim else _Lines(k, kernel).text() for k, kernel in enumerate(kernels)
     ]
-    return "\n".join([HEAD, *lines, PRELUDE, DRIVER, *bodies])
+    return "\n".join([HEAD, *lines, PRELUDE, DRIVER, *_combining(kernels), *bodies])
 
 
 class _Body:
@@ -272,14 +272,8 @@ class _Rows(_Body):
             lines += [f"{kind} parts{v}[64], r{v} = {neutral(node)};", f"int depth{v} = 0;"]
             lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < {LANES}; j++) a{v}[j] = {neutral(node)};"]
             element += [f"const {kind} t{v} = {term};", f"a{v}[j] = {_step(node, f'a{v}[j]', f't{v}')};"]
-            ends += [
-                f"for (int h = {LANES // 2}; h > 0; h /= 2)",
-                f"    for (int j = 0; j < h; j++) a{v}[j] = {_step(node, f'a{v}[j]', f'a{v}[j + h]')};",
-                f"r{v} = a{v}[0];",
-                f"for (long long c = k; c & 1; c >>= 1) {{ const {kind} e = parts{v}[--depth{v}]; "
-                f"r{v} = {_step(node, 'e', f'r{v}')}; }}",
-                f"parts{v}[depth{v}++] = r{v};",
-            ]
+            name = _suffix(node)
+            ends.append(f"depth{v} = st_push_{name}(parts{v}, depth{v}, k, st_tree_{name}(a{v}));")
         lines += [
             f"for (long long k = 0; k * {SEGMENT} < n; k++) {{",
             f"    const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
@@ -296,11 +290,7 @@ class _Rows(_Body):
         ]
         for v, node in reductions:
             kind = C_TYPES[node.dtype]
-            lines += [
-                f"if (n > 0) r{v} = parts{v}[--depth{v}];",
-                f"while (depth{v} > 0) {{ const {kind} e = parts{v}[--depth{v}]; "
-                f"r{v} = {_step(node, 'e', f'r{v}')}; }}",
-            ]
+            lines.append(f"if (n > 0) r{v} = st_total_{_suffix(node)}(parts{v}, depth{v});")
             total = f"n > 0 ? r{v} : 0" if STEPS[node.name] == "add" else f"r{v}"
             lines.append(f"const {kind} v{v} = {f'({total}) / ({kind})n' if node.name == 'mean' else total};")
         return lines
@@ -309,6 +299,20 @@ class _Rows(_Body):
 def _step(node: Node, a: str, b: str) -> str:
     """Returns the expression that combines two partial results of a reduction."""
     return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
+
+
+def _suffix(node: Node) -> str:
+    """Returns the suffix of the functions that combine partial results of a reduction."""
+    return f"{STEPS[node.name]}_{node.dtype}"
+
+
+def _combining(kernels: Sequence[Kernel]) -> list[str]:
+    """Returns the functions that combine the partial results of the kernels' reductions."""
+    nodes = {_suffix(node): node for kernel in kernels for node in kernel.nodes if node.reduces}
+    return [
+        f"ST_COMBINING({name}, {C_TYPES[node.dtype]}, {_step(node, 'a', 'b')}, {LANES})"
+        for name, node in sorted(nodes.items())
+    ]
 
 
 def _indented(lines: Iterable[str], times: int = 1) -> list[str]:

@@ -219,6 +219,9 @@ def dtype_name(dtype: Any) -> str:
     return str(given.str[1:])
 
 
+_PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
 class KernelBuilder:
     """Builds a `Kernel` step by step. Each step returns the number of its value; equal steps are one value.
 
@@ -264,7 +267,10 @@ class KernelBuilder:
         """
         *taken, made = _loop_dtypes(name, tuple([self._weak.get(v) or self.dtype(v) for v in operands]))
         cast = tuple([self.astype(v, dtype) for v, dtype in zip(operands, taken, strict=True)])
-        return self._step(Node(name, cast, dtype_name(made)))
+        value = self._step(Node(name, cast, dtype_name(made)))
+        if all(v in self._weak for v in operands):  # As Python computes with its scalars.
+            self._weak[value] = _PYTHON[made.kind]
+        return value
 
     def astype(self, value: Value, dtype: Any) -> Value:
         """Casts a value; returns the value itself if it has the dtype."""
