@@ -100,8 +100,8 @@ def _plan(equation: Equation) -> Plan | None:
             kinds.append(x.kind)
         elif x is None or type(x) in SCALARS:
             kinds.append(None if x is None else type(x))
-        elif isinstance(x, np.generic):
-            kinds.append(host_aval((), x.dtype))
+        elif isinstance(x, (np.ndarray, np.generic)):
+            kinds.append(host_aval(x.shape, x.dtype))
         else:
             return None
     return make_plan(op, kinds, equation.params) if tensors and op.params[-1:] != ("layout",) else None

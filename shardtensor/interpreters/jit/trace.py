@@ -82,15 +82,15 @@ class Traced(NoElements):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Captured:
-    """A tensor or a host array that the function closes over.
+    """A tensor that the function closes over.
 
     Attributes:
-        source: the tensor, which is never a view, or a copy of the array.
+        source: the tensor, which is never a view.
         value: its value at the beginning of a call.
         now: its value at this point of the trace.
     """
 
-    source: Any
+    source: ShardedTensor
     value: Var
     now: Traced
 
@@ -102,7 +102,7 @@ class Trace:
         name: the name of the function.
         where: its file and line.
         arguments: the access paths of the inputs.
-        captured: the tensors and arrays that it closes over, by identity.
+        captured: the tensors that it closes over, by identity.
         roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
         ended: whether the function has returned.
     """
@@ -231,7 +231,8 @@ class Tracer(Interpreter):
             held, given = (_numbered(held[0], count),), (_numbered(given[0], count),)
             given_params = (functools.partial(_trace_program, programs, params[0]), *params[1:])
             kept = (None, *params[1:])
-        with interpreting(self.inner), self._located(op, (held, params)):
+        # A map asks the innermost interpreter, which is this one, for those of its programs.
+        with contextlib.nullcontext() if op.spmd else interpreting(self.inner), self._located(op, (held, params)):
             result = self.inner.apply(op, given, given_params)
         bits = self.trace.depends(vars_of(held))
         for program in programs.values():
@@ -291,19 +292,20 @@ class Tracer(Interpreter):
     def _leaf(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
         if type(x) is not ShardedTensor and not is_data(x):
             return x, x
-        if isinstance(x, np.generic):
+        if isinstance(x, (np.ndarray, np.generic)):
+            x = _frozen(x)
             return x, x
         state = self._read(x)
         kind = state.value.kind
-        if not isinstance(kind, Aval) and op.name not in _TAKE_HOST_ARRAYS:
-            if in_tree or (isinstance(kind, HostAval) and op.algorithm and not _is_constant(self.trace, state)):
-                state = self._as_tensor(state)
+        unknown = in_tree or (isinstance(kind, HostAval) and op.algorithm)
+        if unknown and not isinstance(kind, Aval) and op.name not in _TAKE_HOST_ARRAYS:
+            state = self._as_tensor(state)
         return state.value, state.stand_in
 
     def _read(self, x: Any) -> Traced:
-        """Returns the current value of a tensor or of an array; a view of a base is an equation."""
+        """Returns the current value of a tensor, or of an array of a backend; a view of a base is an equation."""
         if type(x) is not ShardedTensor:
-            return self._captured(x)
+            return self._captured(as_operand(x, "jit"))
         if type(x._storage) is Traced or not hasattr(x._storage, "view_spec"):
             return self._state(x)
         base, view_spec = x._base_and_view()
@@ -319,28 +321,12 @@ class Tracer(Interpreter):
             return self._captured(base)  # It is a value of a jit around this one.
         return storage
 
-    def _captured(self, x: Any) -> Traced:
+    def _captured(self, x: ShardedTensor) -> Traced:
         known = self.trace.captured.get(id(x))
         if known is None:
-            if type(x) is ShardedTensor:
-                made = self._traced(x._aval, stand_in(x), 0)
-                known = Captured(x, made.value, made)
-            elif isinstance(x, np.ndarray):
-                # The function may go on to write the array; a trace has the elements that it has here.
-                array = np.array(x)
-                array.flags.writeable = False
-                return self._constant(array)
-            else:
-                return self._constant(as_operand(x, "jit"))
-            self.trace.captured[id(x)] = known
+            made = self._traced(x._aval, stand_in(x), 0)
+            known = self.trace.captured[id(x)] = Captured(x, made.value, made)
         return known.now
-
-    def _constant(self, x: Any) -> Traced:
-        """Returns the value of an array that no later call changes."""
-        tensor_given = type(x) is ShardedTensor
-        made = self._traced(x._aval if tensor_given else host_aval(x.shape, x.dtype), stand_in(x), 0)
-        self.trace.captured[id(x)] = Captured(x, made.value, made)
-        return made
 
     def _view(self, state: Traced, view_spec: ViewSpec, value: Aval) -> Traced:
         if isinstance(state.value.kind, type):
@@ -426,9 +412,13 @@ def _is_traced(x: Any) -> bool:
     return type(x) is ShardedTensor and type(x._storage) is Traced
 
 
-def _is_constant(trace: Trace, state: Traced) -> bool:
-    """Whether a value is a host array that is the same in all calls, so that inference may read its elements."""
-    return any(c.value is state.value and isinstance(c.source, np.ndarray) for c in trace.captured.values())
+def _frozen(x: Any) -> Any:
+    """Returns a host array that no one writes: the function may go on to write its own."""
+    if isinstance(x, np.generic) or (x.base is None and not x.flags.writeable):
+        return x
+    array = np.array(x)
+    array.flags.writeable = False
+    return array
 
 
 def _without_donation(op: Op, params: Params) -> Params:
