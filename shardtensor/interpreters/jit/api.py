@@ -187,7 +187,9 @@ class JitFunction:
             mine, args, kwargs = self._static.split(args, kwargs)
         names = self._names(mine, args, kwargs)
         where = plain_leaves(made)
-        of_units = [next(n for n, leaf in zip(names, where, strict=True) if leaf.unit == k) for k in range(len(made.units))]
+        of_units = [
+            next(n for n, leaf in zip(names, where, strict=True) if leaf.unit == k) for k in range(len(made.units))
+        ]
         trace = Trace(_name_of(self._fn), _line_of(self._fn), of_units)
         tracer = Tracer(trace)
         inputs = [tracer.traced_input(x, 1 << k) for k, x in enumerate(made.units)]
@@ -225,8 +227,9 @@ class JitFunction:
             [o.value for o in outputs if o.value is not None],
             {before: after for before, after in finals.items() if before is not after and before in arrays},
         )
-        tree = None if len(outputs) == 1 and leaves(result)[0] is result else map_leaves(lambda _: None, result)
-        return Executable(trace.name, program, [c.source for c in captured], outputs, tree, donated)
+        single = len(outputs) == 1 and leaves(result)[0] is result
+        form = None if single else map_leaves(lambda _: None, result)
+        return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]

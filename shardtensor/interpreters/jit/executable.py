@@ -22,13 +22,11 @@ from shardtensor.tensor.pytree import replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
     ShardedTensor,
-    lacks_elements,
     mark_array,
     mark_donated,
     tensor,
     write_state_of,
 )
-from shardtensor.tensor.value import Aval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -189,6 +187,3 @@ def _copy(x: Any) -> Any:
         return x
     made = EAGER.apply(OPS["copy"], (x,), ())
     return made if x._is_scalar else mark_array(made)
-
-
-

@@ -151,7 +151,9 @@ def _peak(program: Program) -> int:
     for k, equation in enumerate(program.equations):
         if equation.op.name == "view":
             continue
-        in_place = equation.writes and last.get(equation.operands[0]) == k and equation.operands[0] not in program.inputs
+        in_place = (
+            equation.writes and last.get(equation.operands[0]) == k and equation.operands[0] not in program.inputs
+        )
         if not in_place:
             live.update({v: _nbytes(v) for v in equation.makes()})
         most = max(most, sum(live.values()))
@@ -160,4 +162,3 @@ def _peak(program: Program) -> int:
         for v in [v for v in live if last.get(v) == k and v not in program.inputs]:
             del live[v]
     return most
-

@@ -74,10 +74,18 @@ class Traced(NoElements):
         """Raises ConcretizationError: the elements are not known while the function is traced, or the tensor has left
         the function.
         """
-        trace = self.tracer.trace
-        if trace.ended:
-            raise ConcretizationError(trace.left())
-        raise trace.needs_elements("reading a shard", [self.value])
+        self.is_lacking()
+        raise self.tracer.trace.needs_elements("reading a shard", [self.value])
+
+    def is_lacking(self) -> bool:
+        """Returns True.
+
+        Raises:
+            ConcretizationError: the tensor has left the function.
+        """
+        if self.tracer.trace.ended:
+            raise ConcretizationError(self.tracer.trace.left())
+        return True
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -153,12 +161,14 @@ class Tracer(Interpreter):
         trace: what the tracers of one function share.
         inner: the interpreter that infers results.
         in_map: whether it records a program of a map.
+        depends: for a program of a map, the inputs that its arguments depend on, as bits.
     """
 
-    def __init__(self, trace: Trace, inner: Interpreter = INFER, *, in_map: bool = False) -> None:
+    def __init__(self, trace: Trace, inner: Interpreter = INFER, *, in_map: bool = False, depends: int = 0) -> None:
         self.trace = trace
         self.inner = inner
         self.in_map = in_map
+        self._depends = depends
         self.equations: list[Equation] = []
         self._views: dict[Any, Traced] = {}
         self._tensors: dict[int, Traced] = {}
@@ -220,7 +230,7 @@ class Tracer(Interpreter):
 
     def mapped(self, submesh: Mesh, /) -> Interpreter:
         """Returns the tracer of one program of a map."""
-        return Tracer(self.trace, self.inner.mapped(submesh), in_map=True)
+        return Tracer(self.trace, self.inner.mapped(submesh), in_map=True, depends=self._depends)
 
     def _record(self, op: Op, operands: Operands, params: Params) -> Any:
         held, given = self._operands(op, operands)
@@ -231,10 +241,10 @@ class Tracer(Interpreter):
             held, given = (_numbered(held[0], count),), (_numbered(given[0], count),)
             given_params = (functools.partial(_trace_program, programs, params[0]), *params[1:])
             kept = (None, *params[1:])
+        bits = self._depends = self.trace.depends(vars_of(held))
         # A map asks the innermost interpreter, which is this one, for those of its programs.
         with contextlib.nullcontext() if op.spmd else interpreting(self.inner), self._located(op, (held, params)):
             result = self.inner.apply(op, given, given_params)
-        bits = self.trace.depends(vars_of(held))
         for program in programs.values():
             bits |= self.trace.depends(program.free())
         made = map_leaves(functools.partial(self._made, bits), result)
@@ -399,7 +409,7 @@ class Tracer(Interpreter):
         """Whether eager computes the result of a composed operator from whole arrays, which may have other bits."""
         if not op.small or self.in_map:
             return False
-        kinds = [x._storage.value.kind if _is_traced(x) else x for x in operands]
+        kinds = tuple([x._storage.value.kind if _is_traced(x) else x for x in operands])
         return is_small(op, kinds, params)
 
     def _named(self, state: Traced) -> str:
@@ -445,13 +455,11 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
     assert isinstance(tracer, Tracer)
     found = leaves(args)
     positions = [k for k, x in enumerate(found) if lacks_elements(x)]
-    given = [tracer._made(0, x) if lacks_elements(x) else x for x in found]
+    given = [tracer._made(tracer._depends, x) if lacks_elements(x) else x for x in found]
     inputs = [given[k]._storage.value for k in positions]
     out = fn(*replaced(args, given))
     result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
-    programs[number] = Program(
-        inputs, (), tracer.equations, vars_of(result), positions=positions, result=result
-    )
+    programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return out
 
 
@@ -474,4 +482,3 @@ def tracing(tracer: Tracer) -> Iterator[None]:
             yield
     finally:
         tracer.trace.ended = True
-
