@@ -114,6 +114,15 @@ def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return sums[..., np.newaxis] if keepdims else sums
 
 
+def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
+    """Computes the sums of the squares of real deviations along the last dimensions of a NumPy array, which remain, as
+    for a variance.
+    """
+    axes = reduced_axes(axes, x.ndim)
+    sums = _short_sums(x, axes, True)
+    return np.sum(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
+
+
 def _squared(xp: Any, x: Any) -> Any:
     """Computes |x|², which is real also for complex x; overwrites a real x of at least one dimension."""
     if xp.isdtype(x.dtype, "complex floating"):

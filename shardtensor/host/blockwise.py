@@ -130,7 +130,7 @@ def into(
     lined = [a.transpose(order) if _is_array(a) else a for a in (out, *arrays)]
     if all(a.flags.c_contiguous for a in lined if _is_array(a)):
         lined = [a.reshape(-1) if _is_array(a) else a for a in lined]
-    blocks = _Blocks(lined[0].shape, _sides(lined[0].shape, [order.index(d) for d in fastest if d is not None]))
+    blocks = Blocks(lined[0].shape, _sides(lined[0].shape, [order.index(d) for d in fastest if d is not None]))
 
     def work(k: int) -> None:
         here = blocks[k]
@@ -199,7 +199,7 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
 # -- division into blocks --------------------------------------------------------------------------
 
 
-class _Blocks:
+class Blocks:
     """The blocks of an array of the given shape, as a sequence of indices in row-major order.
 
     Each block has at most the size ``sides[d]`` in dimension d.

@@ -17,22 +17,23 @@ class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
     Calls in other threads are collected where they run in a copy of the caller's context.
 
     Args:
-        name: the name of the function in the messages.
+        names: the name of the function in the messages. Where several functions run, block by block, the names of all
+            of them; `step` then tells which of them runs, and errors are reported in the order of the names.
 
     Raises:
         FloatingPointError: an error occurred for which the mode is ``"raise"``.
         NameError: an error occurred for which the mode is ``"call"`` or ``"log"``, and no callback or log is set.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._errors: dict[str, int] = {}
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._errors: list[dict[str, int]] = [{} for _ in names]
 
     def __enter__(self) -> FloatingPointErrors:
         self._modes: Any = np.geterr()
         self._call: Any = np.geterrcall()
         kinds: Any = {kind: "ignore" if mode == "ignore" else "call" for kind, mode in self._modes.items()}
-        self._state = np.errstate(**kinds, call=self._errors.__setitem__)
+        self._state = np.errstate(**kinds, call=self._errors[0].__setitem__)
         self._state.__enter__()
         return self
 
@@ -40,13 +41,18 @@ class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
         self._state.__exit__(None, None, None)
         if error[0] is not None:
             return
-        for kind in ("divide", "over", "under", "invalid"):
-            text = _TEXTS[kind]
-            if text in self._errors:
-                self._report(self._modes[kind], text, self._errors[text])
+        for name, errors in zip(self._names, self._errors, strict=True):
+            for kind in ("divide", "over", "under", "invalid"):
+                text = _TEXTS[kind]
+                if text in errors:
+                    self._report(self._modes[kind], name, text, errors[text])
 
-    def _report(self, mode: str, text: str, flag: int) -> None:
-        message = f"{text} encountered in {self._name}"
+    def step(self) -> Step:
+        """Returns the context of a thread that runs several of the functions."""
+        return Step(self._errors)
+
+    def _report(self, mode: str, name: str, text: str, flag: int) -> None:
+        message = f"{text} encountered in {name}"
         if mode == "warn":
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         elif mode == "raise":
@@ -55,12 +61,37 @@ class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
             print(f"Warning: {message}", file=sys.stderr)
         elif mode == "call":
             if self._call is None:
-                raise NameError(f"python callback specified for {text} (in  {self._name}) but no function found.")
+                raise NameError(f"python callback specified for {text} (in  {name}) but no function found.")
             self._call(text, flag)
         elif mode == "log":
             if self._call is None:
-                raise NameError(f"log specified for {text} (in {self._name}) but no object with write method found.")
+                raise NameError(f"log specified for {text} (in {name}) but no object with write method found.")
             self._call.write(f"Warning: {message}\n")
+
+
+class Step(AbstractContextManager["Step"]):
+    """A context manager inside `FloatingPointErrors` that attributes errors of the calling thread to one function.
+
+    Attributes:
+        at: the position of the function that runs now among the names.
+    """
+
+    __slots__ = ("_errors", "_state", "at")
+
+    def __init__(self, errors: list[dict[str, int]]) -> None:
+        self._errors = errors
+        self.at = 0
+
+    def __enter__(self) -> Step:
+        self._state = np.errstate(call=self._note)
+        self._state.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._state.__exit__(None, None, None)
+
+    def _note(self, text: str, flag: int) -> None:
+        self._errors[self.at][text] = flag
 
 
 _TEXTS = {"divide": "divide by zero", "over": "overflow", "under": "underflow", "invalid": "invalid value"}

@@ -1,0 +1,208 @@
+"""The executor of kernels that runs compiled C on the arrays of one device or host buffer.
+
+`compile_kernels` compiles all kernels of a program in one run of the compiler; `submit` does so in the background.
+Calls release the GIL and divide long loops over the thread team. Floating-point errors are not reported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import BackendError, DeviceMemoryError
+from shardtensor.host.blockwise import BYTE, LONG
+from shardtensor.host.threads import each, num_threads
+from shardtensor.interpreters.jit.c_source import c_source
+from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
+from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
+from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
+from shardtensor.interpreters.jit.operands import address, checked, separated
+
+_FUNCTION = 1e-9
+"""The seconds that an expensive function takes for one element."""
+
+_PIECE = 2e-3
+"""The seconds of work after which a thread looks for signals."""
+
+_ALIGNED = 1 << 12
+"""The pieces of a loop begin at multiples of this number of elements, so that threads write different cache lines."""
+
+
+_LAYOUTS = 64
+"""The number of shapes and strides that a kernel keeps."""
+
+
+class CompiledKernel:
+    """A kernel that has been compiled.
+
+    Attributes:
+        kernel: the kernel.
+    """
+
+    def __init__(self, kernel: Kernel, library: ctypes.CDLL, number: int) -> None:
+        self.kernel = kernel
+        self._library = library
+        self._function = library[f"kernel_{number}"]
+        self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+        expensive = sum(node.name in EXPENSIVE for node in kernel.nodes)
+        self._seconds = expensive * _FUNCTION + len(kernel.nodes) * 1e-10
+        self._geometries: dict[Any, _Geometry] = {}
+        self._pointers = ctypes.c_void_p * (len(kernel.inputs) + len(kernel.outputs))
+
+    def run(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[HostArray]) -> None:
+        """Runs the kernel; see `shardtensor.interpreters.jit.kernel` for the arguments.
+
+        Raises:
+            DeviceMemoryError: the memory for intermediate results cannot be allocated.
+        """
+        arrays, _ = separated(checked(self.kernel, shape, inputs, outputs), outputs)
+        arrays = [x if x.flags.aligned else x.copy() for x in arrays]
+        targets = [out if out.flags.aligned else np.empty(out.shape, out.dtype) for out in outputs]
+        operands = [*arrays, *targets]
+        key = (shape, *[x.shape for x in arrays], *[x.strides for x in operands])
+        geometry = self._geometries.get(key)
+        if geometry is None:
+            geometry = self._add_geometry(key, shape, operands)
+        if not geometry.rows:
+            return
+        # The arrays are held by this frame until the last thread has returned.
+        self._divide(geometry, self._pointers(*[address(x) for x in operands]))
+        for out, target in zip(outputs, targets, strict=True):
+            if target is not out:
+                np.copyto(out, target)
+
+    def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
+        made = _Geometry(self.kernel, shape, [_strides(x, shape) for x in operands])
+        made.seconds = math.prod(shape) * self._seconds + BYTE * sum([x.nbytes for x in operands])
+        if len(self._geometries) >= _LAYOUTS:
+            self._geometries.clear()
+        self._geometries[key] = made
+        return made
+
+    def _divide(self, geometry: _Geometry, pointers: Any) -> None:
+        """Runs the function for all elements or rows, in several threads if it takes long."""
+        rows = geometry.rows
+        if geometry.seconds < LONG or rows == 1:
+            self._call(geometry.array, pointers, 0, rows)
+            return
+        count = max(4 * num_threads(), int(geometry.seconds / _PIECE))
+        piece = -(-rows // min(count, rows))
+        if not self.kernel.row_ndim:
+            piece = -(-piece // _ALIGNED) * _ALIGNED
+        each(
+            lambda k: self._call(geometry.array, pointers, k * piece, min((k + 1) * piece, rows)),
+            -(-rows // piece),
+        )
+
+    def _call(self, geometry: Any, pointers: Any, begin: int, end: int) -> None:
+        if self._function(geometry, pointers, begin, end):
+            raise DeviceMemoryError(f"jit: no memory for the intermediate results of a row of {self.kernel}")
+
+
+def _strides(x: HostArray, shape: Shape) -> list[int]:
+    """Returns the strides of an array in the loop: 0 where it repeats. An output per row has fewer dimensions."""
+    own = [0 if n == 1 else stride for n, stride in zip(x.shape, x.strides, strict=True)]
+    return own + [0] * (len(shape) - len(own))
+
+
+class _Geometry:
+    """The shape and strides of a call, with as few dimensions as possible.
+
+    Attributes:
+        array: what the compiled function reads.
+        rows: the number of rows, or of elements if the kernel reduces nothing.
+        seconds: the estimated time in one thread.
+    """
+
+    def __init__(self, kernel: Kernel, shape: Shape, strides: Sequence[Sequence[int]]) -> None:
+        dims = list(range(kernel.ndim))
+        outer = kernel.ndim - kernel.row_ndim
+        self.rows = math.prod(shape[:outer] if kernel.row_ndim else shape)
+        self.seconds = 0.0
+        self._shape, self._strides = shape, strides
+        if kernel.row_ndim:
+            first, last = self._merged(dims[:outer]), self._merged(dims[outer:])
+        else:
+            first, last = self._merged(self._order(kernel)), []
+        columns = [*first, *last] or [(1, [0] * len(strides))]
+        numbers = [len(columns), len(last), *[n for n, _ in columns]]
+        for k in range(len(strides)):
+            numbers += [column[k] for _, column in columns]
+        self.array = (ctypes.c_longlong * len(numbers))(*numbers)
+
+    def _order(self, kernel: Kernel) -> list[int]:
+        """Returns the dimensions in the order of the first output's memory. The last one has to be one along which the
+        same inputs vary as along the kernel's last one.
+        """
+        if not kernel.ndim:
+            return []
+        out = self._strides[len(kernel.inputs)]
+        pattern = [given.varies[-1] for given in kernel.inputs]
+        alike = [d for d in range(kernel.ndim) if [given.varies[d] for given in kernel.inputs] == pattern]
+        long = [d for d in alike if self._shape[d] > 1] or [kernel.ndim - 1]
+        inner = min(reversed(long), key=lambda d: abs(out[d]))
+        others = [d for d in range(kernel.ndim) if d != inner and self._shape[d] > 1]
+        return [*sorted(others, key=lambda d: -abs(out[d])), inner]
+
+    def _merged(self, dims: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Returns size and strides of each dimension, with those merged that are one in the memory of all arrays."""
+        columns: list[tuple[int, list[int]]] = []
+        for d in dims:
+            n, column = self._shape[d], [strides[d] for strides in self._strides]
+            if columns and all(s == t * n for s, t in zip(columns[-1][1], column, strict=True)):
+                columns[-1] = columns[-1][0] * n, column
+            elif columns and columns[-1][0] == 1:
+                columns[-1] = n, column
+            elif n != 1 or not columns:
+                columns.append((n, column))
+        return columns
+
+
+# -- compilation -----------------------------------------------------------------------------------
+
+_MOST = 1 << 10
+"""The number of compiled kernels that are kept for other programs."""
+
+_known: dict[Kernel, CompiledKernel] = {}
+
+
+def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
+    """Compiles kernels in one run of the compiler. Those without expressions in C are missing in the result.
+
+    Raises:
+        BackendError: there is no compiler, or it fails.
+    """
+    wanted = [kernel for kernel in dict.fromkeys(kernels) if has_c(kernel)]
+    found = {kernel: known for kernel in wanted if (known := _known.get(kernel)) is not None}
+    missing = [kernel for kernel in wanted if kernel not in found]
+    if missing:
+        compiler = find_compiler()
+        if compiler is None:
+            raise BackendError("jit: there is no C compiler; install one, or set SHARDTENSOR_CC to its command")
+        library = load(compiler, c_source(missing, vectorized_functions()))
+        made = {kernel: CompiledKernel(kernel, library, k) for k, kernel in enumerate(missing)}
+        found |= made
+        if len(_known) + len(made) > _MOST:
+            _known.clear()
+        _known.update(made)
+    return {kernel: found[kernel] for kernel in wanted}
+
+
+def submit(kernels: Sequence[Kernel]) -> Future[dict[Kernel, CompiledKernel]]:
+    """Starts `compile_kernels` in another thread and returns its future. In the child of a fork it never completes."""
+    future: Future[dict[Kernel, CompiledKernel]] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(compile_kernels(kernels))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="shardtensor_compile", daemon=True).start()
+    return future

@@ -1,0 +1,315 @@
+"""Writes the C text of kernels.
+
+A kernel becomes a function ``int kernel_0(const long long *geometry, char *const *pointers, long long begin, long long
+end)``, which computes the elements (the rows, if it reduces) from ``begin`` to ``end`` of the loop in row-major order,
+and returns whether memory for intermediate results was missing. ``pointers`` are those of the inputs and the outputs;
+the geometry consists of the number of loop dimensions, the number of those that make a row, the shape, and the strides
+of each array in bytes.
+
+The function walks over lines, and a body computes one line, in which each array is either contiguous or one element. An
+array with another stride is packed into contiguous scratch memory first, a part of the line at a time. The loops of the
+body carry ``omp simd``, which is right also where an output is an input: elements are computed independently.
+
+The body of a kernel with reductions computes one row in stages, each of which needs the reductions of those before it.
+Expensive functions are stored for later stages, and others are computed again. Elements are combined in `LANES` partial
+results, then by a tree, and segments of `SEGMENT` elements along a binary counter, so that the order of additions
+depends on neither the CPU nor the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardtensor.interpreters.jit.c_driver import DRIVER, HEAD
+from shardtensor.interpreters.jit.expressions import (
+    C_TYPES,
+    EXPENSIVE,
+    PRELUDE,
+    STEPS,
+    c_expression,
+    has_c,
+    library_functions,
+    neutral,
+)
+from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
+
+LANES = 64
+"""The number of partial results of a reduction within a segment."""
+
+SEGMENT = 1 << 12
+"""The number of elements of a segment of a row."""
+
+
+def c_source(kernels: Sequence[Kernel], vectorized: Iterable[str]) -> str:
+    """Returns the text of a library with the functions ``kernel_0``, ``kernel_1``, … for kernels that `has_c`.
+
+    Args:
+        kernels: the kernels.
+        vectorized: the functions of the mathematical library that exist in forms for vectors.
+    """
+    assert all(has_c(kernel) for kernel in kernels)
+    used = set().union(*[library_functions(kernel) for kernel in kernels]) & set(vectorized)
+    lines = []
+    for name in sorted(used):
+        kind = "float" if name.endswith("f") else "double"
+        arguments = ", ".join([kind] * (2 if name.rstrip("f") in ("pow", "atan2", "hypot") else 1))
+        lines.append(f'__attribute__((simd("notinbranch"))) {kind} {name}({arguments});')
+    bodies = [
+        _Rows(k, kernel).text() if kernel.row_ndim else _Lines(k, kernel).text() for k, kernel in enumerate(kernels)
+    ]
+    return "\n".join([HEAD, *lines, PRELUDE, DRIVER, *bodies])
+
+
+class _Body:
+    """The text of one kernel.
+
+    Args:
+        number: of the kernel in the library.
+        kernel: the kernel.
+    """
+
+    def __init__(self, number: int, kernel: Kernel) -> None:
+        self.name = f"kernel_{number}"
+        self.kernel = kernel
+        self.inputs = len(kernel.inputs)
+
+    def moves(self, value: Value) -> bool:
+        """Returns whether the elements of a value differ within a line (or row)."""
+        raise NotImplementedError
+
+    def type(self, value: Value) -> str:
+        """Returns the C type of a value."""
+        return C_TYPES[self.kernel.dtype(value)]
+
+    def memory_type(self, value: Value) -> str:
+        """Returns the C type of a value in arrays."""
+        dtype = self.kernel.dtype(value)
+        return "unsigned char" if dtype == "b1" else C_TYPES[dtype]
+
+    def load(self, value: Value, at: str) -> str:
+        """Returns the definition of the variable of an input, or of a value in scratch memory."""
+        test = " != 0" if self.kernel.dtype(value) == "b1" else ""
+        pointer = f"x{value}" if value < self.inputs else f"w{value}"
+        return f"const {self.type(value)} v{value} = {pointer}[{at}]{test};"
+
+    def define(self, value: Value) -> str:
+        """Returns the definition of the variable of a node."""
+        node = self.kernel.nodes[value - self.inputs]
+        dtypes = [self.kernel.dtype(v) for v in node.operands]
+        scalar = node.name == "clip" and not any(self.moves(v) for v in node.operands[1:])
+        text = c_expression(node, [f"v{v}" for v in node.operands], dtypes, scalar_bounds=scalar)
+        return f"const {self.type(value)} v{value} = {text};"
+
+    def pointers(self) -> list[str]:
+        """Returns the definitions of the pointers to inputs and outputs, and of inputs that do not move."""
+        lines = []
+        for v in range(self.inputs):
+            lines.append(f"const {self.memory_type(v)} *const x{v} = (const {self.memory_type(v)} *)p[{v}];")
+            if not self.moves(v):
+                lines.append(self.load(v, "0"))
+        for k, out in enumerate(self.kernel.outputs):
+            kind = self.memory_type(out.value)
+            lines.append(f"{kind} *const y{k} = ({kind} *)p[{self.inputs + k}];")
+        return lines
+
+    def tables(self, moving: Sequence[bool]) -> list[str]:
+        """Returns the definitions of the tables that the driver reads."""
+        values = [*range(self.inputs), *[out.value for out in self.kernel.outputs]]
+        sizes = ", ".join([self.kernel.dtype(v)[1] for v in values])
+        moves = ", ".join([str(int(m)) for m in moving])
+        return [
+            f"static const unsigned char {self.name}_sizes[] = {{{sizes}}};",
+            f"static const unsigned char {self.name}_moves[] = {{{moves}}};",
+        ]
+
+    def comment(self) -> str:
+        """Returns the kernel as a comment."""
+        return f"/* {self.kernel} */"
+
+
+class _Lines(_Body):
+    """The text of a kernel without reductions."""
+
+    def moves(self, value: Value) -> bool:
+        return bool(self.kernel.ndim) and self.kernel.varies(value)[-1]
+
+    def text(self) -> str:
+        """Returns the text."""
+        nodes = range(self.inputs, self.kernel.values)
+        stores = [f"y{k}[i] = v{out.value};" for k, out in enumerate(self.kernel.outputs)]
+        loop = [self.load(v, "i") for v in range(self.inputs) if self.moves(v)]
+        loop += [self.define(v) for v in nodes if self.moves(v)]
+        count = self.inputs + len(self.kernel.outputs)
+        moving = [self.moves(v) for v in range(self.inputs)] + [True] * len(self.kernel.outputs)
+        return "\n".join(
+            [
+                self.comment(),
+                *self.tables(moving),
+                f"static ST_APART void {self.name}_line(long long n, char *const *p) {{",
+                *_indented([*self.pointers(), *[self.define(v) for v in nodes if not self.moves(v)]]),
+                "    #pragma omp simd",
+                "    for (long long i = 0; i < n; i++) {",
+                *_indented(_indented([*loop, *stores])),
+                "    }",
+                "}",
+                f"int {self.name}(const long long *g, char *const *p, long long begin, long long end) {{",
+                f"    st_lines({self.name}_line, {count}, {self.inputs}, {self.name}_sizes, {self.name}_moves, g, p, "
+                "begin, end);",
+                "    return 0;",
+                "}",
+            ]
+        )
+
+
+class _Rows(_Body):
+    """The text of a kernel with reductions."""
+
+    def __init__(self, number: int, kernel: Kernel) -> None:
+        super().__init__(number, kernel)
+        self._stage_of = self._stages()
+        self._count = 1 + max(self._stage_of)
+        self._stored: dict[Value, int] = {}
+        self._known: list[set[Value]] = []
+        self._needed = [self._needs(s) for s in range(self._count)]
+
+    def moves(self, value: Value) -> bool:
+        return not self.kernel.is_row(value)
+
+    def _stages(self) -> list[int]:
+        """Returns the first stage in which each value can be computed."""
+        stages = [0] * self.inputs
+        for node in self.kernel.nodes:
+            stages.append(max([stages[v] for v in node.operands]) + node.reduces)
+        return stages
+
+    def _reductions(self, stage: int) -> list[tuple[Value, Node]]:
+        """Returns the reductions whose operands are computed in a stage."""
+        nodes = enumerate(self.kernel.nodes, self.inputs)
+        return [(v, node) for v, node in nodes if node.reduces and self._stage_of[v] == stage + 1]
+
+    def _needs(self, stage: int) -> list[Value]:
+        """Returns the values that a stage computes or loads for each element, in order. Expensive ones that an earlier
+        stage has computed are entered into `_stored`.
+        """
+        wanted = [node.operands[0] for _, node in self._reductions(stage)]
+        if stage == self._count - 1:
+            wanted += [out.value for out in self.kernel.outputs if not out.per_row and self.moves(out.value)]
+        seen: set[Value] = set()
+        while wanted:
+            v = wanted.pop()
+            node = self.kernel.node(v)
+            if v in seen or not self.moves(v):
+                continue
+            seen.add(v)
+            if node is None:
+                continue
+            earlier = [s for s, known in enumerate(self._known) if v in known]
+            if earlier and node.name in EXPENSIVE:
+                self._stored.setdefault(v, earlier[0])
+            else:
+                wanted += node.operands
+        self._known.append(seen)
+        return sorted(seen)
+
+    def text(self) -> str:
+        """Returns the text."""
+        outs = self.kernel.outputs
+        moving = [self.moves(v) for v in range(self.inputs)] + [not out.per_row for out in outs]
+        body = [f"{self.memory_type(v)} *const w{v} = ({self.memory_type(v)} *)(scratch + {k} * room);"
+                for k, v in enumerate(self._stored)]  # fmt: skip
+        for stage in range(self._count):
+            body += [f"/* stage {stage} */", *self._stage(stage)]
+        body += [f"*y{k} = v{out.value};" for k, out in enumerate(outs) if out.per_row]
+        return "\n".join(
+            [
+                self.comment(),
+                *self.tables(moving),
+                f"static ST_APART void {self.name}_row(long long n, char *const *p, char *scratch, long long room) {{",
+                *_indented([*self.pointers(), *body]),
+                "}",
+                f"int {self.name}(const long long *g, char *const *p, long long begin, long long end) {{",
+                f"    return st_rows({self.name}_row, {len(moving)}, {self.inputs}, {self.name}_sizes, "
+                f"{self.name}_moves, {len(self._stored)}, g, p, begin, end);",
+                "}",
+            ]
+        )
+
+    def _stage(self, stage: int) -> list[str]:
+        lines = [
+            self.define(v)
+            for v, node in enumerate(self.kernel.nodes, self.inputs)
+            if not self.moves(v) and not node.reduces and self._stage_of[v] == stage
+        ]
+        reductions = self._reductions(stage)
+        if reductions:
+            lines += self._reduce(stage, reductions)
+        elif self._needed[stage] or any(not out.per_row for out in self.kernel.outputs):
+            lines += ["#pragma omp simd", "for (long long i = 0; i < n; i++) {", *_indented(self._element(stage)), "}"]
+        return lines
+
+    def _element(self, stage: int) -> list[str]:
+        """Returns the statements for one element of a stage, that of index i."""
+        lines = []
+        for v in self._needed[stage]:
+            loaded = v < self.inputs or self._stored.get(v, stage) < stage
+            lines.append(self.load(v, "i") if loaded else self.define(v))
+            if self._stored.get(v) == stage:
+                lines.append(f"w{v}[i] = v{v};")
+        if stage == self._count - 1:
+            outs = enumerate(self.kernel.outputs)
+            lines += [f"y{k}[i] = v{out.value};" for k, out in outs if not out.per_row]
+        return lines
+
+    def _reduce(self, stage: int, reductions: Sequence[tuple[Value, Node]]) -> list[str]:
+        """Returns the statements that compute the reductions of a stage."""
+        lines, lanes, ends = [], [], []
+        element = self._element(stage)
+        for v, node in reductions:
+            kind = C_TYPES[node.dtype]
+            (x,) = [f"v{u}" for u in node.operands]
+            term = f"({x} * {x})" if node.name == "sum_of_squares" else x
+            term = f"({x} != 0)" if node.name in ("any", "all") else term
+            lines += [f"{kind} parts{v}[64], r{v} = {neutral(node)};", f"int depth{v} = 0;"]
+            lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < {LANES}; j++) a{v}[j] = {neutral(node)};"]
+            element += [f"const {kind} t{v} = {term};", f"a{v}[j] = {_step(node, f'a{v}[j]', f't{v}')};"]
+            ends += [
+                f"for (int h = {LANES // 2}; h > 0; h /= 2)",
+                f"    for (int j = 0; j < h; j++) a{v}[j] = {_step(node, f'a{v}[j]', f'a{v}[j + h]')};",
+                f"r{v} = a{v}[0];",
+                f"for (long long c = k; c & 1; c >>= 1) {{ const {kind} e = parts{v}[--depth{v}]; "
+                f"r{v} = {_step(node, 'e', f'r{v}')}; }}",
+                f"parts{v}[depth{v}++] = r{v};",
+            ]
+        lines += [
+            f"for (long long k = 0; k * {SEGMENT} < n; k++) {{",
+            f"    const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
+            *_indented(lanes),
+            f"    for (long long begin = k * {SEGMENT}; begin < stop; begin += {LANES}) {{",
+            f"        const int m = stop - begin < {LANES} ? (int)(stop - begin) : {LANES};",
+            "        #pragma omp simd",
+            "        for (int j = 0; j < m; j++) {",
+            *_indented(["const long long i = begin + j;", *element], 3),
+            "        }",
+            "    }",
+            *_indented(ends),
+            "}",
+        ]
+        for v, node in reductions:
+            kind = C_TYPES[node.dtype]
+            lines += [
+                f"if (n > 0) r{v} = parts{v}[--depth{v}];",
+                f"while (depth{v} > 0) {{ const {kind} e = parts{v}[--depth{v}]; "
+                f"r{v} = {_step(node, 'e', f'r{v}')}; }}",
+            ]
+            total = f"n > 0 ? r{v} : 0" if STEPS[node.name] == "add" else f"r{v}"
+            lines.append(f"const {kind} v{v} = {f'({total}) / ({kind})n' if node.name == 'mean' else total};")
+        return lines
+
+
+def _step(node: Node, a: str, b: str) -> str:
+    """Returns the expression that combines two partial results of a reduction."""
+    return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
+
+
+def _indented(lines: Iterable[str], times: int = 1) -> list[str]:
+    return [" " * 4 * times + line for line in lines]

@@ -1,0 +1,325 @@
+"""Kernels give what NumPy's functions give, on blocked NumPy and as compiled C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.interpreters.jit import blocked, c_executor
+from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.expressions import has_c
+from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+Run = Callable[[Kernel, tuple[int, ...], Sequence[Any], Sequence[Any]], None]
+COUNT = 40
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of a few elements have several blocks and pieces."""
+    monkeypatch.setattr(blocked, "BLOCK", 16)
+    monkeypatch.setattr(blocked, "_TASK", 64)
+    monkeypatch.setattr(c_executor, "LONG", 0.0)
+    monkeypatch.setattr(c_executor, "_ALIGNED", 8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return [random_case(seed) for seed in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def compiled(cases: list[Case]) -> dict[Kernel, c_executor.CompiledKernel]:
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    return c_executor.compile_kernels([case.kernel for case in cases])
+
+
+def run_c(kernel: Kernel, shape: tuple[int, ...], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    c_executor.compile_kernels([kernel])[kernel].run(shape, inputs, outputs)
+
+
+EXECUTORS = [pytest.param(blocked.run, id="blocked"), pytest.param(run_c, id="c")]
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_random_kernels_equal_numpy_on_blocks(number: int, cases: list[Case]) -> None:
+    check(blocked.run, cases[number])
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_random_kernels_equal_numpy_in_c(number: int, cases: list[Case], compiled: Any) -> None:
+    kernel = cases[number].kernel
+    assert (kernel in compiled) == has_c(kernel)
+    if kernel in compiled:
+        check(run_c, cases[number])
+
+
+def check(run: Run, case: Case) -> None:
+    """Also in place, where an input has the shape and dtype of an output, and with outputs of any strides."""
+    expected = reference(case)
+    outs = case.outputs()
+    run(case.kernel, case.shape, case.inputs, outs)
+    for out, wanted in zip(outs, expected, strict=True):
+        assert_same(out, wanted, case)
+    turned = [np.empty_like(out.T).T[...] if out.ndim else out for out in outs]
+    run(case.kernel, case.shape, case.inputs, turned)
+    for out, wanted in zip(turned, expected, strict=True):
+        assert_same(out, wanted, case)
+    for k, x in enumerate(case.inputs):
+        for n, out in enumerate(outs):
+            if isinstance(x, np.ndarray) and x.shape == out.shape and x.dtype == out.dtype and 0 not in x.strides:
+                mine = [x.copy(order="K") if m == k else y for m, y in enumerate(case.inputs)]
+                run(case.kernel, case.shape, mine, [mine[k] if m == n else o for m, o in enumerate(outs)])
+                assert_same(mine[k], expected[n], case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chunk", range(100))
+def test_many_random_kernels_equal_numpy(chunk: int) -> None:
+    cases = [random_case(1000 + 30 * chunk + k) for k in range(30)]
+    made = c_executor.compile_kernels([case.kernel for case in cases])
+    for case in cases:
+        check(blocked.run, case)
+        if case.kernel in made:
+            check(run_c, case)
+
+
+# -- kernels that people write ---------------------------------------------------------------------
+
+
+def softmax(dtype: str = "f4") -> Kernel:
+    k = KernelBuilder(2, 1)
+    x = k.input(dtype, (True, True))
+    e = k.call("exp", k.call("subtract", x, k.reduce("max", x)))
+    k.output(k.call("divide", e, k.reduce("sum", e)))
+    return k.build()
+
+
+def layer_norm(dtype: str = "f4") -> Kernel:
+    k = KernelBuilder(2, 1)
+    x, scale, shift = k.input(dtype, (True, True)), k.input(dtype, (False, True)), k.input(dtype, (False, True))
+    epsilon = k.input(float)
+    d = k.call("subtract", x, k.reduce("mean", x))
+    n = k.call("sqrt", k.call("add", k.reduce("mean", k.call("square", d)), epsilon))
+    k.output(k.call("add", k.call("multiply", k.call("divide", d, n), scale), shift))
+    return k.build()
+
+
+def log_sum_exp(dtype: str = "f8") -> Kernel:
+    k = KernelBuilder(2, 1)
+    x = k.input(dtype, (True, True))
+    most = k.reduce("max", x)
+    total = k.reduce("sum", k.call("exp", k.call("subtract", x, most)))
+    k.output(k.call("add", k.call("log", total), most), per_row=True)
+    k.output(total, per_row=True)
+    return k.build()
+
+
+def stencil() -> Kernel:
+    k = KernelBuilder(2)
+    a, b, c, d = [k.input("f8", (True, True)) for _ in range(4)]
+    quarter = k.input(float)
+    k.output(k.call("multiply", k.call("add", k.call("add", k.call("add", a, b), c), d), quarter))
+    return k.build()
+
+
+def distances() -> Kernel:
+    """Of all pairs: every operand is broadcast."""
+    k = KernelBuilder(2)
+    a, b = k.input("f4", (True, False)), k.input("f4", (False, True))
+    k.output(k.call("abs", k.call("subtract", a, b)))
+    return k.build()
+
+
+@pytest.fixture(scope="module")
+def written() -> None:
+    """All of them in one run of the compiler."""
+    if find_compiler() is not None:
+        kernels = [make(dtype) for make in (softmax, layer_norm, log_sum_exp) for dtype in ("f4", "f8")]
+        c_executor.compile_kernels([*kernels, stencil(), distances()])
+
+
+@pytest.mark.parametrize("run", EXECUTORS)
+@pytest.mark.parametrize("shape", [(5, 7), (3, 64), (2, 4097), (1, 1), (4, 300), (40, 3), (0, 5)])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_rows_are_normalized(run: Run, shape: tuple[int, int], dtype: str, written: None) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape).astype(dtype)
+    scale, shift = rng.normal(size=(2, 1, shape[1])).astype(dtype)
+    tolerance = 60 * np.finfo(dtype).eps
+    out = np.empty_like(x)
+    run(softmax(dtype), shape, [x], [out])
+    e = np.exp(x - x.max(-1, keepdims=True))
+    np.testing.assert_allclose(out, e / e.sum(-1, keepdims=True), rtol=tolerance)
+    run(layer_norm(dtype), shape, [x, scale, shift, 1e-5], [out])
+    d = x - x.mean(-1, keepdims=True)
+    wanted = d / np.sqrt((d * d).mean(-1, keepdims=True) + np.dtype(dtype).type(1e-5)) * scale + shift
+    np.testing.assert_allclose(out, wanted, rtol=tolerance, atol=tolerance)
+    rows = [np.empty(shape[0], dtype) for _ in range(2)]
+    run(log_sum_exp(dtype), shape, [x], rows)
+    np.testing.assert_allclose(rows[1], e.sum(-1), rtol=tolerance)
+    np.testing.assert_allclose(rows[0], np.log(e.sum(-1)) + x.max(-1), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("run", EXECUTORS)
+def test_windows_of_one_array_are_operands_and_results(run: Run, written: None) -> None:
+    grid = np.random.default_rng(1).normal(size=(20, 33))
+    wanted = grid.copy()
+    wanted[1:-1, 1:-1] = (grid[:-2, 1:-1] + grid[2:, 1:-1] + grid[1:-1, :-2] + grid[1:-1, 2:]) * 0.25
+    windows = [grid[:-2, 1:-1], grid[2:, 1:-1], grid[1:-1, :-2], grid[1:-1, 2:]]
+    run(stencil(), (18, 31), [*windows, 0.25], [grid[1:-1, 1:-1]])
+    assert_same(grid, wanted)
+
+
+@pytest.mark.parametrize("run", EXECUTORS)
+def test_operands_broadcast_against_each_other(run: Run, written: None) -> None:
+    a, b = np.arange(70, dtype="f4")[:, None], np.arange(33, dtype="f4")[None, ::-1]
+    out = np.empty((70, 33), "f4")
+    run(distances(), out.shape, [a, b], [out])
+    assert_same(out, np.abs(a - b))
+    column = np.empty((70, 1), "f4")
+    run(distances(), column.shape, [a, b[:, :1]], [column])
+    assert_same(column, np.abs(a - b[:, :1]))
+
+
+@pytest.mark.parametrize("run", EXECUTORS)
+def test_a_kernel_reads_an_operand_before_it_overwrites_it(run: Run, written: None) -> None:
+    x = np.random.default_rng(2).normal(size=(6, 100)).astype("f4")
+    out = np.empty_like(x)
+    run(softmax(), x.shape, [x], [out])
+    run(softmax(), x.shape, [x], [x])
+    assert_same(x, out)
+    line = np.arange(40, dtype="f8")
+    grid = np.broadcast_to(line, (5, 40))
+    mine = line[None, 1:-1].copy()
+    run(stencil(), (1, 38), [line[None, :-2], line[None, 2:], line[None, 1:-1], mine, 0.25], [line[None, 1:-1]])
+    assert_same(line[1:-1], np.arange(1, 39, dtype="f8"))
+
+
+@pytest.mark.parametrize("run", EXECUTORS)
+def test_the_number_of_threads_changes_no_bit(run: Run, written: None) -> None:
+    x = np.random.default_rng(3).normal(size=(50, 4500)).astype("f4")
+    results = []
+    for threads in (1, 2, 7):
+        with st.set_num_threads(threads):
+            out, rows = np.empty_like(x), [np.empty(50, "f4") for _ in range(2)]
+            run(softmax(), x.shape, [x], [out])
+            run(log_sum_exp("f4"), x.shape, [x], rows)
+            results.append([out, *rows])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert_same(a, b)
+
+
+def test_sums_of_long_rows_are_accurate() -> None:
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    x = np.random.default_rng(4).random((1, 1 << 20), "f4")
+    rows = [np.empty(1, "f4") for _ in range(2)]
+    run_c(log_sum_exp("f4"), x.shape, [x], rows)
+    exact = np.exp(x.astype("f8") - x.max()).sum()
+    assert abs(rows[1][0] / exact - 1) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["f2", "c8", "c16"])
+def test_dtypes_without_expressions_run_on_blocks(kind: str) -> None:
+    k = KernelBuilder(1)
+    x = k.input(kind, (True,))
+    k.output(k.call("multiply", k.call("add", x, x), x))
+    kernel = k.build()
+    assert not has_c(kernel)
+    a = np.arange(100).astype(kind)
+    out = np.empty_like(a)
+    blocked.run(kernel, a.shape, [a], [out])
+    assert_same(out, (a + a) * a)
+
+
+def test_floating_point_errors_are_those_of_numpy() -> None:
+    k = KernelBuilder(1)
+    x = k.input("f8", (True,))
+    k.output(k.call("sqrt", k.call("divide", x, x)))
+    k.output(k.call("log", x))
+    zeros, outs = np.zeros(1000), [np.empty(1000), np.empty(1000)]
+    with pytest.warns(RuntimeWarning) as seen:
+        blocked.run(k.build(), (1000,), [zeros], outs)
+    said = sorted([str(w.message) for w in seen])
+    assert said == ["divide by zero encountered in log", "invalid value encountered in divide"]
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError, match="in divide"):
+        blocked.run(k.build(), (1000,), [zeros], outs)
+    with np.errstate(all="ignore"):
+        blocked.run(k.build(), (1000,), [zeros], outs)
+
+
+def test_rows_are_added_as_numpy_adds_them() -> None:
+    x = np.random.default_rng(5).normal(size=(64, 1000)).astype("f4")
+    k = KernelBuilder(2, 1)
+    v = k.input("f4", (True, True))
+    d = k.call("subtract", v, k.reduce("mean", v))
+    k.output(k.reduce("sum_of_squares", d), per_row=True)
+    k.output(k.reduce("sum", k.call("exp", v)), per_row=True)
+    kernel = k.build()
+    outs = [np.empty(64, "f4") for _ in range(2)]
+    assert blocked.is_exact(kernel, x.shape, [x])
+    assert not blocked.is_exact(kernel, x.T.shape, [x.T])
+    blocked.run(kernel, x.shape, [x], outs)
+    d = x - x.mean(1, keepdims=True)
+    assert_same(outs[0], np.vecdot(d, d))
+    assert_same(outs[1], np.exp(x).sum(1))
+
+
+# -- values and errors -----------------------------------------------------------------------------
+
+
+def test_kernels_are_values() -> None:
+    assert softmax() == softmax()
+    assert hash(softmax()) == hash(softmax())
+    assert softmax() != softmax("f8")
+    assert "reduce max v0" in str(softmax())
+    assert "f4 = astype v3" in str(layer_norm())
+
+
+def test_equal_steps_are_one() -> None:
+    k = KernelBuilder(1)
+    x = k.input("f4", (True,))
+    assert k.call("add", x, x) == k.call("add", x, x)
+
+
+def test_misuse_is_named() -> None:
+    k = KernelBuilder(1)
+    x = k.input("f4", (True,))
+    with pytest.raises(ArgumentTypeError, match="bitwise_and"):
+        k.call("bitwise_and", x, x)
+    with pytest.raises(ArgumentTypeError, match="nothing"):
+        k.call("nothing", x)
+    with pytest.raises(ArgumentTypeError, match="datetime"):
+        k.astype(x, "M8[s]")
+    with pytest.raises(ArgumentError, match="at least one output"):
+        k.build()
+    k.output(k.call("exp", x))
+    with pytest.raises(ArgumentError, match="before the first step"):
+        k.input("f4")
+    kernel, a = k.build(), np.zeros(5, "f4")
+    with pytest.raises(ArgumentTypeError, match="v0"):
+        blocked.run(kernel, (5,), [a.astype("f8")], [a])
+    with pytest.raises(ShapeError, match="broadcast"):
+        blocked.run(kernel, (4,), [a], [a[:4]])
+    with pytest.raises(ShapeError, match="output"):
+        blocked.run(kernel, (5,), [a], [a[:4]])
+    with pytest.raises(ArgumentTypeError, match="2 inputs"):
+        blocked.run(kernel, (5,), [a, a], [a])
