@@ -202,6 +202,7 @@ _CHAPTERS = {
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
     "interpreters.explain": "Explanation explain",
+    "interpreters.jit.api": "disable_jit jit",
     "spmd.stencils": "convolve correlate map_overlap",
 }
 """The modules that are imported when one of their public names is first used."""
@@ -470,6 +471,10 @@ if _typing.TYPE_CHECKING:
         hamming as hamming,
         hanning as hanning,
         kaiser as kaiser,
+    )
+    from shardtensor.interpreters.jit.api import (
+        disable_jit as disable_jit,
+        jit as jit,
     )
     from shardtensor.interpreters.explain import (
         Explanation as Explanation,

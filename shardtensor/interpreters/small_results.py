@@ -19,6 +19,7 @@ from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.planning import kind_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
 from shardtensor.tensor.value import Aval, whole_of
@@ -41,6 +42,15 @@ def small_result(op: Op, operands: Operands, params: Params) -> ShardedTensor | 
     wholes = [_buffer(x, op.name) for x in operands]
     assert op.small is not None
     return tensor(value, Storage((whole_of(op.small(*wholes, *params), value),)))
+
+
+def is_small(op: Op, operands: Operands, params: Params) -> bool:
+    """Whether `small_result` computes the result for operands of these kinds, or of the kinds of these operands."""
+    kinds = [x if isinstance(x, (Aval, HostAval, type)) else kind_of(x) for x in operands]
+    try:
+        return _layout(op, default_mesh(), *params, *kinds) is not None
+    except (ShardTensorError, TypeError, OverflowError):
+        return False
 
 
 _KNOWN = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex, type(None)))

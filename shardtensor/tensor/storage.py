@@ -110,6 +110,10 @@ class NoElements(DeferredStorage):
         """Raises ConcretizationError."""
         raise ConcretizationError(f"needs the elements of a tensor, and {self.reason}")
 
+    def is_lacking(self) -> bool:
+        """Returns True: the elements are not known."""
+        return True
+
     def settle(self) -> None:
         """Returns at once: there is nothing to wait for."""
 

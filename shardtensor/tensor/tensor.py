@@ -276,7 +276,9 @@ def lacks_elements(x: Any) -> bool:
     if type(x) is not ShardedTensor:
         return False
     storage = getattr(x._storage, "base", x)._storage
-    return type(storage) is NoElements or getattr(storage, "parts", None) == ()
+    if isinstance(storage, NoElements):
+        return storage.is_lacking()
+    return getattr(storage, "parts", None) == ()
 
 
 def write_state_of(x: ShardedTensor) -> WriteState:

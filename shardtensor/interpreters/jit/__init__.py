@@ -1,1 +1,6 @@
-"""Programs traced from Python functions, and the kernels that run parts of them on the arrays of one device."""
+"""`st.jit`: functions that are traced once for each combination of argument types, and then run as programs.
+
+`program` has the programs as data, `trace` records them, `groups` chooses what one kernel computes, `replay` runs and
+prices them, and `api` has the public functions. `kernel` has the computations of one pass over memory as data, which
+`blocked` runs on NumPy and `c_executor` as compiled C.
+"""

@@ -316,14 +316,15 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     is_element = view_spec.scalar or (x._is_scalar and not view_spec.shape and not op.array_views)
     is_linear = not (is_element or x._is_scalar or isinstance(view_spec.part, (np.dtype, tuple)))
     sums = base._aval.sharding.spec.unreduced if is_linear else frozenset()
-    value = _aval_of(base._aval, view_spec.chains, view_spec.shape, view_spec.part, sums)
+    value = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part, sums)
     return base, view_spec, value, is_element
 
 
 @functools.lru_cache(8192)
-def _aval_of(
+def aval_of_view(
     base: Aval, chains: tuple[Chain, ...], shape: Shape, part: Part, unreduced: frozenset[str] = frozenset()
 ) -> Aval:
+    """Returns the aval of a view of a base."""
     sharding: NamedSharding = base.sharding.with_spec(P(*chains, unreduced=unreduced))
     return aval(shape, part_dtype(base.dtype, part), sharding, base.committed)
 
@@ -366,7 +367,7 @@ def _view(x: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
 
 @implements(view, "infer")
 def _infer_view(x: ShardedTensor, view_spec: ViewSpec) -> Aval:
-    return _aval_of(x._aval, view_spec.chains, view_spec.shape, view_spec.part)
+    return aval_of_view(x._aval, view_spec.chains, view_spec.shape, view_spec.part)
 
 
 def stand_in(x: Any) -> Any:

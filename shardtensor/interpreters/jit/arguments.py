@@ -1,0 +1,283 @@
+"""The arguments of a traced function: which of them are traced, what they have in common, and what a call is known by."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.registry import array_backend
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.operands import as_operand, host_aval
+from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths
+from shardtensor.tensor.storage import Donated
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
+
+
+@dataclasses.dataclass(slots=True)
+class Leaf:
+    """A leaf of the arguments.
+
+    Attributes:
+        unit: the number of the input that it is, or that it is a view of; None for a static leaf.
+        view_spec: for a view of an input, its view spec.
+    """
+
+    unit: int | None
+    view_spec: ViewSpec | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """The arguments of one call, in a form that calls are compared by.
+
+    Attributes:
+        key: what the program of the call depends on.
+        units: the inputs of the program: tensors, host arrays and Python scalars. Leaves that are, or are views of, one
+            tensor that another leaf or the function has as well are one input, the base.
+        leaves: for each leaf, which input it is.
+    """
+
+    key: tuple[Any, ...]
+    units: list[Any]
+    leaves: list[Leaf]
+
+
+class Signature:
+    """The arguments of a function by number and name.
+
+    Attributes:
+        static_names: the names of static arguments.
+        static_numbers: the positions of static arguments.
+    """
+
+    def __init__(self, fn: Callable[..., Any], numbers: Any, names: Any, what: str) -> None:
+        self.numbers = frozenset(_integers(numbers, f"{what}_argnums"))
+        self.names = frozenset([names] if isinstance(names, str) else names or ())
+        for name in self.names:
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"jit: {what}_argnames has {name!r:.60}; wanted names")
+        if not (self.numbers or self.names):
+            return
+        try:
+            arguments = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            return
+        positional = [a.name for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]
+        several = {a.kind for a in arguments}
+        count = len(positional)
+        for n in self.numbers:
+            if not -count <= n < count and inspect.Parameter.VAR_POSITIONAL not in several:
+                raise ArgumentError(f"jit: {what}_argnums has {n}, and the function has {count} positional arguments")
+        for name in self.names:
+            if name not in [a.name for a in arguments] and inspect.Parameter.VAR_KEYWORD not in several:
+                raise ArgumentError(f"jit: {what}_argnames has {name!r}, and the function has no such argument")
+        numbers = {n % count if -count <= n < count else n for n in self.numbers}
+        self.numbers = frozenset(numbers | {k for k, name in enumerate(positional) if name in self.names})
+        self.names = self.names | {positional[n] for n in numbers if n < count}
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.names)
+
+    def split(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[tuple[int | str, Any]], list[Any], dict[str, Any]]:
+        """Returns the arguments that it names, each with its number or name, and the others."""
+        mine: list[tuple[int | str, Any]] = [(n, x) for n, x in enumerate(args) if n in self.numbers]
+        mine += [(name, x) for name, x in sorted(kwargs.items()) if name in self.names]
+        others = [x for n, x in enumerate(args) if n not in self.numbers]
+        return mine, others, {name: x for name, x in kwargs.items() if name not in self.names}
+
+
+def _integers(given: Any, what: str) -> Sequence[int]:
+    found = () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    for n in found:
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise ArgumentTypeError(f"jit: {what} has {n!r:.60}; wanted integers")
+    return found
+
+
+def joined(mine: Sequence[tuple[int | str, Any]], others: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Returns the positional and the named arguments of which `Signature.split` gave the parts."""
+    at = {n: x for n, x in mine if isinstance(n, int)}
+    rest = iter(others)
+    args = [at[n] if n in at else next(rest) for n in range(len(at) + len(others))]
+    return args, {**named, **{n: x for n, x in mine if isinstance(n, str)}}
+
+
+def call_of(found: list[Any], captured: Mapping[int, Any]) -> Call:
+    """Returns leaves of arguments as a `Call`. Arrays of backends among them become tensors, in ``found`` itself.
+
+    Args:
+        found: the leaves.
+        captured: the tensors that the function closes over, by identity.
+
+    Raises:
+        DonatedError: the memory of a tensor was donated.
+        ArgumentTypeError: a leaf is neither an array nor a scalar, and is not hashable.
+    """
+    kinds: list[Any] = []
+    bases: list[Any] = []
+    for k, x in enumerate(found):
+        kind = type(x)
+        if kind is ShardedTensor:
+            storage = x._storage
+            base = getattr(storage, "base", x)
+            if type(base._storage) is Donated:
+                base._storage.stored()
+            bases.append((k, base))
+            kinds.append(x._aval if x._aval.ndim else (x._aval, x._is_scalar))
+        elif kind in SCALARS:
+            kinds.append(kind)
+        elif kind is np.ndarray and x.dtype.kind in "biufcmM":
+            kinds.append(host_aval(x.shape, x.dtype))
+        elif isinstance(x, np.generic) and x.dtype.kind in "biufcmM":
+            kinds.append((host_aval((), x.dtype), np.generic))
+        elif isinstance(x, np.ndarray) and x.dtype.kind in "biufcmM":
+            kinds.append((host_aval(x.shape, x.dtype), kind))
+        elif array_backend(x) is not None:
+            found[k] = as_operand(x, "jit")
+            return call_of(found, captured)
+        else:
+            kinds.append(_Static(x))
+    if len(bases) > 1 or captured:
+        counts: dict[int, int] = {}
+        for _, base in bases:
+            counts[id(base)] = counts.get(id(base), 0) + 1
+        if len(counts) < len(bases) or any(i in captured for i in counts):
+            return _aliased(found, kinds, bases, counts, captured)
+    key = tuple(kinds)
+    units = [x for x, kind in zip(found, kinds, strict=True) if type(kind) is not _Static]
+    return Call(key, units, [])
+
+
+def plain_leaves(call: Call) -> list[Leaf]:
+    """Returns for each leaf which input it is."""
+    if call.leaves:
+        return call.leaves
+    made, count = [], 0
+    for kind in call.key:
+        static = type(kind) is _Static
+        made.append(Leaf(None if static else count))
+        count += not static
+    return made
+
+
+def _aliased(
+    found: Sequence[Any], kinds: list[Any], bases: Sequence[Any], counts: Mapping[int, int], captured: Mapping[int, Any]
+) -> Call:
+    """Returns the call where several leaves have one base, or a leaf and the function do."""
+    shared = {k: base for k, base in bases if counts[id(base)] > 1 or id(base) in captured}
+    units: list[Any] = []
+    where: list[Leaf] = []
+    numbers: dict[int, int] = {}
+    for k, x in enumerate(found):
+        if type(kinds[k]) is _Static:
+            where.append(Leaf(None))
+            continue
+        base = shared.get(k)
+        if base is None:
+            where.append(Leaf(len(units)))
+            units.append(x)
+            continue
+        if id(base) not in numbers:
+            numbers[id(base)] = len(units)
+            units.append(base)
+        view_spec = None if base is x else x._storage.view_spec
+        where.append(Leaf(numbers[id(base)], view_spec))
+        window = None if view_spec is None else (view_spec.boxes, view_spec.part, view_spec.chains)
+        closed = list(captured).index(id(base)) if id(base) in captured else -1
+        kinds[k] = (kinds[k], base._aval, numbers[id(base)], window, closed)
+    return Call(tuple(kinds), units, where)
+
+
+class _Static:
+    """A leaf that is no array: equal if type and value are."""
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        try:
+            self._hash = hash((type(value), value))
+        except TypeError:
+            raise _NotHashable(value) from None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is _Static
+            and type(other.value) is type(self.value)
+            and bool(other.value is self.value or other.value == self.value)
+        )
+
+
+class _NotHashable(TypeError):
+    """A static leaf is not hashable."""
+
+
+def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
+    """Returns what static arguments are compared by.
+
+    Raises:
+        ArgumentTypeError: one is not hashable.
+    """
+    made = []
+    for name, x in mine:
+        try:
+            made.append((name, _Static(x)))
+        except _NotHashable:
+            raise ArgumentTypeError(
+                f"jit: the static argument {name!r} is a {type(x).__name__}, which is not hashable; give a tuple in "
+                "place of a list, or let it be traced"
+            ) from None
+    return tuple(made)
+
+
+def checked_call(found: list[Any], tree: Any, names: Callable[[], Sequence[str]], captured: Mapping[int, Any]) -> Call:
+    """Returns `call_of` the leaves; its error names the argument that is not hashable."""
+    try:
+        return call_of(found, captured)
+    except _NotHashable as error:
+        x = error.args[0]
+        at = next(k for k, leaf in enumerate(found) if leaf is x)
+        raise ArgumentTypeError(
+            f"jit: the argument {names()[at]} is a {type(x).__name__}, which is neither an array nor hashable; give "
+            f"arrays, scalars, or objects that can be hashed{hint_to_register(x)}"
+        ) from None
+
+
+def argument_names(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """Returns the access path of each leaf of the arguments: ``params['w'][0]``."""
+    try:
+        arguments = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        arguments = ()  # type: ignore[assignment]
+    positional = [a.name for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]
+    rest = next((a.name for a in arguments if a.kind is a.VAR_POSITIONAL), "argument")
+    found: list[str] = []
+    for k, x in enumerate(args):
+        root = positional[k] if k < len(positional) else f"{rest}[{k - len(positional)}]"
+        found += paths(x, root)
+    for name in sorted(kwargs):
+        found += paths(kwargs[name], name)
+    return found
+
+
+def flattened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Returns the leaves of arguments and their structure."""
+    if not kwargs:
+        for x in args:
+            kind = type(x)
+            if kind is not ShardedTensor and kind not in SCALARS and kind is not np.ndarray:
+                break
+        else:
+            return list(args), len(args)
+    tree = (tuple(args), dict(kwargs))
+    return leaves(tree), form_of(tree)

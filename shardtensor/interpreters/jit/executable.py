@@ -1,0 +1,189 @@
+"""Traced functions that run: a program, its steps, and what it returns and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.linalg import LinAlgError
+
+from shardtensor.core import OPS
+from shardtensor.errors import ShardTensorError
+from shardtensor.interpreters.eager import EAGER
+from shardtensor.interpreters.infer import raise_named
+from shardtensor.interpreters.jit.program import Program, Var
+from shardtensor.interpreters.jit.replay import Values, steps_of, view_of
+from shardtensor.interpreters.mutation.views import snapshot
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
+from shardtensor.tensor.pytree import replaced
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import (
+    ShardedTensor,
+    mark_array,
+    mark_donated,
+    tensor,
+    write_state_of,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """A leaf of the result.
+
+    Attributes:
+        value: the value of the program that it is or of which it is a view; None for a source or a constant.
+        source: the number of the argument or captured tensor that it is, or of which it is a view; -1 for none.
+        view_spec: for a view, its view spec.
+        aval: for a view, its aval.
+        constant: makes the leaf, where it is the same in all calls.
+    """
+
+    value: Var | None = None
+    source: int = -1
+    view_spec: ViewSpec | None = None
+    aval: Any = None
+    constant: Callable[[], Any] | None = None
+
+
+class Executable:
+    """A traced function.
+
+    Args:
+        name: the name of the function.
+        program: what it computes.
+        captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
+        outputs: the leaves of its result.
+        tree: the structure of the result: a pytree with any leaves.
+        donated: the numbers of inputs whose memory is donated.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        captured: Sequence[Any],
+        outputs: Sequence[Output],
+        tree: Any,
+        donated: Sequence[int],
+    ) -> None:
+        self.name = name
+        self.program = program
+        self.captured = list(captured)
+        self.outputs = outputs
+        self.tree = tree
+        self.donated = donated
+        self.steps = steps_of(program, EAGER)
+        sources = [*program.inputs, *program.captured]
+        self._numbers = [v.number for v in sources]
+        every = [*sources, *[v for equation in program.equations for v in equation.makes()]]
+        self._size = max([v.number for v in every], default=-1) + 1
+        self._writes = [(sources.index(before), after.number) for before, after in program.writes.items()]
+        self._plain = [o.value.number for o in outputs if o.value is not None and o.view_spec is None]
+        self._one = len(outputs) == 1 and tree is None
+        held = [o.value for o in outputs if o.value is not None]
+        self._copied = {v.number for v in held if v in sources}
+        self._shared = {v.number for v in held} | {
+            n for k, (_, n) in enumerate(self._writes) if n in [m for _, m in self._writes[:k]] or n in self._numbers
+        }
+
+    def __call__(self, units: Sequence[Any]) -> Any:
+        """Runs the program on the inputs, commits its writes, and returns the result."""
+        sources = [*units, *self.captured]
+        entry: list[Any] = [sources]
+        READS[id(entry)] = entry
+        try:
+            while True:
+                versions = [write_state_of(_base(sources[k])).version for k, _ in self._writes]
+                values = self._run(sources)
+                if not self._writes or self._commit(sources, values, versions):
+                    break
+            result = self._result(values, sources)
+        finally:
+            READS.pop(id(entry), None)
+        for k in self.donated:
+            if type(units[k]) is ShardedTensor:
+                mark_donated(units[k], "jit")
+        return result
+
+    def _run(self, sources: Sequence[Any]) -> Values:
+        values: Values = [None] * self._size
+        for number, x in zip(self._numbers, sources, strict=True):
+            values[number] = _snapshot(x) if type(x) is ShardedTensor else x
+        k = 0
+        try:
+            for k, step in enumerate(self.steps):
+                step(values)
+        except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
+            try:
+                raise_named(self.program.equations[k].op, error)
+            except Exception as named:
+                named.add_note(f"jit: in {self.name}, at {self.program.equations[k].source}")
+                raise
+        return values
+
+    # -- writes --------------------------------------------------------------------------------------
+
+    def _commit(self, sources: Sequence[Any], values: Values, versions: Sequence[int]) -> bool:
+        """Binds the written tensors to their new values, all or none; returns whether no other thread has written one
+        of them in the meantime.
+        """
+        made = [values[number] if number not in self._shared else _copy(values[number]) for _, number in self._writes]
+        written = [sources[k] for k, _ in self._writes]
+        bases = [_base(x) for x in written]
+        with contextlib.ExitStack() as locks:
+            for state in sorted({id(s): s for s in map(write_state_of, bases)}.values(), key=id):
+                locks.enter_context(state.lock)
+            if any(write_state_of(b).version != v for b, v in zip(bases, versions, strict=True)):
+                return False
+            for x, base, new in zip(written, bases, made, strict=True):
+                if base is not x:
+                    EAGER.write(x, OPS["setitem"], (x, new, ...), ())
+                    continue
+                state = write_state_of(base)
+                state.forget()
+                state.version += 1
+                if (storage := storage_of(base)) is not None:
+                    keep_while_read(base, storage)
+                base._storage = new._storage
+        return True
+
+    # -- the result ----------------------------------------------------------------------------------
+
+    def _result(self, values: Values, sources: Sequence[Any]) -> Any:
+        if self._one:
+            return self._leaf(self.outputs[0], values, sources)
+        found = [self._leaf(output, values, sources) for output in self.outputs]
+        return replaced(self.tree, found)
+
+    def _leaf(self, output: Output, values: Values, sources: Sequence[Any]) -> Any:
+        if output.constant is not None:
+            return output.constant()
+        if output.value is None:
+            x = sources[output.source]
+        else:
+            x = values[output.value.number]
+            if output.value.number in self._copied:
+                x = _copy(x)
+        return x if output.view_spec is None else view_of(x, output.view_spec, output.aval)
+
+
+def _base(x: Any) -> Any:
+    return getattr(x._storage, "base", x)
+
+
+def _snapshot(x: ShardedTensor) -> ShardedTensor:
+    """Returns a new handle on the value of a tensor, which is an array if the tensor is one."""
+    storage = x._storage
+    made = tensor(x._aval, storage) if type(storage) is Storage else snapshot(x)
+    return made if x._aval.ndim or x._is_scalar else mark_array(made)
+
+
+def _copy(x: Any) -> Any:
+    """Returns an independent tensor with the value of a value of the program; other objects are returned unchanged."""
+    if type(x) is not ShardedTensor:
+        return x
+    made = EAGER.apply(OPS["copy"], (x,), ())
+    return made if x._is_scalar else mark_array(made)

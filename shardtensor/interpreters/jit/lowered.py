@@ -1,0 +1,164 @@
+"""Programs before they run: their text and their costs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from shardtensor.communication.transfer_log import TransferLog, recorded_by
+from shardtensor.errors import ArgumentError
+from shardtensor.interpreters.jit.executable import Executable
+from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.jit.replay import inferred, last_uses
+from shardtensor.interpreters.mutation.views import stand_in
+
+Units = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """What one call of a program costs.
+
+    Attributes:
+        transfers: the bytes by operator and mesh axis: dicts from ``(operator, axis)``, where the axis is that of a
+            collective or empty.
+        bytes: the bytes of all transfers, as `st.transfers` counts them.
+        read, written: the bytes that the equations read and write, each operand and each result counted once for each
+            equation; views are free.
+        peak: the largest sum of the bytes of values that are needed at the same time, the inputs included.
+        kernels: the number of equations that compute elements.
+        executor: what runs the program.
+    """
+
+    transfers: Mapping[tuple[str, str], int]
+    bytes: int
+    read: int
+    written: int
+    peak: int
+    kernels: int
+    executor: str
+
+    def __str__(self) -> str:
+        lines = [f"{name}{f' along {axis}' if axis else ''}: {n:,} bytes" for (name, axis), n in self.transfers.items()]
+        lines.append(f"{self.bytes:,} bytes are transferred")
+        lines.append(f"{self.read:,} bytes are read and {self.written:,} written, by {self.kernels} kernels")
+        lines.append(f"{self.peak:,} bytes are needed at the same time; executor {self.executor!r}")
+        return "\n".join(lines)
+
+
+class Lowered:
+    """A traced function that does not run yet; ``jit(f).lower(*args)`` returns it.
+
+    Attributes:
+        program: what it computes.
+    """
+
+    def __init__(self, executable: Executable, units: Sequence[Any], units_of: Units) -> None:
+        self._executable = executable
+        self._given = [stand_in(x) for x in (*units, *executable.captured)]
+        self._units_of = units_of
+        self.program: Program = executable.program
+
+    def as_text(self, stage: str = "program") -> str:
+        """Returns the program as text.
+
+        Args:
+            stage: ``"program"``, the equations; or ``"layouts"``, the equations and what each of them transfers.
+
+        Raises:
+            ArgumentError: there is no such stage.
+        """
+        if stage == "program":
+            return str(self.program)
+        if stage == "layouts":
+            return "\n".join(self._layouts())
+        raise ArgumentError(f'as_text: stage is {stage!r}; wanted "program" or "layouts"')
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def _layouts(self) -> Iterator[str]:
+        logs = self._logs()
+        for equation, log in zip(self.program.equations, logs, strict=True):
+            yield from equation.lines()
+            for name, axis, count, nbytes, sources, targets in log.by_operator():
+                of = f"{name} along {axis}" if axis else name
+                yield f"    {of}: {nbytes} bytes from {sources} to {targets} (transfers: {count})"
+        yield f"{sum(log.bytes for log in logs)} bytes are transferred"
+
+    def _logs(self) -> list[TransferLog]:
+        """Returns the transfers of each equation."""
+        logs: list[TransferLog] = []
+
+        @contextlib.contextmanager
+        def logged(_: Equation) -> Iterator[None]:
+            logs.append(TransferLog())
+            with recorded_by(logs[-1]):
+                yield
+
+        inferred(self.program, self._given, logged)
+        return logs
+
+    def cost(self) -> Cost:
+        """Returns what one call costs, without running it."""
+        found: dict[tuple[str, str], int] = {}
+        total = 0
+        for log in self._logs():
+            total += log.bytes
+            for record in log:
+                if record.bytes:
+                    key = record.operator, record.axis
+                    found[key] = found.get(key, 0) + record.bytes
+        work = [e for e in self.program.equations if e.op.name != "view"]
+        read = sum(_nbytes(v) for e in work for v in set(vars_of(e.operands)))
+        written = sum(_written(e) for e in work)
+        return Cost(found, total, read, written, _peak(self.program), len(work), "numpy")
+
+    def compile(self) -> Compiled:
+        """Returns the program as a function of arguments of these types."""
+        return Compiled(self._executable, self._units_of)
+
+
+class Compiled:
+    """A program that runs for arguments of the types for which it was lowered; ``lowered.compile()`` returns it."""
+
+    def __init__(self, executable: Executable, units_of: Units) -> None:
+        self._executable = executable
+        self._units_of = units_of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._executable(self._units_of(args, kwargs))
+
+
+def _nbytes(v: Var) -> int:
+    return 0 if isinstance(v.kind, type) else v.kind.nbytes
+
+
+def _written(equation: Equation) -> int:
+    if equation.writes:
+        assert equation.window is not None
+        return equation.window.nbytes
+    return sum(map(_nbytes, equation.makes()))
+
+
+def _peak(program: Program) -> int:
+    """Returns the largest sum of the bytes of values that are needed at the same time."""
+    last = last_uses(program)
+    live = {v: _nbytes(v) for v in (*program.inputs, *program.captured)}
+    most = sum(live.values())
+    for k, equation in enumerate(program.equations):
+        if equation.op.name == "view":
+            continue
+        in_place = (
+            equation.writes and last.get(equation.operands[0]) == k and equation.operands[0] not in program.inputs
+        )
+        if not in_place:
+            live.update({v: _nbytes(v) for v in equation.makes()})
+        most = max(most, sum(live.values()))
+        if in_place:
+            live.update({v: _nbytes(v) for v in equation.makes()})
+        for v in [v for v in live if last.get(v) == k and v not in program.inputs]:
+            del live[v]
+    return most

@@ -1,0 +1,243 @@
+"""Programs: what a function does to tensors, as data.
+
+A program is pure: each of its values is computed once and never changes. A write in the traced function is an equation
+whose result is the new value of the whole base. Nothing is fused and nothing is scheduled, so that interpreters that
+compute gradients or map over an axis can read the same program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import Op
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.operands import HostAval
+from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.value import Aval
+
+ValueKind = Aval | HostAval | type
+"""What a program knows of a value: the aval of a tensor or of a host array, or the type of a Python scalar, which is
+weak: it does not promote a dtype.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Var:
+    """A value of a program.
+
+    Attributes:
+        number: its number, unique in the program and in the programs of maps in it.
+        kind: its aval, or the type of a Python scalar.
+    """
+
+    number: int
+    kind: ValueKind
+
+    def __str__(self) -> str:
+        return f"v{self.number}"
+
+    @property
+    def typed(self) -> str:
+        """The name with dtype, shape and spec: ``v0:f4[12,10]P('x')``."""
+        return f"{self}:{kind_text(self.kind)}"
+
+
+def kind_text(kind: ValueKind) -> str:
+    """Returns dtype, shape and spec of a value as text: ``f4[12,10]P('x')``."""
+    if isinstance(kind, type):
+        return kind.__name__
+    sizes = ",".join(map(str, kind.shape))
+    where = kind.sharding.spec if isinstance(kind, Aval) else "host"
+    return f"{kind.dtype.str.lstrip('<>|=')}[{sizes}]{where}"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Equation:
+    """One call of an operator.
+
+    Attributes:
+        op: the operator.
+        operands: its operands, a tuple of pytrees with a `Var` for each value and constants. If ``into`` is given, the
+            base that is written precedes them.
+        params: the values of its other parameters; for a view, none: ``into`` has the view spec.
+        results: the result: a pytree with a `Var` for each value.
+        into: for a view, the elements that it selects. For a write, those that the result of the operator replaces: the
+            equation's result is the new value of the whole base. None for any other operator.
+        window: for a view or a write, the aval of these elements; otherwise None.
+        writes: whether it is a write.
+        programs: for a map, the program of each call by number. Their operands may be values of this program.
+        source: file and line of the call.
+    """
+
+    op: Op
+    operands: tuple[Any, ...]
+    params: tuple[Any, ...]
+    results: Any
+    into: ViewSpec | None = None
+    window: Aval | HostAval | None = None
+    writes: bool = False
+    programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+    def reads(self) -> list[Var]:
+        """Returns the values that it reads, those that programs of a map take from outside included, each once."""
+        found = dict.fromkeys(vars_of(self.operands))
+        for program in self.programs.values():
+            found.update(dict.fromkeys(program.free()))
+        return list(found)
+
+    def makes(self) -> list[Var]:
+        """Returns the values that it computes."""
+        return vars_of(self.results)
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines of the printed form."""
+        made = " ".join([v.typed for v in self.makes()]) or "()"
+        operands = [x for x in self.operands if x is not Ellipsis]
+        yield f"{made} = {self._called()} {' '.join(map(_text, operands))}".rstrip()
+        if self.programs:
+            number, program = next(iter(self.programs.items()))
+            yield from (f"    {number}: {line}" for line in program.lines())
+
+    def _called(self) -> str:
+        given = [
+            f"{name}={_text(value)}"
+            for name, value in zip(self.op.params, self.params, strict=False)
+            if not callable(value) and value is not None and not (self.into and name == "view_spec")
+        ]
+        name = self.op.name + (f"({', '.join(given)})" if given else "")
+        if self.into is None:
+            return name
+        window = f"[{window_text(self.into)}]"
+        return f"put{window}" + ("" if self.op.assigns else f" {name}") if self.writes else f"{name}{window}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def key(self) -> Any:
+        """What equations are compared by: everything but their source."""
+        inner = tuple((n, p.key()) for n, p in self.programs.items())
+        params = tuple([_comparable(p) for p in self.params])
+        return self.op.name, _comparable(self.operands), params, _comparable(self.results), _window(self.into), inner
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Program:
+    """A traced function.
+
+    Attributes:
+        inputs: a value for each array and Python scalar among the arguments.
+        captured: the values of tensors and host arrays that the function closes over.
+        equations: the calls of operators, in order.
+        outputs: the values that are returned.
+        writes: for each written input, its value and the value that it has after the call.
+        positions: for the program of a map, the leaves of the arguments that are its inputs.
+        result: for the program of a map, its result: a pytree with a `Var` for each value.
+    """
+
+    inputs: Sequence[Var]
+    captured: Sequence[Var]
+    equations: Sequence[Equation]
+    outputs: Sequence[Var]
+    writes: Mapping[Var, Var] = dataclasses.field(default_factory=dict)
+    positions: Sequence[int] = ()
+    result: Any = None
+
+    def free(self) -> list[Var]:
+        """Returns the values that the program reads and neither gets nor computes: those of the program around it."""
+        known = {*self.inputs, *self.captured}
+        found: dict[Var, None] = {}
+        for equation in self.equations:
+            found.update(dict.fromkeys([v for v in equation.reads() if v not in known]))
+            known.update(equation.makes())
+        found.update(dict.fromkeys([v for v in self.outputs if v not in known]))
+        return list(found)
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines of the printed form."""
+        given = ", ".join([v.typed for v in self.inputs])
+        closed = "; " + ", ".join([v.typed for v in self.captured]) if self.captured else ""
+        yield f"{{ lambda {given}{closed} ."
+        for equation in self.equations:
+            yield from (f"  {line}" for line in equation.lines())
+        written = "".join([f" {before} := {after}" for before, after in self.writes.items()])
+        yield f"  in ({', '.join(map(str, self.outputs))}){written} }}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def key(self) -> Any:
+        """What programs are compared by."""
+        return (
+            tuple(self.inputs),
+            tuple(self.captured),
+            tuple([e.key() for e in self.equations]),
+            tuple(self.outputs),
+            tuple(self.writes.items()),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.inputs), tuple(self.outputs), len(self.equations)))
+
+
+def vars_of(tree: Any) -> list[Var]:
+    """Returns the values in a pytree, from left to right."""
+    if type(tree) is Var:
+        return [tree]
+    if type(tree) is tuple and not any(isinstance(x, (tuple, list, dict)) for x in tree):
+        return [x for x in tree if type(x) is Var]
+    return [x for x in leaves(tree) if type(x) is Var]
+
+
+def replace_vars(tree: Any, values: Any) -> Any:
+    """Returns a pytree with ``values[v.number]`` in place of each value v."""
+    return map_leaves(lambda x: values[x.number] if type(x) is Var else x, tree)
+
+
+def window_text(view_spec: ViewSpec) -> str:
+    """Returns the elements that a view spec selects as an index: ``1:9, ::2``."""
+    chain = [", ".join([_entry_text(e) for e in box.entries]) for box in view_spec.boxes]
+    turned = [
+        f" -> {box.order}" if box.order != tuple([d for d, e in enumerate(box.entries) if type(e) is not int]) else ""
+        for box in view_spec.boxes
+    ]
+    parts = [entries + order for entries, order in zip(chain, turned, strict=True)]
+    shapes = [f" as {box.over}: " if k else "" for k, box in enumerate(view_spec.boxes)]
+    part = "" if view_spec.part is None else f" .{view_spec.part}"
+    return "".join([shape + text for shape, text in zip(shapes, parts, strict=True)]) + part
+
+
+def _entry_text(entry: Any) -> str:
+    if type(entry) is int:
+        return str(entry)
+    begin, count, step = entry
+    return f"{begin}:{begin + count * step}" + ("" if step == 1 else f":{step}")
+
+
+def _window(view_spec: ViewSpec | None) -> Any:
+    return None if view_spec is None else (view_spec.boxes, view_spec.part, view_spec.chains)
+
+
+def _text(x: Any) -> str:
+    if isinstance(x, (list, tuple)) and not isinstance(x, str):
+        return f"({', '.join(map(_text, x))})"
+    if isinstance(x, np.ndarray):
+        return f"{x.dtype}{list(x.shape)}"
+    return str(x) if isinstance(x, (Var, int, float, complex, np.generic)) else f"{x!r:.40}"
+
+
+def _comparable(x: Any) -> Any:
+    if isinstance(x, ViewSpec):
+        return _window(x)
+    if isinstance(x, np.ndarray):
+        return x.dtype.str, x.shape, x.tobytes()
+    if isinstance(x, (list, tuple)):
+        return tuple([_comparable(v) for v in x])
+    return (type(x), x) if isinstance(x, (bool, int, float, complex)) else x

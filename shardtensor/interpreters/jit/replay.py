@@ -1,0 +1,307 @@
+"""Runs programs: a step for each equation, prepared once.
+
+The steps are those of eager mode: the same plans, views and writes, so that results are the same to the bit and the
+same transfers are recorded. A value is dropped after its last use; a write whose base nothing else uses is in place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import HOST
+from shardtensor.backend.registry import backend_of
+from shardtensor.core import OPS, Interpreter, bind, interpreting
+from shardtensor.interpreters.eager import EAGER
+from shardtensor.interpreters.execution.planning import Plan, make_plan
+from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars
+from shardtensor.interpreters.jit.trace import PYTHON
+from shardtensor.interpreters.mutation.views import View
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.ownership import is_new, track
+from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
+from shardtensor.tensor.value import Aval
+
+Values = Any
+"""The values of a program by number: a list, or a dict inside of maps."""
+
+Step = Callable[[Values], None]
+
+
+def steps_of(program: Program, interpreter: Interpreter) -> list[Step]:
+    """Returns the steps of a program by an interpreter, `EAGER` or `INFER`, one for each equation.
+
+    Each of them takes the values, adds its results, and drops those that no later step uses.
+    """
+    last = last_uses(program)
+    given = {*program.inputs, *program.captured}
+    made = []
+    for k, equation in enumerate(program.equations):
+        dead = [v.number for v, use in last.items() if use == k]
+        in_place = equation.writes and equation.operands[0].number in dead and equation.operands[0] not in given
+        made.append(_step(equation, interpreter, dead, in_place))
+    return made
+
+
+def last_uses(program: Program) -> dict[Var, int]:
+    """Returns for each value the number of the equation after which it is dropped. A base is used where its views are;
+    a result that nothing uses is dropped by its own equation, and outputs are never dropped.
+    """
+    end = len(program.equations)
+    last = dict.fromkeys([*program.outputs, *program.writes.values()], end)
+    for k in range(end - 1, -1, -1):
+        equation = program.equations[k]
+        made = equation.makes()
+        use = max([last.setdefault(v, k) for v in made], default=k)
+        for v in equation.reads():
+            last[v] = max(last.get(v, k), use if equation.op.name == "view" else k)
+    return last
+
+
+def _step(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_place: bool) -> Step:
+    op = equation.op
+    if equation.writes:
+        return _write(equation, interpreter, dead, in_place)
+    if op.name == "view":
+        return _view(equation, dead)
+    if type(equation.results) is Var and isinstance(equation.results.kind, type):
+        return _on_python_scalars(equation, dead)
+    if equation.programs:
+        return _map(equation, interpreter, dead)
+    if interpreter is EAGER and (plan := _plan(equation)) is not None:
+        return _planned(equation, plan, dead)
+    return _call(equation, interpreter, dead)
+
+
+# -- operators with a plan -------------------------------------------------------------------------
+
+
+def _plan(equation: Equation) -> Plan | None:
+    """Returns the plan of an equation whose plan depends on nothing but the kinds of its operands; else None."""
+    op = equation.op
+    if op.view_spec or op.composite or op.algorithm or op.creates or type(equation.results) is not Var:
+        return None
+    kinds: list[Any] = []
+    tensors = 0
+    for x in equation.operands:
+        if type(x) is Var:
+            tensors += isinstance(x.kind, Aval)
+            # A scalar may be an element of another tensor, with which devices that own the element compute.
+            if isinstance(x.kind, Aval) and (not x.kind.ndim or x.kind.unreduced):
+                return None
+            kinds.append(x.kind)
+        elif x is None or type(x) in SCALARS:
+            kinds.append(None if x is None else type(x))
+        elif isinstance(x, (np.ndarray, np.generic)):
+            kinds.append(host_aval(x.shape, x.dtype))
+        else:
+            return None
+    return make_plan(op, kinds, equation.params) if tensors and op.params[-1:] != ("layout",) else None
+
+
+def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
+    result, run = equation.results.number, plan.run
+    operands = [np.asarray(x) if isinstance(x, np.generic) else x for x in equation.operands]
+    at = [x.number for x in operands if type(x) is Var]
+    if len(at) == len(operands) == 1:
+        (first,) = at
+        get: Callable[[Values], tuple[Any, ...]] = lambda values: (values[first],)  # noqa: E731
+    elif len(at) == len(operands) == 2:
+        left, right = at
+        get = lambda values: (values[left], values[right])  # noqa: E731
+    else:
+        get = _getter(operands)
+
+    def step(values: Values) -> None:
+        taken = get(values)
+        made = run(taken)
+        storage = made._storage
+        if type(storage) is not Storage or not storage.leases:
+            if type(storage) is Storage and is_new(storage.array, taken):
+                storage.leases = ([],)
+            else:
+                track([taken], made)
+        values[result] = made
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
+    return lambda values: tuple([values[x.number] if type(x) is Var else x for x in operands])
+
+
+# -- other calls -----------------------------------------------------------------------------------
+
+
+def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> Step:
+    op, params, apply = equation.op, equation.params, interpreter.apply
+    trees = any(isinstance(x, (tuple, list, dict)) for x in equation.operands)
+    get = functools.partial(replace_vars, equation.operands) if trees else _getter(equation.operands)
+
+    def step(values: Values) -> None:
+        taken = get(values)
+        _bind_results(values, equation.results, _independent(apply(op, taken, params), taken))
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+def _independent(result: Any, operands: Sequence[Any]) -> Any:
+    """Returns a result; a copy of it where it is an operand itself, so that a write to one does not reach the other."""
+    if type(result) is ShardedTensor and any(result is x for x in operands):
+        copied = EAGER.apply(OPS["copy"], (result,), ())
+        return copied if result._is_scalar else mark_array(copied)
+    return result
+
+
+def _bind_results(values: Values, names: Any, made: Any) -> None:
+    if type(names) is Var:
+        values[names.number] = made
+        return
+    for name, value in zip(leaves(names), leaves(made), strict=True):
+        if type(name) is Var:
+            values[name.number] = value
+
+
+def _view(equation: Equation, dead: Sequence[int]) -> Step:
+    (base,), result = equation.operands, equation.results.number
+    view_spec, value = equation.into, equation.window
+    assert view_spec is not None and value is not None
+
+    def step(values: Values) -> None:
+        values[result] = view_of(values[base.number], view_spec, value)
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+def view_of(base: Any, view_spec: ViewSpec, value: Aval | HostAval) -> Any:
+    """Returns a view of a tensor, whose aval is given, of a host array, or of an array of a device in a map."""
+    if type(base) is ShardedTensor:
+        return tensor(value, View(base, view_spec))  # type: ignore[arg-type]
+    if isinstance(value, HostAval):
+        return view_spec.of(backend_of(HOST), base)
+    return bind(OPS["view"], (base,), (view_spec,))
+
+
+def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:
+    function, result = PYTHON[equation.op.name], equation.results.number
+    get = _getter(equation.operands)
+
+    def step(values: Values) -> None:
+        values[result] = function(*get(values))
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+# -- writes ----------------------------------------------------------------------------------------
+
+
+def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_place: bool) -> Step:
+    op, params, view_spec, window = equation.op, equation.params, equation.into, equation.window
+    base, result = equation.operands[0].number, equation.results.number
+    assert view_spec is not None and isinstance(window, Aval)
+    value = equation.results.kind
+    whole = window is value and len(view_spec.boxes) == 1 and view_spec.boxes[0].is_whole and view_spec.part is None
+    others = equation.operands[1:]
+
+    def step(values: Values) -> None:
+        taken = replace_vars(others, values)
+        written = values[base]
+        if not in_place:
+            written = mark_array(interpreter.apply(OPS["copy"], (written,), ()))
+        out = written if whole else tensor(window, View(written, view_spec))
+        interpreter.write(out, op, (out, *taken) if op.assigns else taken, params)
+        for number in dead:
+            values[number] = None
+        values[result] = written
+
+    return step
+
+
+# -- maps ------------------------------------------------------------------------------------------
+
+
+def _map(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> Step:
+    op, params = equation.op, equation.params
+    free = {v.number for program in equation.programs.values() for v in program.free()}
+    bodies = {number: _Body(program) for number, program in equation.programs.items()}
+
+    def step(values: Values) -> None:
+        around = {number: values[number] for number in free}
+        call = functools.partial(_run_program, bodies, around)
+        made = interpreter.apply(op, replace_vars(equation.operands, values), (call, *params[1:]))
+        _bind_results(values, equation.results, made)
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+def _run_program(bodies: Mapping[int, _Body], around: Mapping[int, Any], *args: Any) -> Any:
+    """Runs one call of a map; the last argument is its number."""
+    return bodies[args[-1]](around, args[:-1])
+
+
+class _Body:
+    """The program of one call of a map, which `bind` runs by the interpreter of its device."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.steps = steps_of(program, _BOUND)
+
+    def __call__(self, around: Mapping[int, Any], args: Any) -> Any:
+        values = dict(around)
+        found = leaves(args)
+        for v, k in zip(self.program.inputs, self.program.positions, strict=True):
+            values[v.number] = found[k]
+        del found
+        for step in self.steps:
+            step(values)
+        return replace_vars(self.program.result, values)
+
+
+class _Bound(Interpreter):
+    """Passes calls to the innermost interpreter, which inside of a map is that of the device."""
+
+    __slots__ = ()
+
+    def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
+        return bind(op, operands, params)
+
+
+_BOUND = _Bound()
+
+
+# -- inference -------------------------------------------------------------------------------------
+
+
+def inferred(
+    program: Program, given: Sequence[Any], around: Callable[[Equation], AbstractContextManager[None]]
+) -> None:
+    """Runs a program on operands without elements, by which the transfers are recorded.
+
+    Args:
+        program: the program.
+        given: what stands for its inputs and for what it captures: tensors without elements, host arrays, scalars.
+        around: makes a context for each equation, in which it is inferred.
+    """
+    values: Values = {v.number: x for v, x in zip((*program.inputs, *program.captured), given, strict=True)}
+    with interpreting(INFER):
+        for equation, step in zip(program.equations, steps_of(program, INFER), strict=True):
+            with around(equation):
+                step(values)

@@ -1,0 +1,484 @@
+"""The interpreter that records a function as a program.
+
+A traced value is a tensor whose storage names a value of the program. Since tensors are handles on immutable values,
+code that writes in place is traced as it is: a write binds the handle to a new value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import operator as python
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from shardtensor.backend.device import HOST
+from shardtensor.backend.registry import backend_of
+from shardtensor.communication.transfer_log import recorded_by
+from shardtensor.core import OPS, Interpreter, Op, Operands, Params, execute, innermost, interpreting
+from shardtensor.errors import ArgumentError, ConcretizationError
+from shardtensor.interpreters.infer import INFER, derived
+from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var, vars_of
+from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
+from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.interpreters.small_results import is_small
+from shardtensor.sharding.index import canonical
+from shardtensor.sharding.layout import as_sharding
+from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.view_spec import ViewSpec, part_dtype
+from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data
+from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+from shardtensor.tensor.storage import NoElements
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
+from shardtensor.tensor.value import Aval, aval
+
+_PACKAGE = str(Path(__file__).parents[2])
+
+PYTHON: dict[str, Callable[..., Any]] = {
+    "add": python.add, "subtract": python.sub, "multiply": python.mul, "divide": python.truediv,
+    "floor_divide": python.floordiv, "remainder": python.mod, "pow": python.pow, "negative": python.neg,
+    "positive": python.pos, "abs": abs, "less": python.lt, "less_equal": python.le, "greater": python.gt,
+    "greater_equal": python.ge, "equal": python.eq, "not_equal": python.ne,
+}  # fmt: skip
+"""Python's functions for operators of Python scalars, whose results are Python scalars, too: they stay weak."""
+
+_TAKE_HOST_ARRAYS = frozenset(("asarray", "transfer_to"))
+"""The operators with an algorithm whose inference reads no element of a host array."""
+
+
+class Traced(NoElements):
+    """The storage of a traced value.
+
+    Attributes:
+        value: the value of the program.
+        tracer: the interpreter that recorded it.
+        stand_in: what inference takes for it: a tensor without elements; for a host array, an array of that shape and
+            dtype; for a Python scalar, a number of that type.
+    """
+
+    __slots__ = ("stand_in", "tracer", "value")
+
+    def __init__(self, value: Var, tracer: Tracer, given: Any) -> None:
+        self.value = value
+        self.tracer = tracer
+        self.stand_in = given
+
+    def stored(self) -> NoReturn:
+        """Raises ConcretizationError: the elements are not known while the function is traced, or the tensor has left
+        the function.
+        """
+        self.is_lacking()
+        raise self.tracer.trace.needs_elements("reading a shard", [self.value])
+
+    def is_lacking(self) -> bool:
+        """Returns True.
+
+        Raises:
+            ConcretizationError: the tensor has left the function.
+        """
+        if self.tracer.trace.ended:
+            raise ConcretizationError(self.tracer.trace.left())
+        return True
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Captured:
+    """A tensor that the function closes over.
+
+    Attributes:
+        source: the tensor, which is never a view.
+        value: its value at the beginning of a call.
+        now: its value at this point of the trace.
+    """
+
+    source: ShardedTensor
+    value: Var
+    now: Traced
+
+
+class Trace:
+    """What the tracers of a function and of the maps in it share.
+
+    Attributes:
+        name: the name of the function.
+        where: its file and line.
+        arguments: the access paths of the inputs.
+        captured: the tensors that it closes over, by identity.
+        roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
+        ended: whether the function has returned.
+    """
+
+    def __init__(self, name: str, where: str, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.where = where
+        self.arguments = arguments
+        self.captured: dict[int, Captured] = {}
+        self.roots: dict[int, ShardedTensor] = {}
+        self.ended = False
+        self._numbers = itertools.count()
+        self._depends: dict[int, int] = {}
+
+    def new(self, kind: ValueKind, depends: int) -> Var:
+        """Returns a new value, which depends on the inputs that the bits of ``depends`` give."""
+        value = Var(next(self._numbers), kind)
+        self._depends[value.number] = depends
+        return value
+
+    def depends(self, values: Sequence[Var]) -> int:
+        """Returns the inputs that values depend on, as bits."""
+        return functools.reduce(python.or_, [self._depends[v.number] for v in values], 0)
+
+    def needs_elements(self, caller: str, values: Sequence[Var]) -> ConcretizationError:
+        """Returns the error for a call that needs the elements of values."""
+        bits = self.depends(values)
+        names = [name for k, name in enumerate(self.arguments) if bits >> k & 1]
+        on = f"depend on {', '.join(names)}" if names else "are those of a tensor that the function closes over"
+        return ConcretizationError(
+            f"{caller}: needs the elements of a tensor, and jit traces {self.name} without elements ({user_line()}). "
+            f"They {on}. Use st.where or another operator in place of a branch, make the argument static "
+            "(static_argnames), or call this outside of jit; with st.disable_jit() it runs, to be debugged"
+        )
+
+    def left(self) -> str:
+        """Returns the message for a traced value that is used after the function has returned."""
+        return (
+            f"a traced value left the function {self.name} ({self.where}), which jit traced, and has no elements; "
+            "return it from the function, in place of storing it in a global variable, a container or an object"
+        )
+
+
+class Tracer(Interpreter):
+    """Records the operators that are called, and infers their results.
+
+    Args:
+        trace: what the tracers of one function share.
+        inner: the interpreter that infers results.
+        in_map: whether it records a program of a map.
+        depends: for a program of a map, the inputs that its arguments depend on, as bits.
+    """
+
+    def __init__(self, trace: Trace, inner: Interpreter = INFER, *, in_map: bool = False, depends: int = 0) -> None:
+        self.trace = trace
+        self.inner = inner
+        self.in_map = in_map
+        self._depends = depends
+        self.equations: list[Equation] = []
+        self._views: dict[Any, Traced] = {}
+        self._tensors: dict[int, Traced] = {}
+
+    # -- calls ---------------------------------------------------------------------------------------
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Records one call of an operator. Views, and operators that are composed of others, are not recorded."""
+        if op.escapes:
+            return self._escape(op, operands, params)
+        if op.name in PYTHON and all(type(x) in SCALARS or self._is_weak(x) for x in operands):
+            return self._on_python_scalars(op, operands)
+        if not (op.name == "asarray" and self._is_unplaced(operands[0])) and not self._is_small(op, operands, params):
+            result = derived(op, operands, params)
+            if result is not NotImplemented:
+                return result
+        return self._record(op, operands, params)
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Records a write, and binds the base of ``out`` to the new value."""
+        if self.in_map:
+            super().write(out, op, operands, params)
+            return
+        if type(out._storage) is Traced:
+            out._make_writable()
+        base, view_spec = out._base_and_view()
+        base = self.trace.roots.get(id(base), base)
+        if op.assigns:
+            at = canonical(operands[2], view_spec.shape)
+            # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which changes nothing.
+            if at is not None and is_view(operands[1], base, view_spec.at(at)):
+                return
+        before = self._state(base)
+        if not isinstance(before.value.kind, Aval):
+            raise ConcretizationError(
+                f"{op.error_name}: {self._named(before)} is a host array, which jit does not write ({user_line()}); "
+                "give st.asarray(array), or return the new value"
+            )
+        held, given = self._operands(op, operands)
+        written = mark_array(without_elements(base._aval))
+        target = written if out is base else tensor(out._aval, View(written, view_spec))
+        with interpreting(self.inner), self._located(op, held):
+            self.inner.write(target, op, (target, *given[1:]) if op.assigns else given, params)
+        others, window = held, out._aval
+        if op.assigns:
+            others = held[1:]
+            # A write to elements that a basic index selects is one to a view, so that all such equations look alike.
+            if at is not None and math.prod(view_spec.at(at).shape):
+                view_spec = view_spec.at(at)
+                window = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
+                others = (held[1], ...)
+        operands = (before.value, *others)
+        made = self._traced(base._aval, written, self.trace.depends(vars_of(operands)))
+        self._add(Equation(op, operands, params, made.value, view_spec, window, True))
+        if type(base._storage) is Traced:
+            base._storage = made
+        else:
+            self.trace.captured[id(base)].now = made
+
+    def mapped(self, submesh: Mesh, /) -> Interpreter:
+        """Returns the tracer of one program of a map."""
+        return Tracer(self.trace, self.inner.mapped(submesh), in_map=True, depends=self._depends)
+
+    def _record(self, op: Op, operands: Operands, params: Params) -> Any:
+        held, given = self._operands(op, operands)
+        programs: dict[int, Program] = {}
+        kept = given_params = _without_donation(op, params)
+        if op.name == "map_shards":
+            count = len(params[1])
+            held, given = (_numbered(held[0], count),), (_numbered(given[0], count),)
+            given_params = (functools.partial(_trace_program, programs, params[0]), *params[1:])
+            kept = (None, *params[1:])
+        bits = self._depends = self.trace.depends(vars_of(held))
+        # A map asks the innermost interpreter, which is this one, for those of its programs.
+        with contextlib.nullcontext() if op.spmd else interpreting(self.inner), self._located(op, (held, params)):
+            result = self.inner.apply(op, given, given_params)
+        for program in programs.values():
+            bits |= self.trace.depends(program.free())
+        made = map_leaves(functools.partial(self._made, bits), result)
+        results = map_leaves(lambda x: x._storage.value if _is_traced(x) else x, made)
+        self._add(Equation(op, held, kept, results, programs=programs))
+        return made
+
+    def _add(self, equation: Equation) -> None:
+        equation.source = user_line()
+        self.equations.append(equation)
+
+    def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
+        x = operands[0]
+        if lacks_elements(x):
+            raise self.trace.needs_elements(op.error_name, [self._read(x).value])
+        if type(x) is ShardedTensor:
+            known = self.trace.captured.get(id(x._base_and_view()[0]))
+            if known is not None and known.now.value is not known.value:
+                raise self.trace.needs_elements(op.error_name, [known.now.value])
+        return execute(op, operands, params)
+
+    def _on_python_scalars(self, op: Op, operands: Operands) -> ShardedTensor:
+        held, given = self._operands(op, operands)
+        kind = type(PYTHON[op.name](*given))
+        made = self.weak(kind, self.trace.depends(vars_of(held)))
+        self._add(Equation(op, held, (), made._storage.value))
+        return made
+
+    @contextlib.contextmanager
+    def _located(self, op: Op, held: Any) -> Iterator[None]:
+        """Raises the error of an inference that needs elements as one that names the arguments that they depend on."""
+        try:
+            yield
+        except ConcretizationError as error:
+            if "eval_shape knows only" not in str(error):
+                raise
+            read = [x for x in leaves(held) if type(x) is Var or _is_traced(x)]
+            values = [x if type(x) is Var else x._storage.value for x in read]
+            raise self.trace.needs_elements(op.error_name, values) from None
+
+    # -- operands ------------------------------------------------------------------------------------
+
+    def _operands(self, op: Op, operands: Operands) -> tuple[Operands, Operands]:
+        """Returns the operands as the equation holds them, and as inference takes them."""
+        names = op.operands * len(operands) if op.variadic else op.operands
+        pairs = [self._operand(op, name in op.trees, x) for name, x in zip(names, operands, strict=False)]
+        return tuple([held for held, _ in pairs]), tuple([given for _, given in pairs])
+
+    def _operand(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
+        if in_tree and not isinstance(x, (ShardedTensor, np.ndarray)):
+            pairs = [self._leaf(op, True, leaf) for leaf in leaves(x)]
+            return replaced(x, [held for held, _ in pairs]), replaced(x, [given for _, given in pairs])
+        return self._leaf(op, in_tree, x)
+
+    def _leaf(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
+        if type(x) is not ShardedTensor and not is_data(x):
+            return x, x
+        if isinstance(x, (np.ndarray, np.generic)):
+            x = _frozen(x)
+            return x, x
+        state = self._read(x)
+        kind = state.value.kind
+        unknown = in_tree or (isinstance(kind, HostAval) and op.algorithm)
+        if unknown and not isinstance(kind, Aval) and op.name not in _TAKE_HOST_ARRAYS:
+            state = self._as_tensor(state)
+        return state.value, state.stand_in
+
+    def _read(self, x: Any) -> Traced:
+        """Returns the current value of a tensor, or of an array of a backend; a view of a base is an equation."""
+        if type(x) is not ShardedTensor:
+            return self._captured(as_operand(x, "jit"))
+        if type(x._storage) is Traced or not hasattr(x._storage, "view_spec"):
+            return self._state(x)
+        base, view_spec = x._base_and_view()
+        return self._view(self._state(base), view_spec, x._aval)
+
+    def _state(self, base: ShardedTensor) -> Traced:
+        storage = self.trace.roots.get(id(base), base)._storage
+        if type(storage) is not Traced:
+            return self._captured(base)
+        if storage.tracer.trace is not self.trace:
+            if storage.tracer.trace.ended:
+                raise ConcretizationError(storage.tracer.trace.left())
+            return self._captured(base)  # It is a value of a jit around this one.
+        return storage
+
+    def _captured(self, x: ShardedTensor) -> Traced:
+        known = self.trace.captured.get(id(x))
+        if known is None:
+            made = self._traced(x._aval, stand_in(x), 0)
+            known = self.trace.captured[id(x)] = Captured(x, made.value, made)
+        return known.now
+
+    def _view(self, state: Traced, view_spec: ViewSpec, value: Aval) -> Traced:
+        if isinstance(state.value.kind, type):
+            state = self._as_tensor(state)
+        key = state.value.number, view_spec.boxes, view_spec.part
+        found = self._views.get(key)
+        if found is None:
+            kind: ValueKind = value
+            if isinstance(state.value.kind, HostAval):
+                kind = host_aval(view_spec.shape, part_dtype(state.value.kind.dtype, view_spec.part))
+                given = view_spec.of(backend_of(HOST), state.stand_in)
+            else:
+                given = tensor(value, View(state.stand_in, view_spec))
+            found = self._views[key] = self._traced(kind, given, self.trace.depends([state.value]))
+            self._add(Equation(OPS["view"], (state.value,), (view_spec,), found.value, view_spec, kind))  # type: ignore[arg-type]
+        return found
+
+    def _as_tensor(self, state: Traced) -> Traced:
+        """Returns a host array or a Python scalar as a tensor on the default mesh."""
+        found = self._tensors.get(state.value.number)
+        if found is None:
+            op = OPS["asarray"]
+            with interpreting(self.inner):
+                result = self.inner.apply(op, (state.stand_in,), (None, None, None))
+            found = self._made(self.trace.depends([state.value]), result)._storage
+            self._tensors[state.value.number] = found
+            self._add(Equation(op, (state.value,), (None, None, None), found.value))
+        return found
+
+    # -- values --------------------------------------------------------------------------------------
+
+    def _traced(self, kind: ValueKind, given: Any, depends: int) -> Traced:
+        return Traced(self.trace.new(kind, depends), self, given)
+
+    def _made(self, depends: int, x: Any) -> Any:
+        """Returns an inferred result as a traced tensor."""
+        if not lacks_elements(x):
+            return x
+        given = stand_in(x) if not _is_traced(x) else x._storage.stand_in
+        made = tensor(x._aval, self._traced(x._aval, given, depends))
+        return made if x._is_scalar else mark_array(made)
+
+    def traced_input(self, x: Any, depends: int) -> ShardedTensor:
+        """Returns a traced tensor for an input: a tensor that is no view of another input, a host array or a scalar."""
+        if type(x) in SCALARS:
+            return self.weak(type(x), depends)
+        if type(x) is ShardedTensor:
+            given = stand_in(x)
+            if hasattr(given._storage, "view_spec"):
+                given = mark_array(without_elements(x._aval))
+            made = tensor(x._aval, self._traced(x._aval, given, depends))
+            return made if x._is_scalar else mark_array(made)
+        placed = aval(x.shape, x.dtype, as_sharding(default_mesh(), x.ndim, "jit"), False)
+        made = tensor(placed, self._traced(host_aval(x.shape, x.dtype), np.empty(x.shape, x.dtype), depends))
+        return made if isinstance(x, np.generic) else mark_array(made)
+
+    def weak(self, kind: type, depends: int) -> ShardedTensor:
+        """Returns a traced Python scalar."""
+        value = aval((), np.asarray(kind(1)).dtype, as_sharding(default_mesh(), 0, "jit"), False)
+        return tensor(value, self._traced(kind, kind(1), depends))
+
+    def _is_weak(self, x: Any) -> bool:
+        return _is_traced(x) and isinstance(x._storage.value.kind, type)
+
+    def _is_unplaced(self, x: Any) -> bool:
+        """Whether an operand is a traced host array or Python scalar."""
+        return _is_traced(x) and not isinstance(x._storage.value.kind, Aval)
+
+    def _is_small(self, op: Op, operands: Operands, params: Params) -> bool:
+        """Whether eager computes the result of a composed operator from whole arrays, which may have other bits."""
+        if not op.small or self.in_map:
+            return False
+        kinds = tuple([x._storage.value.kind if _is_traced(x) else x for x in operands])
+        return is_small(op, kinds, params)
+
+    def _named(self, state: Traced) -> str:
+        bits = self.trace.depends([state.value])
+        names = [name for k, name in enumerate(self.trace.arguments) if bits >> k & 1]
+        return names[0] if len(names) == 1 else "the base"
+
+
+def _is_traced(x: Any) -> bool:
+    return type(x) is ShardedTensor and type(x._storage) is Traced
+
+
+def _frozen(x: Any) -> Any:
+    """Returns a host array that no one writes: the function may go on to write its own."""
+    if isinstance(x, np.generic) or (x.base is None and not x.flags.writeable):
+        return x
+    array = np.array(x)
+    array.flags.writeable = False
+    return array
+
+
+def _without_donation(op: Op, params: Params) -> Params:
+    """Returns the parameters without ``donate=True``: a program holds its inputs to the end."""
+    if "donate" not in op.params:
+        return params
+    at = op.params.index("donate")
+    return (*params[:at], False, *params[at + 1 :])
+
+
+def _numbered(columns: Sequence[Any], count: int) -> Sequence[Any]:
+    """Returns the arguments of a map without donations, and with one more: the number of each call."""
+    if not columns:
+        raise ArgumentError("jit: a map inside has no arguments; give its function an array")
+    return [*[c._replace(donated=False) for c in columns], type(columns[0])(list(range(count)), True)]
+
+
+def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: Any) -> Any:
+    """Records one call of a mapped function, of which all arrays are tensors without elements. The last argument is the
+    number of the call.
+    """
+    *args, number = args  # type: ignore[assignment]
+    tracer = innermost()
+    assert isinstance(tracer, Tracer)
+    found = leaves(args)
+    positions = [k for k, x in enumerate(found) if lacks_elements(x)]
+    given = [tracer._made(tracer._depends, x) if lacks_elements(x) else x for x in found]
+    inputs = [given[k]._storage.value for k in positions]
+    out = fn(*replaced(args, given))
+    result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
+    programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
+    return out
+
+
+def user_line() -> str:
+    """Returns file and line of the innermost call outside of this package."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, "<operator", "<string>", "<frozen")) and "contextlib" not in name:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "no line of Python"
+
+
+@contextlib.contextmanager
+def tracing(tracer: Tracer) -> Iterator[None]:
+    """Traces the calls in the ``with`` block; transfers of inference are not recorded."""
+    try:
+        with interpreting(tracer), recorded_by():
+            yield
+    finally:
+        tracer.trace.ended = True
