@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of_group, shared_memory
+from shardtensor.backend.registry import backend_of_group, is_spanning, shared_memory
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
@@ -31,7 +31,7 @@ class Aval:
 
     __slots__ = (
         "backend", "committed", "dtype", "memory", "nbytes", "ndim", "offloaded", "shape", "sharding", "size",
-        "unreduced",
+        "spans", "unreduced",
     )  # fmt: skip
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
@@ -46,6 +46,8 @@ class Aval:
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
+        # Whether some devices belong to other processes: the arrays of these devices are `RemoteArray` objects.
+        self.spans = is_spanning(sharding.mesh.flat)
         # Whether the storage is an `OffloadedStorage`: on some backends host memory and device memory are the same.
         self.offloaded = self.backend.pinned_host and sharding.memory_kind == "pinned_host"
         # The memory that all devices share, in which the elements are one buffer as soon as an operator needs them

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.registry import shared_memory
+from shardtensor.backend.registry import backend_of, is_remote, shared_memory
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.across import all_reduce_across
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import OperandTransfer, send, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid
+from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, is_long
@@ -29,7 +31,7 @@ from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.storage import Storage, of_shards
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, whole_of
 
@@ -185,6 +187,19 @@ class Strategies:
         computing = sorted({owner[k] for group in groups for k in group.contributors})
         combine_group = self._combination(monoid)
 
+        def across(operands: Operands) -> ShardedTensor:
+            rows = self.rows(operands)
+            computed = {k: self.run(partial, k, rows[k]) for k in computing}
+            self.announce()
+            made = all_reduce_across(groups, computed, ops, self.devices, value.dtype, self.name)
+            return tensor(
+                value, of_shards([made[k] if k in made else self.state_of(self.kernel, k) for k in positions])
+            )
+
+        if value.spans:
+            ops = self.reduce_ops(monoid)
+            return across
+
         def run_plan(operands: Operands) -> ShardedTensor:
             rows = self.rows(operands)
             computed = {k: self.run(partial, k, rows[k]) for k in computing}
@@ -336,10 +351,29 @@ class Strategies:
         The result of the operator's own kernel is converted to the dtype of the aval; the state of a monoid that has
         its own ``partial`` is not.
         """
-        backend = self.backend
+        if self.value.spans:
+            if is_remote(self.devices[k]):
+                return self.state_of(kernel, k)
+            backend = backend_of(self.devices[k])
+        else:
+            backend = self.backend
         with backend.on(self.devices[k]):
             result = kernel(backend.xp, self.contexts[k], *arrays, **self.params)
             return whole_of(result, self.value) if kernel is self.kernel else result
+
+    def state_of(self, kernel: Callable[..., Any], k: int) -> Any:
+        """Returns the shapes and dtypes of what a kernel computes on a device of another process."""
+        shape = self.contexts[k].local_shape
+        if kernel is self.kernel:
+            return RemoteArray(shape, self.value.dtype)
+        return each_array(lambda array: RemoteArray(shape, array.dtype), self._sample)
+
+    @functools.cached_property
+    def _sample(self) -> Any:
+        """The state that the monoid of the operator computes from operands with one element."""
+        combine, sources = self.op.combine, [m.source for m in self.moves if m is not None]
+        assert combine is not None
+        return sample_state(combine, self.value, sources, self.params)
 
 
 def each_array(function: Callable[[Any], Any], state: Any) -> Any:
