@@ -200,6 +200,12 @@ def is_remote(device: Device) -> bool:
 
 
 @functools.lru_cache(8192)
+def processes_of(devices: tuple[Device, ...]) -> frozenset[int]:
+    """Returns the processes that have some of these devices."""
+    return frozenset([d.process_index if is_remote(d) else _process for d in devices])
+
+
+@functools.lru_cache(8192)
 def is_spanning(devices: tuple[Device, ...]) -> bool:
     """Whether some of these devices belong to other processes."""
     return bool(_spanning) and any(map(is_remote, devices))
@@ -369,5 +375,5 @@ def join_processes(process: int, name: str, kinds: Sequence[Sequence[str]]) -> N
         _process = process
         _spanning[name] = SpanningBackend(plugin, found, process)  # type: ignore[assignment]
         _loaded[name] = ProcessBackend(plugin, found, process)  # type: ignore[assignment]
-    for cached in (default_backend, backend_of_group, shared_memory, _memory_space, is_spanning):
+    for cached in (default_backend, backend_of_group, shared_memory, _memory_space, is_spanning, processes_of):
         cached.cache_clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import array_backend, backend_of, is_spanning, process_index
+from shardtensor.backend.registry import array_backend, backend_of, process_index
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
@@ -110,8 +110,6 @@ def everywhere(
         root: the process that receives them; None for all. The result of the others is empty.
     """
     here, numbers = process_index(), dict[int, list[int]]()
-    if not is_spanning(tuple(devices)):
-        return [_on_host(array, device) for array, device in zip(arrays, devices, strict=True)]
     for n, device in enumerate(devices):
         numbers.setdefault(process_of(device), []).append(n)
     begins = {k: _begins([arrays[n] for n in some]) for k, some in numbers.items()}

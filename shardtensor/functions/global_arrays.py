@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import is_remote, process_index
+from shardtensor.backend.registry import is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import connected, everywhere, note
 from shardtensor.communication.transfer import send
@@ -289,7 +289,7 @@ def _assembled(
             raise ArgumentError(f"{caller}: no device of the sharding is in this process; give dtype")
         dtype = next(iter(found.values())).dtype
     value = aval(shape, sharded_dtype(dtype), as_sharding(sharding, len(shape), caller), True)
-    if value.spans:
+    if len(processes_of(value.sharding.mesh.flat)) > 1:
         note(f"{caller}({value.dtype}{list(shape)} {sharding.spec})")
     grid, arrays = value.grid, []
     for k, device in enumerate(grid.devices):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.offload import offloaded
@@ -19,6 +19,7 @@ from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
+from shardtensor.errors import NotAddressableError
 from shardtensor.functions.placement import infer_transfer, reshard_to
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
@@ -90,6 +91,8 @@ class Shards:
         It is meant for a few integers, such as the bounds of parts, by which the host cuts arrays.
         """
         if self.value.spans:
+            if len(processes_of(tuple(self.devices))) == 1:
+                raise NotAddressableError(f"a tensor of {self.devices[0]}, which is in another process, is read")
             return everywhere(self.arrays, self.devices, "to_host")
         return self._each(
             lambda xp, array, device: self.value.backend.to_host(array, device), (self.arrays, self.devices)
@@ -341,7 +344,7 @@ def distributed(
                 shards = [_abstract_shards(value), *[_abstract_operand(y, value, op.name) for y in others]]
             else:
                 kind = communicator
-                if value.spans:
+                if len(processes_of(value.sharding.mesh.flat)) > 1:
                     note(f"{op.name}({value.dtype}{list(value.shape)} {value.sharding.spec})")
                 own = (SharedShards if value.backend.on_host else Shards)(value, shard_arrays(x))
                 shards = [own, *[_operand(y, value, op.name) for y in others]]

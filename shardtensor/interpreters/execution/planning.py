@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, processes_of
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import note
 from shardtensor.communication.schedules import Move, Schedule
@@ -155,7 +156,8 @@ class Plan:
 def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     """Returns the plan of an operator, whose calls all processes compare if it concerns several; see `_plan`."""
     plan = _plan(op, kinds, params)
-    if plan.result.spans or any(isinstance(k, Aval) and k.spans for k in kinds):
+    known = [k.sharding.mesh.flat for k in (plan.result, *kinds) if isinstance(k, Aval)]
+    if len(processes_of(tuple(itertools.chain.from_iterable(known)))) > 1:
         run, call = plan.run, f"{op.name}({', '.join([*map(_text, kinds), *map(_text, params)])})"
 
         def noted(operands: Operands) -> Any:
