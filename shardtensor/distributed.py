@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from shardtensor.backend import registry
 from shardtensor.backend.registry import local_devices as local_devices
+from shardtensor.backend.registry import processes_of
 from shardtensor.communication.agreement import Agreement, as_bytes
 from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
@@ -243,7 +244,7 @@ def process_allgather(in_tree: T, tiled: bool = False) -> T:
     job = connected("process_allgather")
     results = []
     for leaf, path in zip(leaves(in_tree), paths(in_tree), strict=True):
-        if isinstance(leaf, ShardedTensor) and not leaf.is_fully_addressable:
+        if isinstance(leaf, ShardedTensor) and len(processes_of(leaf.sharding.mesh.flat)) > 1:
             results.append(gathered(leaf, "process_allgather"))
             continue
         array = _array("process_allgather", leaf, path)

@@ -78,16 +78,15 @@ def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str) -> list[A
             pairs.setdefault(ends, []).append(n)
     if not pairs:
         return results
-    outgoing, incoming = {}, {}
-    total = 0
+    outgoing, incoming, sizes = {}, {}, []
     for (sender, receiver), numbers in pairs.items():
         begins = _begins([results[n] for n in numbers])
-        total += begins[-1]
+        sizes.append((sender, receiver, begins[-1]))
         if sender == here:
             outgoing[receiver] = _packed([messages[n][:2] for n in numbers], begins)
         elif receiver == here:
             incoming[sender] = memory_pool.empty((begins[-1],), np.dtype(np.uint8))
-    connected(caller).exchange(f"{caller}: {total} bytes", outgoing, incoming)
+    connected(caller).exchange(_described(caller, sizes), outgoing, incoming)
     for (sender, receiver), numbers in pairs.items():
         begins = _begins([results[n] for n in numbers])
         for n, begin in zip(numbers, begins, strict=False):
@@ -120,8 +119,8 @@ def everywhere(
         k: memory_pool.empty((ends[-1],), np.dtype(np.uint8)) for k, ends in begins.items() if k != here and receives
     }
     others = [k for k in range(job.engine.process_count) if k != here and root in (None, k)]
-    total = sum(ends[-1] for ends in begins.values())
-    job.exchange(f"{caller}: {total} bytes", dict.fromkeys(others, packed), messages)
+    sizes = [(k, -1 if root is None else root, ends[-1]) for k, ends in begins.items()]
+    job.exchange(_described(caller, sizes), dict.fromkeys(others, packed), messages)
     if not receives:
         return []
     messages[here] = packed
@@ -130,6 +129,11 @@ def everywhere(
         for n, begin in zip(some, begins[k], strict=False):
             results[n] = _received(messages[k], begin, arrays[n], HOST)
     return results
+
+
+def _described(caller: str, sizes: Sequence[tuple[int, int, int]]) -> str:
+    """Returns the text of an exchange, which has a hash of who sends how many bytes to whom: the processes compare it."""
+    return f"{caller}: {sum(n for _, _, n in sizes)} bytes in {len(sizes)} messages ({hash(tuple(sizes)) % 2**32:x})"
 
 
 def _dtype(array: Any) -> np.dtype[Any]:

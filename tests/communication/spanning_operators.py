@@ -23,6 +23,9 @@ import shardtensor as st
 from shardtensor import distributed
 from shardtensor.core import OPS
 from shardtensor.tensor.pytree import leaves
+from shardtensor.testing.layouts import NAMES as AXES
+from shardtensor.testing.layouts import on_host, specs
+from tests.cases import CASES, wanted
 
 PATH, EXAMPLES, *NAMES = sys.argv[1:]
 MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (3, 1), (2, 2, 2)]
@@ -30,8 +33,6 @@ MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (3, 1), (2, 2, 2)]
 
 def mesh_of_all(data: Any) -> st.Mesh:
     """Draws a mesh with the first device and the last one, which is of another process, if there are several."""
-    from tests.layouts import NAMES as AXES
-
     known = st.devices()
     shape = data.draw(some.sampled_from([s for s in MESHES if math.prod(s) <= len(known)]))
     count = math.prod(shape)
@@ -40,8 +41,6 @@ def mesh_of_all(data: Any) -> st.Mesh:
 
 
 def placed(data: Any, array: Any, mesh: st.Mesh, first: bool) -> Any:
-    from tests.layouts import specs
-
     if not first and data.draw(some.integers(0, 4)) == 0:
         return array
     sharding = st.NamedSharding(mesh, data.draw(specs(mesh, array.ndim)))
@@ -54,8 +53,12 @@ def compared(result: Any, answer: Any, bits: Any) -> None:
     """Asserts that a result, a pytree of tensors, is what NumPy's is, and adds its bits to a hash."""
     made, wanted = leaves(result), leaves(answer)
     assert len(made) == len(wanted), f"{len(made)} results instead of {len(wanted)}"
-    for one, known in zip(made, wanted, strict=True):
-        whole, known = distributed.process_allgather(one) if isinstance(one, st.ShardedTensor) else one, np.asarray(known)
+    for one, answer in zip(made, wanted, strict=True):
+        x, whole, known = one, one, np.asarray(answer)
+        if isinstance(x, st.ShardedTensor) and x.sharding.mesh.size == 1:  # It is in one process.
+            x = st.reshard(x, st.make_mesh((len(st.devices()),), ("x",)))
+        if isinstance(x, st.ShardedTensor) and distributed.process_count() > 1:
+            whole = distributed.process_allgather(x)
         whole = np.asarray(whole)
         assert (whole.shape, whole.dtype) == (known.shape, known.dtype), (whole.shape, whole.dtype, known.dtype)
         bits.update(np.ascontiguousarray(whole).tobytes())
@@ -64,15 +67,12 @@ def compared(result: Any, answer: Any, bits: Any) -> None:
             np.testing.assert_allclose(whole, known, rtol=limit, atol=limit)
         else:
             np.testing.assert_array_equal(whole, known)
-        if isinstance(one, st.ShardedTensor):
-            for shard in one.addressable_shards:
-                np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+        for shard in x.addressable_shards if isinstance(x, st.ShardedTensor) else ():
+            np.testing.assert_array_equal(on_host(shard.data, shard.device), whole[shard.index])
 
 
 def outcome(name: str) -> str:
     """Returns a hash of the results of calls of an operator, or the first error."""
-    from tests.cases import CASES, wanted
-
     bits, errors = hashlib.blake2b(digest_size=8), []
 
     @hypothesis.settings(
@@ -105,8 +105,6 @@ def outcome(name: str) -> str:
 
 
 def main() -> None:
-    from tests.cases import CASES
-
     distributed.initialize(engine=None if "SHARDTENSOR_ALONE" not in os.environ else "local", timeout=20)
     with Path(PATH if distributed.process_index() == 0 else os.devnull).open("a") as file:
         for name in NAMES or sorted(CASES):
