@@ -126,6 +126,10 @@ class ProcessBackend:
         return self._plugin.all_reduce(arrays, [self._inner[d] for d in devices], operator)
 
 
+def _ended() -> None:
+    """A lease that has ended."""
+
+
 class SpanningBackend(ProcessBackend):
     """A backend in a job of several processes, for arrays of devices of several processes."""
 
@@ -165,6 +169,14 @@ class SpanningBackend(ProcessBackend):
     def export(self, array: Any) -> Any:
         """See `Backend`."""
         return array if type(array) is RemoteArray else self._plugin.export(array)
+
+    def lend(self, array: Any) -> Any:
+        """See `Backend`."""
+        return (array, _ended) if type(array) is RemoteArray else self._plugin.lend(array)
+
+    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
+        """See `Backend`."""
+        return type(held[0]) is RemoteArray or self._plugin.is_exclusive(held, others)
 
     def memory_of(self, array: Any) -> Any:
         """See `Backend`."""

@@ -199,6 +199,11 @@ def is_remote(device: Device) -> bool:
     return device.process_index != _process and device.backend in _spanning
 
 
+def own_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Returns those of the devices that belong to this process."""
+    return tuple([d for d in devices if not is_remote(d)]) if is_spanning(devices) else devices
+
+
 @functools.lru_cache(8192)
 def processes_of(devices: tuple[Device, ...]) -> frozenset[int]:
     """Returns the processes that have some of these devices."""

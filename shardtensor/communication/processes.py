@@ -50,6 +50,14 @@ def note(call: str) -> None:
     connected(call).note(call)
 
 
+def gather_texts(call: str, text: str) -> list[str]:
+    """Returns the texts of all processes, in order."""
+    job, data = connected(call), text.encode()
+    sizes = [int.from_bytes(size, "little") for size in job.gather(call, len(data).to_bytes(8, "little"))]
+    rows = job.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
+    return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+
+
 def process_of(device: Device) -> int:
     """Returns the number of the process of a device; of the host, that of this process."""
     return process_index() if device.backend == HOST.backend else device.process_index
@@ -132,7 +140,7 @@ def everywhere(
 
 
 def _described(caller: str, sizes: Sequence[tuple[int, int, int]]) -> str:
-    """Returns the text of an exchange, which has a hash of who sends how many bytes to whom: the processes compare it."""
+    """Returns the text of an exchange, with a hash of who sends how many bytes to whom, which the processes compare."""
     return f"{caller}: {sum(n for _, _, n in sizes)} bytes in {len(sizes)} messages ({hash(tuple(sizes)) % 2**32:x})"
 
 

@@ -19,8 +19,8 @@ def everything() -> st.Mesh:
     return st.make_mesh((len(st.devices()),), ("x",))
 
 
-def tensor(array: Any = ROWS, spec: st.P = st.P("x")) -> st.ShardedTensor:
-    return st.device_put(array, st.NamedSharding(everything(), spec))
+def tensor(array: Any = ROWS, *spec: Any) -> st.ShardedTensor:
+    return st.device_put(array, st.NamedSharding(everything(), st.P(*(spec or ("x",)))))
 
 
 def same(x: Any, wanted: Any) -> None:
@@ -48,7 +48,7 @@ def a_tensor_knows_what_is_here() -> None:
     assert repr(x).startswith("ShardedTensor(shape=(7, 3), dtype=float64, sharding=P('x') on Mesh(x=")
     assert len(repr(x).splitlines()) >= len(st.local_devices())
     assert repr(x[1:]) == str(x[1:])  # Printing in one process reads nothing from others.
-    everywhere = tensor(spec=st.P())
+    everywhere = tensor(ROWS, None)
     assert everywhere.is_fully_replicated
     np.testing.assert_array_equal(everywhere, ROWS)
     assert float(tensor().sum()) == ROWS.sum()
@@ -63,12 +63,11 @@ def reads_of_what_is_elsewhere_are_errors() -> None:
         with pytest.raises(st.NotAddressableError, match=r"process_allgather.*gather_to.*addressable_shards"):
             read()
     with pytest.raises(st.NotAddressableError):
-        for k in range(7):  # Some of them are elsewhere.
-            float(x[k, 0])
+        [float(x[k, 0]) for k in range(7)]  # Some of them are elsewhere.
 
 
 def memory_is_a_share() -> None:
-    x = st.ones((1 << 14, 8), device=everything())
+    x = st.ones((1000 * st.device_count(), 8), device=everything())
     held = sum(s.data.nbytes for s in (x + 1).addressable_shards)
     assert held * distributed.process_count() == x.nbytes
 
@@ -111,7 +110,7 @@ def reductions_and_products() -> None:
     long = np.arange(1 << 18, dtype=np.float32).reshape(8, -1)
     same(tensor(long).sum(axis=0), long.sum(axis=0))  # Each process combines a part of it.
     np.testing.assert_allclose(distributed.process_allgather(x @ x.T), ROWS @ ROWS.T)
-    y = tensor(ROWS.T.copy(), st.P(None, "x"))
+    y = tensor(ROWS.T.copy(), None, "x")
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
 
 
@@ -145,6 +144,69 @@ def random_numbers_do_not_depend_on_the_processes() -> None:
         same(draw(key, (50,), device=everything()), np.asarray(draw(key, (50,), device=alone)))
 
 
+def maps_and_their_collectives() -> None:
+    n, x = st.device_count(), np.arange(4.0 * st.device_count()).reshape(4, -1)
+    mesh = everything()
+    over = st.shard_map(
+        lambda b: (b * 2, st.psum(b.sum(), "x"), st.all_gather(b, "x", tiled=True), st.psum(1, "x")),
+        mesh=mesh,
+        in_specs=st.P("x"),
+        out_specs=(st.P("x"), st.P(), st.P(), st.P()),
+    )
+    doubled, total, whole, count = over(np.arange(21.0))
+    same(doubled, np.arange(21.0) * 2)
+    assert (float(total), int(count)) == (210, n)
+    np.testing.assert_array_equal(whole, np.arange(21.0))
+    columns = st.shard_map(
+        lambda b: (
+            st.psum_scatter(b, "x", scatter_dimension=0, tiled=True),
+            st.all_to_all(b, "x", split_axis=0, concat_axis=1, tiled=True),
+            st.ppermute(b, "x", [(k, (k + 1) % n) for k in range(n)]),
+            st.pmax(b, "x"),
+        ),
+        mesh=mesh,
+        in_specs=st.P(None, "x"),
+        out_specs=(st.P("x"), st.P("x"), st.P(None, "x"), st.P()),
+    )
+    scattered, turned, moved, greatest = columns(x)
+    same(scattered, x.sum(axis=1, keepdims=True))
+    same(turned, x)
+    same(moved, np.roll(x, 1, axis=1))
+    np.testing.assert_array_equal(greatest, x.max(axis=1, keepdims=True))
+    if n % 2 == 0:
+        grid = st.make_mesh((2, n // 2), ("y", "z"))
+        sums = st.shard_map(
+            lambda b: (st.psum(b, "y"), st.psum(b, "z"), st.pmean(b, ("z", "y")), b + st.axis_index("z")),
+            mesh=grid,
+            in_specs=st.P("y", "z"),
+            out_specs=(st.P(None, "z"), st.P("y"), st.P(), st.P("y", "z")),
+        )
+        by_y, by_z, mean, added = sums(x)
+        same(by_y, x[:2] + x[2:])
+        same(by_z, x.reshape(4, n // 2, -1).sum(axis=1))
+        np.testing.assert_array_equal(mean, (x[:2] + x[2:]).reshape(2, n // 2, -1).sum(axis=1) / n)
+        same(added, x + np.arange(n // 2).repeat(2))
+    same(st.pmap(lambda a: st.psum(a, "i"), np.arange(n), axis_name="i", devices=mesh), np.full(n, n * (n - 1) // 2))
+
+
+def lists_are_of_this_process() -> None:
+    parts = st.pmap(lambda a: a + 1, st.shard(np.arange(10)))
+    assert [part.device for part in parts] == st.local_devices() or st.num_shards() > 10
+    assert st.unshard(parts).tolist() == list(range(1, 11))
+
+
+def calls_that_differ_are_errors() -> None:
+    first = distributed.process_index() == 0
+    over = st.shard_map(
+        lambda b: st.psum(b, "x") if first else st.pmax(b, "x"),
+        mesh=everything(),
+        in_specs=st.P("x"),
+        out_specs=st.P(),
+    )
+    with pytest.raises(st.CollectiveError, match="programs in other processes make another call"):
+        over(np.arange(st.device_count()))
+
+
 def local_tensors_concern_nobody_else() -> None:
     if distributed.process_index() == 0:  # The others do not call this.
         mesh = st.make_mesh((len(st.local_devices()),), ("x",), devices=st.local_devices())
@@ -157,7 +219,8 @@ def local_tensors_concern_nobody_else() -> None:
 CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, reductions_and_products,
-    views_and_writes, random_numbers_do_not_depend_on_the_processes, local_tensors_concern_nobody_else,
+    views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
+    lists_are_of_this_process, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
 ]  # fmt: skip
 
 if __name__ == "__main__":
