@@ -13,11 +13,13 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from random import Random
 from typing import Any
 
-import hypothesis
 import numpy as np
 from hypothesis import strategies as some
+from hypothesis.control import BuildContext
+from hypothesis.internal.conjecture.data import ConjectureData
 
 import shardtensor as st
 from shardtensor import distributed
@@ -75,20 +77,11 @@ def outcome(name: str) -> str:
     """Returns a hash of the results of calls of an operator, or the first error."""
     bits, errors = hashlib.blake2b(digest_size=8), []
 
-    @hypothesis.settings(
-        max_examples=int(EXAMPLES),
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(data=some.data())
-    def run(data: Any) -> None:
-        if errors:
-            return
-        made, mesh = CASES[name](data), mesh_of_all(data)
-        operands = [placed(data, x, mesh, not k) for k, x in enumerate(made.operands)]
+    for example in range(int(EXAMPLES)):
+        data = ConjectureData(random=Random(f"{name} {example}"))  # Those of `hypothesis.given` depend on time.
+        with BuildContext(data, wrapped_test=outcome):
+            made, mesh = CASES[name](data), mesh_of_all(data)
+            operands = [placed(data, x, mesh, not k) for k, x in enumerate(made.operands)]
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
@@ -99,8 +92,8 @@ def outcome(name: str) -> str:
             where = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
             errors.append(f"{type(error).__name__}: {error} at {' '.join(where)}".replace("\n", " ")[:400])
         distributed.sync_global_devices(f"{name}: {bool(errors)}")
-
-    run()
+        if errors:
+            break
     return errors[0] if errors else bits.hexdigest()
 
 
