@@ -62,6 +62,7 @@ from shardtensor.errors import (
     DonatedError as DonatedError,
     IndexingError as IndexingError,
     InterchangeError as InterchangeError,
+    NotAddressableError as NotAddressableError,
     RangeError as RangeError,
     ShapeError as ShapeError,
     ShardingError as ShardingError,

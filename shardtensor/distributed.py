@@ -1,7 +1,7 @@
 """Programs of several processes: each runs the same script, on one host or on many (JAX's multi-controller model).
 
-`initialize` connects the processes, and the utilities exchange host arrays between them. Meshes and tensors are on the
-devices of one process. The names are those of
+`initialize` connects the processes and makes their devices known to each other, so that meshes and tensors span them.
+The utilities exchange host arrays, and make tensors from what each process has. The names are those of
 ``jax.distributed`` and of ``jax.experimental.multihost_utils``. docs/many_processes.md explains how to start programs,
 and what to look at when one hangs.
 
@@ -25,16 +25,49 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.backend import registry
+from shardtensor.backend.registry import local_devices as local_devices
+from shardtensor.backend.registry import processes_of
 from shardtensor.communication.agreement import Agreement, as_bytes
 from shardtensor.communication.launch import engine_and_launch
+from shardtensor.communication.processes import JOB, connected
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
+from shardtensor.functions.global_arrays import (
+    gather_to as gather_to,
+)
+from shardtensor.functions.global_arrays import (
+    gathered,
+)
+from shardtensor.functions.global_arrays import (
+    global_array_to_host_local_array as global_array_to_host_local_array,
+)
+from shardtensor.functions.global_arrays import (
+    host_local_array_to_global_array as host_local_array_to_global_array,
+)
+from shardtensor.functions.global_arrays import (
+    make_array_from_callback as make_array_from_callback,
+)
+from shardtensor.functions.global_arrays import (
+    make_array_from_process_local_data as make_array_from_process_local_data,
+)
+from shardtensor.functions.global_arrays import (
+    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+)
 from shardtensor.tensor.pytree import leaves, paths, replaced
+from shardtensor.tensor.tensor import ShardedTensor
 
 __all__ = [
     "assert_equal",
     "broadcast_one_to_all",
+    "gather_to",
+    "global_array_to_host_local_array",
+    "host_local_array_to_global_array",
     "initialize",
     "is_initialized",
+    "local_devices",
+    "make_array_from_callback",
+    "make_array_from_process_local_data",
+    "make_array_from_single_device_arrays",
     "process_allgather",
     "process_count",
     "process_index",
@@ -43,8 +76,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-_job: Agreement | None = None
 
 _DIGEST = 16
 """Bytes of the hash of an array."""
@@ -95,8 +126,7 @@ def initialize(
     (0, 1)
     >>> st.distributed.shutdown()
     """
-    global _job
-    if _job is not None:
+    if JOB.agreement is not None:
         raise DistributedError("initialize: this process is initialized already; call it once, at the start")
     given = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if timeout is None else timeout
     limit = _seconds("SHARDTENSOR_TIMEOUT" if timeout is None else "timeout", given)
@@ -110,7 +140,9 @@ def initialize(
         raise ArgumentError(f"initialize: {error}") from None
     job = Agreement(started, limit)
     _check_alike(job)
-    _job = job
+    if started.process_count > 1:
+        _agree_on_devices(job)
+    JOB.agreement = job
     atexit.register(_at_exit)
     if started.process_count > 1:
         sys.excepthook = _excepthook
@@ -124,11 +156,10 @@ def shutdown() -> None:
     Raises:
         DistributedError: the other processes have not called the same before, have failed, or do not come in time.
     """
-    global _job
-    if _job is None:
+    if JOB.agreement is None:
         return
-    _job.end()
-    _job = None
+    JOB.agreement.end()
+    JOB.agreement = None
     atexit.unregister(_at_exit)
     if sys.excepthook is _excepthook:
         sys.excepthook = sys.__excepthook__
@@ -136,17 +167,17 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Returns whether this process is connected to others, or is a job of one process."""
-    return _job is not None
+    return JOB.agreement is not None
 
 
 def process_index() -> int:
     """Returns the number of this process, from 0 on; 0 before `initialize`."""
-    return _job.engine.process_index if _job else 0
+    return JOB.agreement.engine.process_index if JOB.agreement else 0
 
 
 def process_count() -> int:
     """Returns the number of processes; 1 before `initialize`."""
-    return _job.engine.process_count if _job else 1
+    return JOB.agreement.engine.process_count if JOB.agreement else 1
 
 
 # -- utilities -------------------------------------------------------------------------------------
@@ -171,7 +202,7 @@ def broadcast_one_to_all(in_tree: T, is_source: bool | None = None) -> T:
     {'w': array([0, 1, 2])}
     >>> st.distributed.shutdown()
     """
-    job = _connected("broadcast_one_to_all")
+    job = connected("broadcast_one_to_all")
     arrays = _arrays("broadcast_one_to_all", in_tree)
     root = 0
     if is_source is not None:
@@ -194,7 +225,8 @@ def process_allgather(in_tree: T, tiled: bool = False) -> T:
     """Returns the arrays of all processes in every process.
 
     Args:
-        in_tree: a pytree of arrays, of the same structure, shapes and dtypes in all processes.
+        in_tree: a pytree of arrays, of the same structure, shapes and dtypes in all processes. Of a tensor whose
+            devices belong to several processes, the result is the whole tensor.
         tiled: whether the arrays are concatenated along their first dimension, whose sizes may differ; otherwise they
             are stacked along a new one.
 
@@ -209,9 +241,13 @@ def process_allgather(in_tree: T, tiled: bool = False) -> T:
     (array([[0, 1, 2]]), array([0, 1, 2]))
     >>> st.distributed.shutdown()
     """
-    job = _connected("process_allgather")
+    job = connected("process_allgather")
     results = []
-    for array in _arrays("process_allgather", in_tree):
+    for leaf, path in zip(leaves(in_tree), paths(in_tree), strict=True):
+        if isinstance(leaf, ShardedTensor) and len(processes_of(leaf.sharding.mesh.flat)) > 1:
+            results.append(gathered(leaf, "process_allgather"))
+            continue
+        array = _array("process_allgather", leaf, path)
         if not tiled:
             results.append(
                 _gathered(job, array[None], [1] * process_count(), f"process_allgather({_described(array)})")
@@ -233,7 +269,7 @@ def sync_global_devices(name: str) -> None:
     Raises:
         DistributedError: a process gives another name, calls something else, or does not come in time.
     """
-    _connected("sync_global_devices").synchronize(f"sync_global_devices({name!r})")
+    connected("sync_global_devices").synchronize(f"sync_global_devices({name!r})")
 
 
 def assert_equal(in_tree: Any, fail_message: str = "") -> None:
@@ -247,7 +283,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
         AssertionError: they differ; the message names the processes and the first leaf.
         DistributedError: the processes call something else.
     """
-    job = _connected("assert_equal")
+    job = connected("assert_equal")
     arrays = _arrays("assert_equal", in_tree)
     start = fail_message or "assert_equal"
     counts = [int.from_bytes(c, "little") for c in job.gather("assert_equal", len(arrays).to_bytes(8, "little"))]
@@ -262,12 +298,6 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
 
 
 # -- how it is done --------------------------------------------------------------------------------
-
-
-def _connected(caller: str) -> Agreement:
-    if _job is None:
-        raise DistributedError(f"{caller}: call st.distributed.initialize first")
-    return _job
 
 
 def _seconds(name: str, given: object) -> float:
@@ -292,12 +322,52 @@ def _check_alike(job: Agreement) -> None:
             )
 
 
+_DEVICE = 96
+"""Bytes of the description of a device that processes exchange."""
+
+
+def _agree_on_devices(job: Agreement) -> None:
+    """Makes the devices of the default backend in all processes known to each of them.
+
+    Raises:
+        DistributedError: devices are in use already.
+        ArgumentError: the processes have other backends, or other numbers of devices.
+    """
+    known = registry.in_use()
+    backend = registry.default_backend()
+    devices = backend.devices()
+    rows = job.gather(
+        "initialize: devices", f"{backend.name} {len(devices)} {' '.join(known)}".encode()[:_DEVICE].ljust(_DEVICE)
+    )
+    heads = [row.decode().split() for row in rows]
+    for k, (name, count, *used) in enumerate(heads):
+        if [name, count] != heads[0][:2]:
+            raise ArgumentError(
+                f"initialize: process {k} has {count} devices of backend {name!r}, and process 0 has {heads[0][1]} of "
+                f"{heads[0][0]!r}; set SHARDTENSOR_BACKEND and SHARDTENSOR_NUM_DEVICES to the same in all processes"
+            )
+        if used:
+            raise DistributedError(
+                f"initialize: process {k} has used devices of {', '.join(used)} already; call it before the first use "
+                "of a device, a mesh or a tensor"
+            )
+    record = b"".join(d.kind.encode()[:_DEVICE].ljust(_DEVICE, b"\0") for d in devices)
+    kinds = [
+        [row[a : a + _DEVICE].rstrip(b"\0").decode(errors="replace") for a in range(0, len(row), _DEVICE)]
+        for row in job.gather("initialize: kinds of devices", record)
+    ]
+    registry.join_processes(job.engine.process_index, backend.name, kinds)
+
+
 def _arrays(caller: str, tree: Any) -> list[npt.NDArray[Any]]:
-    arrays = [np.asarray(leaf) for leaf in leaves(tree)]
-    for array, path in zip(arrays, paths(tree), strict=True):
-        if array.dtype.hasobject:
-            raise ArgumentTypeError(f"{caller}: in_tree{path} is an array of objects; wanted numbers, bools or dates")
-    return arrays
+    return [_array(caller, leaf, path) for leaf, path in zip(leaves(tree), paths(tree), strict=True)]
+
+
+def _array(caller: str, leaf: Any, path: str) -> npt.NDArray[Any]:
+    array = np.asarray(leaf)
+    if array.dtype.hasobject:
+        raise ArgumentTypeError(f"{caller}: in_tree{path} is an array of objects; wanted numbers, bools or dates")
+    return array
 
 
 def _described(array: npt.NDArray[Any]) -> str:
@@ -327,13 +397,13 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Trac
     # As one text, so that lines of several processes are not mixed.
     sys.stderr.write("".join(format_exception(kind, error, traceback)))
     sys.stderr.flush()
-    if _job is not None:
-        _job.fail(error)
+    if JOB.agreement is not None:
+        JOB.agreement.fail(error)
 
 
 def _at_exit() -> None:
     """Leaves the job when the process ends. If the processes did not agree, all of them end with exit status 1."""
-    job = _job
+    job = JOB.agreement
     if job is None:
         return
     known = bool(job.broken)  # The error that ended this process, or that the program has handled, was printed.

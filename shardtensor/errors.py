@@ -85,6 +85,10 @@ class DistributedError(ShardTensorError, RuntimeError):
     """
 
 
+class NotAddressableError(ShardTensorError, RuntimeError):
+    """Elements of a tensor are read in a process that does not hold them."""
+
+
 def message_of(error: BaseException) -> str:
     """Returns the class and the message of an exception of other code, as ``ValueError: message``. The ``__str__`` of
     such an exception may itself raise an error, whose class is given instead.

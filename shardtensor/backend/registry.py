@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
+from shardtensor.backend.job import ProcessBackend, SpanningBackend
 from shardtensor.backend.protocol import MOST_DEVICES, Backend, device_counts, requested_devices, starting
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
 from shardtensor.host.fork import in_children
@@ -103,6 +104,9 @@ def load(name: str) -> Backend:
         if (given := getattr(backend, "name", None)) != name:
             raise BackendError(f"backend {name!r} has the name {given!r}; its `name` must be that of the entry point")
         _check_devices(backend)
+        if _spanning and not backend.simulated:  # The processes have not agreed on these devices: they are local.
+            own = [Device(name, d.id, _process, d.kind) for d in backend.devices()]
+            backend = ProcessBackend(backend, own, _process)  # type: ignore[assignment]
         _loaded[name] = backend
         for callback in after_loading:
             callback()
@@ -185,7 +189,31 @@ def default_backend() -> Backend:
 
 def backend_of(device: Device) -> Backend:
     """Returns the backend that drives ``device``."""
+    if device.process_index != _process and device.backend in _spanning:
+        return _spanning[device.backend]
     return _loaded.get(device.backend) or (_host if device == HOST else load(device.backend))
+
+
+def is_remote(device: Device) -> bool:
+    """Whether a device belongs to another process."""
+    return device.process_index != _process and device.backend in _spanning
+
+
+def own_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Returns those of the devices that belong to this process."""
+    return tuple([d for d in devices if not is_remote(d)]) if is_spanning(devices) else devices
+
+
+@functools.lru_cache(8192)
+def processes_of(devices: tuple[Device, ...]) -> frozenset[int]:
+    """Returns the processes that have some of these devices."""
+    return frozenset([d.process_index if is_remote(d) else _process for d in devices])
+
+
+@functools.lru_cache(8192)
+def is_spanning(devices: tuple[Device, ...]) -> bool:
+    """Whether some of these devices belong to other processes."""
+    return bool(_spanning) and any(map(is_remote, devices))
 
 
 @functools.lru_cache(8192)
@@ -198,7 +226,7 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
     names = sorted({device.backend for device in devices})
     if len(names) > 1:
         raise BackendError(f"the devices belong to the backends {names}; a tensor needs devices of one backend")
-    backend = backend_of(devices[0])
+    backend = _spanning[names[0]] if is_spanning(devices) else backend_of(devices[0])
     if not backend.simulated and (absent := set(devices) - set(backend.devices())):
         count = len(backend.devices())
         raise BackendError(
@@ -210,14 +238,20 @@ def backend_of_group(devices: tuple[Device, ...]) -> Backend:
 
 @functools.lru_cache(8192)
 def shared_memory(devices: tuple[Device, ...]) -> Hashable | None:
-    """Identifies the memory that all of these devices share; None if they have several memories."""
+    """Identifies the memory that all of these devices share; None if they have several memories, or if one of them
+    belongs to another process.
+    """
+    if is_spanning(devices):
+        return None
     spaces = set(map(memory_space, devices))
     return spaces.pop() if len(spaces) == 1 else None
 
 
 @functools.lru_cache(8192)
 def memory_space(device: Device) -> Hashable:
-    """Identifies the memory of a device; that of every device on the host is the same."""
+    """Identifies the memory of a device; that of every device on the host of this process is the same."""
+    if is_remote(device):
+        return device
     backend = backend_of(device)
     return HOST_MEMORY if backend.on_host else (backend.name, backend.memory_space(device))
 
@@ -317,5 +351,37 @@ def num_shards(backend: str | None = None) -> int:
 
 
 def process_index() -> int:
-    """Returns the index of this process among those that run the program; always 0 at present."""
-    return 0
+    """Returns the index of this process among those that run the program; 0 before `st.distributed.initialize`."""
+    return _process
+
+
+# -- the devices of a job of several processes -----------------------------------------------------
+
+_process = 0
+_spanning: dict[str, Backend] = {}
+"""The backends of devices of other processes, by name, in a job of several processes."""
+
+
+def in_use() -> list[str]:
+    """Returns the names of the backends whose devices exist already."""
+    return sorted(name for name, backend in _loaded.items() if not backend.simulated)
+
+
+def join_processes(process: int, name: str, kinds: Sequence[Sequence[str]]) -> None:
+    """Makes the devices of a backend in all processes known, numbered over all processes.
+
+    Args:
+        process: the number of this process.
+        name: the name of the backend.
+        kinds: for each process, the kinds of its devices.
+    """
+    global _process
+    every = [(k, kind) for k, row in enumerate(kinds) for kind in row]
+    found = [Device(name, number, k, kind) for number, (k, kind) in enumerate(every)]
+    plugin = load(name)
+    with _lock:
+        _process = process
+        _spanning[name] = SpanningBackend(plugin, found, process)  # type: ignore[assignment]
+        _loaded[name] = ProcessBackend(plugin, found, process)  # type: ignore[assignment]
+    for cached in (default_backend, backend_of_group, shared_memory, memory_space, is_spanning, processes_of):
+        cached.cache_clear()

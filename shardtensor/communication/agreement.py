@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class Agreement:
         self._sequence = 0
         self._in_step = True  # Whether the processes made the same calls of the engine.
         self._calls = 0
+        self._noted: list[str] = []  # The last calls, which the hash does not contain yet.
         self._digest = bytes(16)
         self._last: deque[tuple[int, bytes, str]] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
@@ -86,10 +87,20 @@ class Agreement:
         Raises:
             DistributedError: there was an error before, or another thread is in such a call.
         """
-        with self._exclusive(call):
-            self._note(call)
+        if self.broken or not self._lock.acquire(blocking=False):
+            self._refuse(call)
+        # The hash is computed at the next exchange: most calls move nothing between processes, and are short.
+        self._noted.append(call)
+        if len(self._noted) >= _KEPT:
+            self._hash_noted()
+        self._lock.release()
 
-    def _note(self, call: str) -> None:
+    def _hash_noted(self) -> None:
+        noted, self._noted = self._noted, []
+        for call in noted:
+            self._hash(call)
+
+    def _hash(self, call: str) -> None:
         self._calls += 1
         self._digest = hashlib.blake2b(self._digest + call.encode(), digest_size=16).digest()
         self._last.append((self._calls, self._digest[:4], call))
@@ -140,7 +151,8 @@ class Agreement:
             self._agree(call)
 
     def _agree(self, call: str) -> None:
-        self._note(call)
+        self._hash_noted()
+        self._hash(call)
         self._compare(State.RUNNING)
 
     # -- ends --------------------------------------------------------------------------------------
@@ -181,17 +193,20 @@ class Agreement:
 
     @contextlib.contextmanager
     def _exclusive(self, call: str) -> Iterator[None]:
-        if self.broken:
-            raise DistributedError(f"{call}: {self.broken}; restart all processes")
-        if not self._lock.acquire(blocking=False):
-            raise DistributedError(
-                f"{call}: another thread is in a call that concerns several processes; their order has to be the same "
-                "in all processes, so make such calls in one thread"
-            )
+        if self.broken or not self._lock.acquire(blocking=False):
+            self._refuse(call)
         try:
             yield
         finally:
             self._lock.release()
+
+    def _refuse(self, call: str) -> NoReturn:
+        if self.broken:
+            raise DistributedError(f"{call}: {self.broken}; restart all processes")
+        raise DistributedError(
+            f"{call}: another thread is in a call that concerns several processes; their order has to be the same "
+            "in all processes, so make such calls in one thread"
+        )
 
     def _compare(self, state: State, failure: str = "") -> None:
         """Compares the headers of all processes.
@@ -199,6 +214,7 @@ class Agreement:
         Raises:
             DistributedError: they differ, or do not all come in time.
         """
+        self._hash_noted()
         self._sequence += 1
         own = Header(self._sequence, self._calls, self._digest, state)
         packed = _HEADER.pack(*own)

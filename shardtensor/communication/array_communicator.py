@@ -113,7 +113,7 @@ class ArrayCommunicator(Communicator):
         return [self._joined(k, arrays, axis, tiled) for k in range(len(arrays))]
 
     def _reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
-        parts = _parts(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
+        parts = parts_along(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
         tree = tree_of((True,) * len(arrays), self.sizes)
         if self.on_host:
             whole = _reduced(getattr(np, ufunc), arrays, tree)
@@ -131,7 +131,7 @@ class ArrayCommunicator(Communicator):
             return combine(tree, pieces.__getitem__, function_of(backend, ufunc))
 
     def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
-        cuts = [_parts(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
+        cuts = [parts_along(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
         whole = self._adjacent(arrays, concat_axis) if tiled and split_axis != concat_axis else None
         if whole is not None:
             return [whole[part] for part in cuts[0]]
@@ -325,7 +325,7 @@ def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]
     return results
 
 
-def _parts(ndim: int, dimension: int, size: int, count: int, tiled: bool) -> list[Any]:
+def parts_along(ndim: int, dimension: int, size: int, count: int, tiled: bool) -> list[Any]:
     """Returns the index of each device's part along a dimension."""
     before = (slice(None),) * dimension
     if not tiled:

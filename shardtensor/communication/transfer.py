@@ -17,10 +17,12 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, shared_memory
+from shardtensor.backend.registry import backend_of, is_remote, is_spanning, shared_memory
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.processes import cross, process_of
 from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentTypeError, NotAddressableError
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
@@ -99,15 +101,39 @@ class TransferPlan(RecordedPlan):
         ``fill`` is the value of the elements that no region covers, if there are any.
         """
 
-        def receive(k: int) -> Any:
-            return self._receive(k, self.incoming[k], operands, dtype, as_they_lie, fill)
-
         positions = range(len(self.result.devices))
+        if self._spans:
+            return self._run_across(operands, dtype, as_they_lie, fill)
+
+        def receive(k: int) -> Any:
+            return self._receive(k, self.incoming[k], self._messages(k, operands), dtype, as_they_lie, fill)
+
         if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
             return tuple([receive(k) for k in positions])
         results: dict[int, Any] = {}
         each(lambda k: results.update({k: receive(k)}), len(positions))
         return tuple([results[k] for k in positions])
+
+    @functools.cached_property
+    def _spans(self) -> bool:
+        """Whether some of the devices belong to other processes."""
+        return any(is_spanning(grid.devices) for grid in (self.result, *self.sources))
+
+    def _run_across(
+        self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool, fill: Any
+    ) -> tuple[Any, ...]:
+        """Executes the plan on devices of several processes: the arrays for other processes are one message to each."""
+        rows = [self._messages(k, operands) for k in range(len(self.result.devices))]
+        arrived = iter(cross([message for row in rows for message in row], "transfer"))
+        results = []
+        for k, row in enumerate(rows):
+            here = [Message(next(arrived), *_ends_here(m)) for m in row]
+            results.append(self._receive(k, self.incoming[k], here, dtype, as_they_lie, fill))
+        return tuple(results)
+
+    def _messages(self, k: int, operands: Sequence[Sequence[Any]]) -> list[Message]:
+        """Returns the messages with the pieces of the k-th device of the result."""
+        return [self._message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
 
     @functools.cached_property
     def _elements_on_host(self) -> int:
@@ -131,7 +157,7 @@ class TransferPlan(RecordedPlan):
         self,
         k: int,
         pieces: Sequence[Piece],
-        operands: Sequence[Sequence[Any]],
+        messages: Sequence[Message],
         dtype: Any,
         as_they_lie: bool,
         fill: Any,
@@ -139,7 +165,7 @@ class TransferPlan(RecordedPlan):
         device, shape = self.result.devices[k], self.result.shape(k)
         backend = backend_of(device)
         if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
-            (part,) = exchange([self._message(pieces[0], operands, device)])
+            (part,) = exchange(messages)
             with backend.on(device):
                 # Arrays that are sent are contiguous, and replicas must be reduced in the same order on every device.
                 part = part if as_they_lie else backend.contiguous(part)
@@ -149,7 +175,7 @@ class TransferPlan(RecordedPlan):
             out = empty(shape, dtype=dtype)
             if fill is not None:
                 out[...] = fill
-        parts = exchange([self._message(piece, operands, device) for piece in pieces])
+        parts = exchange(messages)
         for piece, part in zip(pieces, parts, strict=True):
             with backend.on(device):
                 out[piece.to] = part
@@ -162,7 +188,15 @@ class TransferPlan(RecordedPlan):
         array = operands[region.operand][piece.j]
         with backend_of(source).on(source):
             part = backend_of(source).view(array, piece.index) if piece.index else array
+        if source == HOST and is_remote(destination):
+            part = RemoteArray(part.shape, part.dtype)
         return Message(part, source, destination)
+
+
+def _ends_here(message: Message) -> tuple[Device, Device]:
+    """Returns the ends of the rest of the way of a message, once it is in the process of its destination."""
+    source, destination = message.source, message.destination
+    return (source if process_of(source) == process_of(destination) else destination), destination
 
 
 class Message(NamedTuple):
@@ -175,6 +209,8 @@ class Message(NamedTuple):
     @property
     def is_local(self) -> bool:
         """Whether the destination can read the array where it is."""
+        if is_remote(self.destination):
+            return process_of(self.source) == process_of(self.destination)
         return self.source == self.destination or shared_memory((self.source, self.destination)) is not None
 
     def packs_with(self) -> Any:
@@ -258,6 +294,9 @@ def send(array: Any, source: Device, destination: Device) -> Any:
     The destination is of the same backend, or of another backend that can address the same memory; otherwise the
     elements are copied through the host.
     """
+    if is_remote(source) or is_remote(destination):
+        (array,) = cross([(array, source, destination)], "transfer")
+        return array
     giver, taker = backend_of(source), backend_of(destination)
     if giver is taker:
         with giver.on(source):
@@ -403,9 +442,43 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
         return np.asarray(x)
     if x._aval.backend.on_host:
         array: HostArray = whole_array(x, caller)
+    elif x._aval.spans:
+        array = read_here(x, caller)
     else:
         array = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
     return array
+
+
+def read_here(x: ShardedTensor, caller: str, index: Index | None = None) -> HostArray:
+    """Returns a tensor that spans processes, or the elements that a basic index selects, from this process's devices.
+
+    Raises:
+        NotAddressableError: some of the elements are in other processes only.
+    """
+    value = x._aval
+    if hasattr(x._storage, "to_host"):
+        return x._storage.to_host(index)  # type: ignore[no-any-return]
+    grid, movement = value.grid, to_host_movement(value, index)
+    parts = grid.linear_parts().tolist()
+    here = {parts[k]: k for k in reversed(range(len(parts))) if not is_remote(grid.devices[k])}
+    if any(parts[piece.j] not in here for piece in movement.incoming[0]):
+        raise not_addressable(caller, f"all elements of a tensor of shape {value.shape}")
+    arrays, out = shard_arrays(x), np.empty(movement.result.shape(0), value.dtype)
+    for piece in movement.incoming[0]:
+        k = here[parts[piece.j]]
+        backend = backend_of(grid.devices[k])
+        with backend.on(grid.devices[k]):
+            part = backend.view(arrays[k], piece.index) if piece.index else arrays[k]
+            out[piece.to] = backend.to_host(part, grid.devices[k])
+    return out
+
+
+def not_addressable(caller: str, what: str) -> NotAddressableError:
+    """Returns the error of reading elements that this process does not hold."""
+    return NotAddressableError(
+        f"{caller}: this process does not hold {what}; st.distributed.process_allgather(x) returns the "
+        "elements of x in all processes, st.distributed.gather_to(x, 0) in one, and x.addressable_shards has those here"
+    )
 
 
 @functools.lru_cache(1024)

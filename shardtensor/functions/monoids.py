@@ -8,7 +8,7 @@ computed from the last state. Merging is associative; states are always merged a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -368,13 +368,21 @@ def element_bytes(name: str, value: Any, source: Any, params: dict[str, Any]) ->
     """Returns the size in bytes of a monoid's state for one element of the result, measured on a sample. ``value`` and
     ``source`` are the avals of result and operand, of which the numbers of dimensions and the dtypes are used.
     """
-    monoid = MONOIDS[name]
-    if not monoid.partial:
+    if not MONOIDS[name].partial:
         return int(value.dtype.itemsize)
-    shape = (1,) * source.ndim
-    context = ShardContext.everywhere((1,) * value.ndim, [shape], value.dtype)
+    return state_bytes(sample_state(name, value, [source], params))
+
+
+def sample_state(name: str, value: Any, sources: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Returns the state that a monoid with states of its own computes from operands with one element each; see
+    `element_bytes`.
+    """
+    partial, shapes = MONOIDS[name].partial, [(1,) * source.ndim for source in sources]
+    assert partial is not None
+    context = ShardContext.everywhere((1,) * value.ndim, shapes, value.dtype)
     with np.errstate(all="ignore"):
-        return state_bytes(monoid.partial(np, context, np.ones(shape, source.dtype), **params))
+        samples = [np.ones(shape, source.dtype) for shape, source in zip(shapes, sources, strict=True)]
+        return partial(np, context, *samples, **params)
 
 
 def state_bytes(state: Any) -> int:

@@ -239,7 +239,7 @@ def _put_separate(
     if value.offloaded and not isinstance(x, ShardedTensor):
         return pinned(value, np.asarray(x))
     arrays = move.buffers(x, caller, explicit=True)
-    if not may_alias and isinstance(x, ShardedTensor):
+    if not may_alias and (value.spans or isinstance(x, ShardedTensor)):
         devices = move.cells.grid.devices
         arrays = [transfer.copied(a, devices[n]) if move.keeps(n) else a for n, a in enumerate(arrays)]
     return offloaded(value, arrays)
@@ -374,6 +374,8 @@ def _to_host(x: Any, index: Any) -> HostArray:
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     if hasattr(x._storage, "to_host"):
         return x._storage.to_host(at)  # type: ignore[no-any-return]
+    if value.spans:
+        return lent(x, transfer.read_here(x, "to_host", at))
     shared = value.backend.on_host
     if is_recording() or not shared:
         movement, n = transfer.to_host_movement(value, at), value.dtype.itemsize

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.backend.registry import own_devices
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import implements, operator
@@ -161,7 +162,7 @@ def device_row(devices: Any, caller: str) -> Mesh:
         ArgumentTypeError: ``devices`` is neither a mesh nor a list, tuple or array of devices.
     """
     if devices is None or isinstance(devices, Mesh):
-        return mesh_of((devices or default_mesh()).flat)
+        return mesh_of(devices.flat if devices else own_devices(default_mesh().flat))
     if not isinstance(devices, (list, tuple, np.ndarray)):
         raise ArgumentTypeError(
             f"{caller}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"

@@ -26,7 +26,7 @@ class AxisPosition:
         description: the axis names, for error messages.
         axis: the axis names as the transfer log writes them.
         sizes: the sizes of the axes, in the order in which they were named.
-        key_at: the key of the program at any position along all axes of the map.
+        key_at, index_at: the key and the index of the program at any position along all axes of the map.
     """
 
     key: Any
@@ -36,6 +36,7 @@ class AxisPosition:
     axis: str
     sizes: tuple[int, ...]
     key_at: Callable[[tuple[int, ...]], Any]
+    index_at: Callable[[tuple[int, ...]], int]
 
 
 def axis_index(axis_name: AxisName) -> int:
@@ -141,7 +142,8 @@ class _Axes:
         for d in self._at:
             index = index * self._extents[d] + coordinates[d]
         key = (*self._common, tuple([coordinates[d] for d in self._others]))
-        return AxisPosition(key, self._size, index, *self._names, self._sizes, lambda at: self.position(at).key)
+        key_at, index_at = (lambda at: self.position(at).key), (lambda at: self.position(at).index)
+        return AxisPosition(key, self._size, index, *self._names, self._sizes, key_at, index_at)
 
 
 def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
@@ -163,5 +165,11 @@ def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Seq
     mine = rows[key[-1]]
     index = mine.index(found.index)
     return replace(
-        found, key=key, size=len(mine), index=index, sizes=(len(mine),), key_at=lambda at: key_of(axes.position(at))
+        found,
+        key=key,
+        size=len(mine),
+        index=index,
+        sizes=(len(mine),),
+        key_at=lambda at: key_of(axes.position(at)),
+        index_at=lambda at: mine.index(axes.position(at).index),
     )

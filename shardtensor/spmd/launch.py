@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
 from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
@@ -25,6 +25,7 @@ from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_sub
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
+from shardtensor.spmd.across import devices_across, nothing, results_across
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
@@ -189,11 +190,15 @@ class _Map:
             given.append((arguments, shards))
         return given
 
-    def run(self, tasks: Sequence[Callable[[Program], Any]], helper_delay: float) -> list[Any]:
+    def run(
+        self, tasks: Sequence[Callable[[Program], Any]], helper_delay: float, across: tuple[Device, ...] = ()
+    ) -> list[Any]:
         """Runs the tasks of all calls, and returns their results; an error gets a note of the shard and the device."""
         labels, code = _Labels(self.submeshes), id(_code_of(self.fn))
         try:
-            return run(tasks, labels, names=self.names, sizes=self.sizes, helper_delay=helper_delay, code=code)
+            return run(
+                tasks, labels, names=self.names, sizes=self.sizes, helper_delay=helper_delay, code=code, across=across
+            )
         except Failed as failure:
             number, error = failure.number, failure.error
         if number >= 0:
@@ -215,15 +220,19 @@ def _map_shards(*arguments: Any) -> list[Any]:
             return _infer_map(*arguments)
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
     # Only the tasks hold the arguments, so that donated arrays are exclusive.
+    across = devices_across(called.submeshes, called.caller)
     tasks = [
-        functools.partial(_call_on, called, i, *given, modes.get(called.submeshes[i].flat[0].backend))
+        nothing
+        if across and is_remote(across[i])
+        else functools.partial(_call_on, called, i, *given, modes.get(called.submeshes[i].flat[0].backend))
         for i, given in enumerate(called.arguments(_array_onto))
     ]
     for backend, device in queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     try:
-        return called.run(tasks, max([backend.helper_delay for backend in backends], default=0.0))
+        results = called.run(tasks, max([backend.helper_delay for backend in backends], default=0.0), across)
+        return results_across(results, across, called.caller) if across else results
     finally:
         for backend, device in queues:
             backend.make_caller_wait(device)

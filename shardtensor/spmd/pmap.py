@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.backend.registry import own_devices
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze
@@ -332,7 +333,7 @@ class _Pmap:
                 raise ShapeError(f"pmap: {count} slices for {grid.axis_sizes[0]} devices; wanted one for each")
             return grid, _rows(grid)
         wanted = math.prod(levels.sizes)
-        row = default_mesh().flat
+        row = own_devices(default_mesh().flat)
         cuts = [cut for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
         there = (cut for cut in cuts if isinstance(cut.array, ShardedTensor) and cut.array.committed)
         placed = next((cut.devices() for cut in there if cut.array.sharding.mesh.size == wanted), None)

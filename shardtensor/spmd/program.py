@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shardtensor.backend.registry import is_remote
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import CollectiveError, ShardTensorError, message_of
 from shardtensor.host.signals import hear
@@ -183,11 +184,13 @@ class MapRun:
         extents: the sizes of these axes.
         failed: the reason why the programs must not wait any more; None while there is none.
         known: cached properties of axes, by the names as they were given.
+        across: the device of each program, if some of them run in other processes.
     """
 
     axes: tuple[str, ...] = ()
     extents: tuple[int, ...] = ()
     depth = 0
+    across: tuple[Device, ...] = ()
     failed: str | None = None
     scheduler: SchedulerProtocol
     _next = 0
@@ -262,13 +265,22 @@ class MapRun:
 
 
 class Rendezvous:
-    """The programs that have made one collective call, and their contributions; complete when none is missing."""
+    """The programs that have made one collective call, and their contributions; complete when none is missing.
 
-    __slots__ = ("call", "contributions", "key", "members", "missing")
+    Attributes:
+        numbers: the numbers of all programs, if some of them run in other processes: they have to meet, too.
+        work: computes the results, if so.
+    """
 
-    def __init__(self, key: Hashable, call: CollectiveCall, size: int) -> None:
+    __slots__ = ("call", "contributions", "key", "members", "missing", "numbers", "work")
+
+    def __init__(
+        self, key: Hashable, call: CollectiveCall, size: int, numbers: tuple[int, ...] = (), work: Work | None = None
+    ) -> None:
         self.key = key
         self.call = call
+        self.numbers = numbers
+        self.work = work
         self.members: list[Program | None] = [None] * size
         self.contributions: list[Any] = [None] * size
         self.missing = size
@@ -355,7 +367,16 @@ class Program:
         finally:
             self.thread.inside = False
 
-    def meet(self, key: Hashable, call: CollectiveCall, size: int, position: int, contribution: Any, work: Work) -> Any:
+    def meet(
+        self,
+        key: Hashable,
+        call: CollectiveCall,
+        size: int,
+        position: int,
+        contribution: Any,
+        work: Work,
+        numbers: tuple[int, ...] = (),
+    ) -> Any:
         """Contributes to a collective, waits until ``size`` programs have contributed under ``key``, and returns this
         program's item of the results of ``work``.
 
@@ -368,6 +389,7 @@ class Program:
             position: the index of this program among them.
             contribution: the item of this program in the argument of ``work``.
             work: computes the results of all programs from their contributions.
+            numbers: the numbers of the programs, if some of them run in other processes.
 
         Raises:
             CollectiveError: a program made another call, or cannot arrive any more.
@@ -381,14 +403,21 @@ class Program:
             )
         self.thread.inside = False
         try:
-            result = self._meet(key, call, size, position, contribution, work)
+            result = self._meet(key, call, size, position, contribution, work, numbers)
         finally:
             self.thread.inside = True
         hear()
         return result
 
     def _meet(
-        self, key: Hashable, call: CollectiveCall, size: int, position: int, contribution: Any, work: Work
+        self,
+        key: Hashable,
+        call: CollectiveCall,
+        size: int,
+        position: int,
+        contribution: Any,
+        work: Work,
+        numbers: tuple[int, ...],
     ) -> Any:
         scheduler = self.run.scheduler
         with scheduler.lock:
@@ -396,13 +425,17 @@ class Program:
                 raise secondary(f"{call.description}: {self.run.failed}")
             rendezvous = scheduler.pending_rendezvous.get(key)
             if rendezvous is None:
-                rendezvous = scheduler.pending_rendezvous[key] = Rendezvous(key, call, size)
+                rendezvous = scheduler.pending_rendezvous[key] = Rendezvous(key, call, size, numbers, work)
+                if numbers:
+                    rendezvous.missing = sum(not is_remote(self.run.across[n]) for n in numbers)
             elif call != rendezvous.call:
                 raise CollectiveError(_disagreement(self, call, rendezvous))
             rendezvous.members[position] = self
             rendezvous.contributions[position] = contribution
             rendezvous.missing -= 1
-            last = not rendezvous.missing  # Other threads decrement it as soon as the lock is released.
+            # Other threads decrement it as soon as the lock is released. The scheduler meets other processes when all
+            # programs wait, so that they meet in the same order there.
+            last = not (rendezvous.missing or numbers)
             if last:
                 del scheduler.pending_rendezvous[key]
             else:
@@ -415,7 +448,7 @@ class Program:
             with scheduler.lock:
                 for member in rendezvous.arrived:
                     if member is not self:
-                        scheduler.release(member, _copy(error, call, self))
+                        scheduler.release(member, error_for(error, call, self))
             raise
         with scheduler.lock:
             for member, result in zip(rendezvous.arrived, results, strict=True):
@@ -482,7 +515,7 @@ def _disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous
     )
 
 
-def _copy(error: BaseException, call: CollectiveCall, program: Program) -> BaseException:
+def error_for(error: BaseException, call: CollectiveCall, program: Program) -> BaseException:
     """Returns a copy of an error for another program, since an exception that is raised twice gets both tracebacks."""
     if isinstance(error, ShardTensorError):
         return type(error)(str(error))

@@ -14,8 +14,10 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
 from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.spmd.across import programs_across
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import CollectiveCall, Program, current
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
@@ -65,18 +67,18 @@ def rendezvous(
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
     call = CollectiveCall(f"{caller} over {at.description}", compared, at.key_at)
+    numbers = programs_across(program, at, caller)
+    kind = communicator if numbers else program.communicator
 
     def work(contributions: list[Any]) -> Sequence[Any]:
         groups, leaves_of, given = zip(*contributions, strict=True)
         columns = [
-            _column(
-                functools.partial(program.communicator, caller, at.axis, sizes=at.sizes), groups, column, given, body
-            )
+            _column(functools.partial(kind, caller, at.axis, sizes=at.sizes), groups, column, given, body)
             for column in zip(*leaves_of, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
-    results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work)
+    results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work, numbers)
     return replaced(x, results) if form is not None else results[0]
 
 

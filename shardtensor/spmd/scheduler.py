@@ -25,12 +25,23 @@ from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
-from shardtensor.spmd.program import MapRun, Program, Rendezvous, WorkerThread, around, check_room, leave_maps, listed
+from shardtensor.spmd.program import (
+    MapRun,
+    Program,
+    Rendezvous,
+    WorkerThread,
+    around,
+    check_room,
+    error_for,
+    leave_maps,
+    listed,
+)
 from shardtensor.spmd.workers import greenlets, worker
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
+    from shardtensor.backend.device import Device
     from shardtensor.spmd.program import Task
 
 _POLL = 0.05
@@ -39,7 +50,7 @@ _POLL = 0.05
 
 def run(
     tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
-    helper_delay: float = 200e-6, code: int = 0,
+    helper_delay: float = 200e-6, code: int = 0, across: tuple[Device, ...] = (),
 ) -> list[Any]:  # fmt: skip
     """Runs each task as a program, and returns the results of all tasks, in order.
 
@@ -55,6 +66,7 @@ def run(
         helper_delay: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
         code: the identity of the code of the programs. If a map of the same code took long the last time, helper
             threads take part from the start.
+        across: the device of each program, if some of them run in other processes.
 
     Returns:
         The list of results.
@@ -64,6 +76,7 @@ def run(
     """
     parent = around()
     map_run = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
+    map_run.across = across
     if not tasks:
         return []
     if sys.is_finalizing():
@@ -215,7 +228,8 @@ class Scheduler:
             self._busy -= 1
             try:
                 if not self._busy and not self._ready:
-                    self._release_all()
+                    if not self._meet_processes():
+                        self._release_all()
                 elif self._changed:
                     self._changed.wait(_POLL)
             finally:
@@ -354,6 +368,30 @@ class Scheduler:
                 self._dissolve(pending, why)
         if not run.left:
             self._close(run)
+
+    def _meet_processes(self) -> bool:
+        """Executes the collectives with programs of other processes, if all programs wait in such collectives, and
+        returns whether it did. The lock is held.
+        """
+        found = list(self.pending_rendezvous.values())
+        if not found or not all(rendezvous.numbers and not rendezvous.missing for rendezvous in found):
+            return False
+        from shardtensor.spmd.across import met  # Few programs need it.
+
+        for rendezvous in found:
+            del self.pending_rendezvous[rendezvous.key]
+        try:
+            results = met(found)
+        except BaseException as error:
+            for rendezvous in found:
+                for member in rendezvous.arrived:
+                    self.release(member, error_for(error, rendezvous.call, member))
+            return True
+        for rendezvous, made in zip(found, results, strict=True):
+            for waiting, result in zip(rendezvous.members, made, strict=True):
+                if waiting is not None:
+                    self.resume(waiting, result)
+        return True
 
     def _release_all(self) -> None:
         """Resolves a deadlock: releases every waiting program with an error that names each device and the call in

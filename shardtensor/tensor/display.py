@@ -11,7 +11,8 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.core import call
-from shardtensor.errors import ConcretizationError
+from shardtensor.errors import ConcretizationError, NotAddressableError
+from shardtensor.tensor.storage import Storage
 
 
 def described(x: Any) -> str:
@@ -24,6 +25,8 @@ def described(x: Any) -> str:
         return _layout(x) if x.is_donated else _on_one_device(x) if x.sharding.mesh.size == 1 else _on_several(x)
     except ConcretizationError:
         return _layout(x)
+    except NotAddressableError:
+        return "\n".join([_layout(x), *_parts_here(x)])
 
 
 def printed(x: Any) -> str:
@@ -32,6 +35,8 @@ def printed(x: Any) -> str:
         return _layout(x) if x.is_donated else values(x)
     except ConcretizationError:
         return _layout(x)
+    except NotAddressableError:
+        return described(x)
 
 
 def few_values(x: Any) -> str:
@@ -39,7 +44,7 @@ def few_values(x: Any) -> str:
     try:
         with np.printoptions(linewidth=60):
             return "" if x.is_donated else values(x, edge=2 if x.ndim < 3 else 1, threshold=24)
-    except ConcretizationError:
+    except (ConcretizationError, NotAddressableError):
         return ""
 
 
@@ -61,6 +66,21 @@ def values(x: Any, *, edge: int = 3, threshold: int | None = None) -> str:
 
 def _on_several(x: Any) -> str:
     return f"{_layout(x)}\n{values(x)}"
+
+
+def _parts_here(x: Any) -> list[str]:
+    """Returns the shards of a tensor that this process holds, of which other processes hold the rest.
+
+    A view and an element are not read: their elements may have to come from other processes, which print nothing.
+    """
+    if type(x._storage) is not Storage:
+        return []
+    lines = []
+    for shard in x.addressable_shards:
+        index = ", ".join(f"{s.start}:{s.stop}" for s in shard.index)
+        elements = str(np.asarray(x._aval.backend.to_host(shard.data, shard.device)))
+        lines.append(f"[{index}] on {shard.device}: {elements}")
+    return lines
 
 
 def _on_one_device(x: Any) -> str:

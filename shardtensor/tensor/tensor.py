@@ -18,6 +18,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import is_remote
 from shardtensor.core import call
 from shardtensor.errors import (
     ArgumentError,
@@ -100,7 +101,18 @@ class ShardedTensor(Methods, Conversions):
             )
         for device in grid.devices:
             backend.make_caller_wait(device)
-        return list(map(Shard, grid.devices, grid.indices, replicas, arrays))
+        shards = list(map(Shard, grid.devices, grid.indices, replicas, arrays))
+        return [s for s in shards if not is_remote(s.device)] if self._aval.spans else shards
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process owns all devices of the tensor."""
+        return not self._aval.spans
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole tensor."""
+        return self._aval.sharding.is_fully_replicated
 
     def block_until_ready(self) -> ShardedTensor:
         """Waits until the elements are computed, and returns the tensor."""

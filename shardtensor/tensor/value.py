@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of_group, memory_space, shared_memory
+from shardtensor.backend.registry import backend_of_group, is_spanning, memory_space, shared_memory
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
@@ -32,7 +32,7 @@ class Aval:
 
     __slots__ = (
         "backend", "committed", "dtype", "memory", "nbytes", "ndim", "offloaded", "shape", "sharding", "size",
-        "unreduced",
+        "spans", "unreduced",
     )  # fmt: skip
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
@@ -47,6 +47,8 @@ class Aval:
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
         self.backend: Backend = backend_of_group(sharding.mesh.flat)
+        # Whether some devices belong to other processes: the arrays of these devices are `RemoteArray` objects.
+        self.spans = is_spanning(sharding.mesh.flat)
         self.offloaded = is_offloaded(sharding)
         self.memory = memory_of_all(sharding)
         if not self.backend.has_dtype(dtype):
@@ -73,9 +75,11 @@ def cells_of(sharding: NamedSharding, shape: Shape) -> Cells:
 
 
 def memories_of(sharding: NamedSharding) -> tuple[Hashable, ...]:
-    """Returns what identifies the memory of each device; each has its own where tensors are offloaded."""
+    """Returns what identifies the memory of each device; each has its own where tensors are offloaded, or span
+    processes.
+    """
     devices = sharding.mesh.flat
-    return devices if is_offloaded(sharding) else tuple(map(memory_space, devices))
+    return devices if is_offloaded(sharding) or is_spanning(devices) else tuple(map(memory_space, devices))
 
 
 def memory_of_all(sharding: NamedSharding) -> Hashable | None:

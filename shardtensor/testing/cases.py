@@ -189,7 +189,7 @@ def _reshard(data: Any) -> Case:
 def _drawn(name: str, operands: list[HostArray]) -> Case:
     """Returns a case of an operator that draws random numbers: they are those that one device of the host draws."""
     key, dtype = 12345 << 64 | 678, np.dtype(np.float64 if name == "truncated_normal" else bool)
-    placed = [st.device_put(x, st.devices("numpy")[0]) for x in operands]
+    placed = [st.device_put(x, st.local_devices("numpy")[0]) for x in operands]
     answer = np.asarray(OPS[name].dispatch(*placed, key, dtype=dtype))
     return Case(operands, (key,), {"dtype": dtype}, answer=answer)
 

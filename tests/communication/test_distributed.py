@@ -43,19 +43,19 @@ def launch(engine: str, processes: int, *command: str, limit: float = 60) -> tup
 # -- faults ----------------------------------------------------------------------------------------
 
 MESSAGES = {
-    "raises": "process LAST has failed after call 4: ValueError: no such file",
-    "exits": f"process LAST has ended after call 4; call 5 is {GATHER}",
-    "other_order": r"call 5 is sync_global_devices\('a'\) in process.*, and sync_global_devices\('b'\) in process LAST",
-    "other_shape": rf"call 5 is {GATHER} in process.*, and process_allgather\(float64\[4\]\) in process LAST",
-    "other_dtype": rf"call 5 is {GATHER} in process.*, and process_allgather\(float32\[3\]\) in process LAST",
-    "extra_call": rf"call 5 is {GATHER} in process.*, and assert_equal in process LAST",
-    "missing_call": f"process LAST has ended after call 4; call 5 is {GATHER}",
+    "raises": "process LAST has failed after call 6: ValueError: no such file",
+    "exits": f"process LAST has ended after call 6; call 7 is {GATHER}",
+    "other_order": r"call 7 is sync_global_devices\('a'\) in process.*, and sync_global_devices\('b'\) in process LAST",
+    "other_shape": rf"call 7 is {GATHER} in process.*, and process_allgather\(float64\[4\]\) in process LAST",
+    "other_dtype": rf"call 7 is {GATHER} in process.*, and process_allgather\(float32\[3\]\) in process LAST",
+    "extra_call": rf"call 7 is {GATHER} in process.*, and assert_equal in process LAST",
+    "missing_call": f"process LAST has ended after call 6; call 7 is {GATHER}",
     "killed": "(has|have) (ended or cannot be reached|not come within 2 s)",
     "stopped": "process LAST has not come within 2 s",
-    "interrupted": "process LAST has failed after call 4: KeyboardInterrupt",
+    "interrupted": "process LAST has failed after call 6: KeyboardInterrupt",
     "late": "process LAST has not come within 2 s",
-    "error_is_handled": rf"call 5 is {GATHER} in process.*, and sync_global_devices\('after the error'\) in process LAST",
-    "many_calls": rf"call 5 is {GATHER} in process.*, and sync_global_devices\('again'\) in process LAST",
+    "error_is_handled": rf"call 7 is {GATHER} in process.*, and sync_global_devices\('after the error'\) in process LAST",
+    "many_calls": rf"call 7 is {GATHER} in process.*, and sync_global_devices\('again'\) in process LAST",
 }
 """What every process that can still print has to print; LAST is the number of the process in which the fault is."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.array_communicator import ArrayCommunicator
+from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
@@ -45,7 +45,7 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
         equal_nan: whether all NaN are one value.
     """
     value = aval(shape, np.dtype(dtype), rows.sharding, False)
-    comm = MeshCommunicator(rows.caller, value, 0, ArrayCommunicator, explicit=False)
+    comm = MeshCommunicator(rows.caller, value, 0, communicator, explicit=False)
     inner, count = math.prod(shape[1:]), len(rows.grid.devices)
     begins = [rows.grid.box(k)[0][0] * inner for k in range(count)]
     arrays = rows.shards()

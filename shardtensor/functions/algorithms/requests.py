@@ -43,14 +43,18 @@ def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicat
     ends = owners.map(_ends, order.arrays, [size] * len(comm.index), shape=lambda _: (size + 1,), dtype=_INT)
     found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in checked.arrays])
     received = comm.ragged_all_to_all(sent, found, 0, 0)
-    replies = lines.map(lambda xp, a, at: xp.reshape(a, (-1,))[at] if at.shape[0] else xp.zeros((0,), dtype=a.dtype),
-                        received.arrays, shape=_flat, dtype=result.dtype)  # fmt: skip
+    replies = received.map(_replies, lines.arrays, shape=lambda shape: shape, dtype=result.dtype)
     arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
     shapes = [value.grid.shape(k) for k in range(len(comm.index))]
     made = arrived.map(
         _in_place, order.arrays, shapes, [axis] * len(shapes), shape=lambda shape: shape, dtype=result.dtype
     )
     return made.assembled(result)
+
+
+def _replies(xp: Any, positions: Any, lines: Any) -> Any:
+    """Returns the elements at positions in flattened lines."""
+    return xp.reshape(lines, (-1,))[positions] if positions.shape[0] else xp.zeros((0,), dtype=lines.dtype)
 
 
 def _flat(shape: Shape) -> Shape:

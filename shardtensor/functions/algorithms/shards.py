@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.backend.registry import backend_of, is_remote, processes_of
+from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
-from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.processes import everywhere, note
+from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
+from shardtensor.errors import NotAddressableError
 from shardtensor.functions.placement import infer_transfer, reshard_to
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
@@ -59,7 +63,13 @@ class Shards:
             shape: returns the shape of the result, given that of the local array.
             dtype: the dtype of the result.
         """
-        return self.of(self._each(kernel, (self.arrays, *columns)))
+        if not self.value.spans:
+            return self.of(self._each(kernel, (self.arrays, *columns)))
+        made = self._each(kernel, (self.arrays, *columns))
+        for k, device in enumerate(self.devices):
+            if is_remote(device):
+                made[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
+        return self.of(made)
 
     def of(self, arrays: Sequence[Any]) -> Shards:
         """Returns other arrays on the same devices: those that a collective returned."""
@@ -67,13 +77,23 @@ class Shards:
 
     def assembled(self, value: Aval) -> Shards:
         """Returns the shards of a new tensor, whose aval is ``value``: these arrays, which it may keep."""
-        return Shards(value, self.arrays)
+        if not value.spans:
+            return Shards(value, self.arrays)
+        arrays = list(self.arrays)
+        for k, device in enumerate(self.devices):
+            if is_remote(device):
+                arrays[k] = RemoteArray(value.grid.shape(k), value.dtype)
+        return Shards(value, arrays)
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """Returns the arrays in host memory; of tensors without elements, what is expected.
 
         It is meant for a few integers, such as the bounds of parts, by which the host cuts arrays.
         """
+        if self.value.spans:
+            if len(processes_of(tuple(self.devices))) == 1:
+                raise NotAddressableError(f"a tensor of {self.devices[0]}, which is in another process, is read")
+            return everywhere(self.arrays, self.devices, "to_host")
         return self._each(
             lambda xp, array, device: self.value.backend.to_host(array, device), (self.arrays, self.devices)
         )
@@ -105,8 +125,13 @@ class Shards:
         return Shards(value, arrays)
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        backend, results = self.value.backend, []
+        backend, results = self.value.backend, list[Any]()
         for device, items in zip(self.devices, zip(*columns, strict=True), strict=True):
+            if self.value.spans:
+                if is_remote(device):
+                    results.append(None)
+                    continue
+                backend = backend_of(device)
             with backend.on(device):
                 results.append(kernel(backend.xp, *items))
         return results
@@ -222,7 +247,7 @@ class MeshCommunicator:
     @classmethod
     def of_arrays(cls, caller: str, value: Aval, dimension: int) -> MeshCommunicator:
         """Returns the communicator of arrays on separate memories; see the class."""
-        return cls(caller, value, dimension, ArrayCommunicator)
+        return cls(caller, value, dimension, communicator)
 
     def all_gather(self, x: Shards, axis: int) -> list[Any]:
         """Concatenates the arrays of each group along a dimension, on every device of the group."""
@@ -318,7 +343,9 @@ def distributed(
                 kind: Callable[..., Any] = AbstractCommunicator
                 shards = [_abstract_shards(value), *[_abstract_operand(y, value, op.name) for y in others]]
             else:
-                kind = ArrayCommunicator
+                kind = communicator
+                if len(processes_of(value.sharding.mesh.flat)) > 1:
+                    note(f"{op.name}({value.dtype}{list(value.shape)} {value.sharding.spec})")
                 own = (SharedShards if value.backend.on_host else Shards)(value, shard_arrays(x))
                 shards = [own, *[_operand(y, value, op.name) for y in others]]
             along = functools.partial(MeshCommunicator, op.name, value, kind=kind, explicit=not moves)

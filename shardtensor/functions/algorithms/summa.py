@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.communication.schedules import Beside, Broadcast, InTurn, Schedule, ids_of
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.sharding.layout import Grid
@@ -140,8 +141,10 @@ def _cut(x: Shards, d: int, owner: int, panel: Panel) -> list[Any]:
 
 
 def _on_each(made: Shards, add: Callable[..., None], left: Sequence[Any], right: Sequence[Any]) -> None:
-    backend = made.value.backend
     for k, device in enumerate(made.devices):
+        if is_remote(device):
+            continue
+        backend = backend_of(device)
         with backend.on(device):
             add(backend.xp, k, made.arrays[k], left[k], right[k])
 

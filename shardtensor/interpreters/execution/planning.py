@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.registry import backend_of, memory_space
+from shardtensor.backend.registry import backend_of, memory_space, processes_of
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.processes import note
 from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import (
     OperandTransfer,
@@ -154,6 +156,31 @@ class Plan:
 
 
 def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
+    """Returns the plan of an operator, whose calls all processes compare if it concerns several; see `_plan`."""
+    plan = _plan(op, kinds, params)
+    known = [k.sharding.mesh.flat for k in (plan.result, *kinds) if isinstance(k, Aval)]
+    if len(processes_of(tuple(itertools.chain.from_iterable(known)))) > 1:
+        run, call = plan.run, f"{op.name}({', '.join([*map(_text, kinds), *map(_text, params)])})"
+
+        def noted(operands: Operands) -> Any:
+            note(call)
+            return run(operands)
+
+        plan.run = noted
+    return plan
+
+
+def _text(x: Any) -> str:
+    """Returns a text of an operand or a parameter that is the same in all processes."""
+    if isinstance(x, (Aval, HostAval)):
+        spec = f" {x.sharding.spec}" if isinstance(x, Aval) else ""
+        return f"{x.dtype}{list(x.shape)}{spec}"
+    if isinstance(x, tuple):
+        return f"({', '.join(map(_text, x))})"
+    return repr(x) if isinstance(x, (bool, int, float, complex, str, np.dtype, NamedSharding)) else type(x).__name__
+
+
+def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     """Returns the plan of an operator for operands of these kinds.
 
     The mesh of the plan is that of the `anchor` operand, or the default mesh if no operand is a tensor. Operands on

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.registry import shared_memory
+from shardtensor.backend.registry import backend_of, is_remote, shared_memory
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.across import all_reduce_across
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import OperandTransfer, send, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid
+from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, is_long
@@ -162,11 +164,11 @@ class Strategies:
                 [x] * len(groups) if move is None else views(backend, devices, move.buffers(x, name), there)
                 for x, move, there in zip(operands, moves, parts, strict=True)
             ]
-            results = []
-            for n, device in enumerate(devices):
-                with backend.on(device):
-                    made = kernel(backend.xp, contexts[n], *[column[n] for column in columns], **self.params)
-                    results.append(whole_of(made, value))
+            rows = zip(*columns, strict=True) if columns else [()] * len(groups)
+            results = [
+                self.run(kernel, group[0], row, context)
+                for group, row, context in zip(groups, rows, contexts, strict=True)
+            ]
             return tensor(value, offloaded(value, results))
 
         return run_plan
@@ -195,6 +197,18 @@ class Strategies:
         combine_group, cells = self._combination(monoid), value.cells
         whole = all(index is None for _, index in cells.shards)
         kept = [group[0] for group in cells.positions] if whole else range(len(self.devices))
+
+        def across(operands: Operands) -> ShardedTensor:
+            rows = self.rows(operands)
+            computed = {k: self.run(partial, k, rows[k]) for k in computing}
+            self.announce()
+            made = all_reduce_across(groups, computed, ops, self.devices, value.dtype, self.name)
+            results = [made[k] if k in made else self.state_of(self.kernel, k) for k in range(len(self.devices))]
+            return tensor(value, Storage(tuple(results)))
+
+        if value.spans:
+            ops = self.reduce_ops(monoid)
+            return across
 
         def run_plan(operands: Operands) -> ShardedTensor:
             rows = self.rows(operands)
@@ -315,16 +329,38 @@ class Strategies:
             columns.append([x] * len(self.devices) if move is None else move.shards(x, self.name))
         return list(zip(*columns, strict=True)) if columns else [()] * len(self.devices)
 
-    def run(self, kernel: Callable[..., Any], k: int, arrays: Sequence[Any]) -> Any:
-        """Runs a kernel on the device at position ``k`` and returns its result.
+    def run(
+        self, kernel: Callable[..., Any], k: int, arrays: Sequence[Any], context: ShardContext | None = None
+    ) -> Any:
+        """Runs a kernel on the device at position ``k``, on its shards or on those of ``context``, and returns the
+        result.
 
         The result of the operator's own kernel is converted to the dtype of the aval; the state of a monoid that has
         its own ``partial`` is not.
         """
-        backend = self.backend
+        if self.value.spans:
+            if is_remote(self.devices[k]):
+                return self.state_of(kernel, k)
+            backend = backend_of(self.devices[k])
+        else:
+            backend = self.backend
         with backend.on(self.devices[k]):
-            result = kernel(backend.xp, self.contexts[k], *arrays, **self.params)
+            result = kernel(backend.xp, context or self.contexts[k], *arrays, **self.params)
             return whole_of(result, self.value) if kernel is self.kernel else result
+
+    def state_of(self, kernel: Callable[..., Any], k: int) -> Any:
+        """Returns the shapes and dtypes of what a kernel computes on a device of another process."""
+        shape = self.contexts[k].local_shape
+        if kernel is self.kernel:
+            return RemoteArray(shape, self.value.dtype)
+        return each_array(lambda array: RemoteArray(shape, array.dtype), self._sample)
+
+    @functools.cached_property
+    def _sample(self) -> Any:
+        """The state that the monoid of the operator computes from operands with one element."""
+        combine, sources = self.op.combine, [m.source for m in self.moves if m is not None]
+        assert combine is not None
+        return sample_state(combine, self.value, sources, self.params)
 
 
 def _around(boxes: Sequence[Box]) -> Box:

@@ -18,10 +18,18 @@ import numpy as np
 from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import read_only
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.transfer import TransferPlan, announce_reading, buffers_of, gather, send, whole_array
+from shardtensor.communication.transfer import (
+    TransferPlan,
+    announce_reading,
+    buffers_of,
+    gather,
+    not_addressable,
+    send,
+    whole_array,
+)
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.core import Op, Params, call, implements
 from shardtensor.functions.indexing import view
@@ -157,6 +165,8 @@ class View:
 
 def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
     """Gathers the elements of a view that is not a box of the tensor's shape one by one in host memory."""
+    if x._aval.spans:
+        return read_only(view_spec.of(backend_of(HOST), call("to_host", x)))
     shared = x._aval.backend.on_host
     if is_recording() or not shared:
         coordinates = np.unravel_index(view_spec.positions.ravel(), x.shape)
@@ -238,10 +248,17 @@ class ScalarElement(DeferredStorage):
             self.stored()
         n, shared = self.value.dtype.itemsize, self.value.backend.on_host
         device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
+        held = 0
+        if self.value.spans:
+            devices = self.grid().devices
+            here = [k for k, d in enumerate(devices) if not is_remote(d)]
+            if not here:
+                raise not_addressable("to_host", f"the element {self.origin[1]} of a tensor")
+            held, device = here[0], devices[here[0]]
         record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
         backend = backend_of(device)
         with backend.on(device):
-            array = backend.to_host(self.parts[0], device)
+            array = backend.to_host(self.parts[held], device)
         return read_only(array if index is None else array.reshape((1,) * len(index)))
 
 

@@ -1,0 +1,190 @@
+"""The job of this process, and the exchanges of arrays between its processes.
+
+Each exchange is one call of the engine, in which the arrays of each pair of processes are one message. All processes
+know the shapes and dtypes of all arrays, so that they know which messages there are, and their sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardtensor.backend.device import HOST, Device, HostArray
+from shardtensor.backend.registry import array_backend, backend_of, process_index
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.errors import DistributedError
+from shardtensor.host import memory_pool
+
+if TYPE_CHECKING:  # Programs of one process need none of it.
+    from shardtensor.communication.agreement import Agreement
+
+_ALIGNED = 64
+"""Arrays in a message begin at a multiple of this number of bytes."""
+
+
+class _Job:
+    """The connection to the other processes, if there is one."""
+
+    agreement: Agreement | None = None
+
+
+JOB = _Job()
+
+
+def connected(caller: str) -> Agreement:
+    """Returns the connection to the other processes.
+
+    Raises:
+        DistributedError: this process is not connected.
+    """
+    if JOB.agreement is None:
+        raise DistributedError(f"{caller}: call st.distributed.initialize first")
+    return JOB.agreement
+
+
+def note(call: str) -> None:
+    """Adds a call, which all processes have to make in the same order, to what the next exchange compares."""
+    connected(call).note(call)
+
+
+def gather_texts(call: str, text: str) -> list[str]:
+    """Returns the texts of all processes, in order."""
+    job, data = connected(call), text.encode()
+    sizes = [int.from_bytes(size, "little") for size in job.gather(call, len(data).to_bytes(8, "little"))]
+    rows = job.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
+    return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def process_of(device: Device) -> int:
+    """Returns the number of the process of a device; of the host, that of this process."""
+    return process_index() if device.backend == HOST.backend else device.process_index
+
+
+def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str) -> list[Any]:
+    """Sends arrays between devices of different processes, in one exchange, if any of them has to be sent.
+
+    Args:
+        messages: an array, or a `RemoteArray` in all processes but one, the device that has it, and the device that
+            receives it. All processes give the same messages. Each process has host arrays itself.
+        caller: the name of the operator.
+
+    Returns:
+        The arrays: on the destination, where that is in this process; otherwise their shapes and dtypes. An array whose
+        destination is in the same process is returned as it is.
+
+    Raises:
+        DistributedError: the processes do not call the same.
+    """
+    here, results = process_index(), [m[0] for m in messages]
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for n, (_, source, destination) in enumerate(messages):
+        ends = process_of(source), process_of(destination)
+        if ends[0] != ends[1] and HOST.backend not in (source.backend, destination.backend):
+            pairs.setdefault(ends, []).append(n)
+    if not pairs:
+        return results
+    outgoing, incoming, sizes = {}, {}, []
+    for (sender, receiver), numbers in pairs.items():
+        begins = _begins([results[n] for n in numbers])
+        sizes.append((sender, receiver, begins[-1]))
+        if sender == here:
+            outgoing[receiver] = _packed([messages[n][:2] for n in numbers], begins)
+        elif receiver == here:
+            incoming[sender] = memory_pool.empty((begins[-1],), np.dtype(np.uint8))
+    connected(caller).exchange(_described(caller, sizes), outgoing, incoming)
+    for (sender, receiver), numbers in pairs.items():
+        begins = _begins([results[n] for n in numbers])
+        for n, begin in zip(numbers, begins, strict=False):
+            if receiver == here:
+                results[n] = _received(incoming[sender], begin, results[n], messages[n][2])
+            elif sender == here:
+                results[n] = RemoteArray(results[n].shape, backend_of(messages[n][1]).dtype_of(results[n]))
+    return results
+
+
+def everywhere(
+    arrays: Sequence[Any], devices: Sequence[Device], caller: str, root: int | None = None
+) -> list[HostArray]:
+    """Returns arrays, each of which one process has on a device, as host arrays in all processes, or in one.
+
+    Args:
+        arrays: the arrays; those of other processes are `RemoteArray` objects.
+        devices: the device of each array.
+        caller: the name of the function.
+        root: the process that receives them; None for all. The result of the others is empty.
+    """
+    here, numbers = process_index(), dict[int, list[int]]()
+    for n, device in enumerate(devices):
+        numbers.setdefault(process_of(device), []).append(n)
+    begins = {k: _begins([arrays[n] for n in some]) for k, some in numbers.items()}
+    own = numbers.get(here, [])
+    packed = _packed([(arrays[n], devices[n]) for n in own], begins.get(here, [0]))
+    job, receives = connected(caller), root in (None, here)
+    messages = {
+        k: memory_pool.empty((ends[-1],), np.dtype(np.uint8)) for k, ends in begins.items() if k != here and receives
+    }
+    others = [k for k in range(job.engine.process_count) if k != here and root in (None, k)]
+    sizes = [(k, -1 if root is None else root, ends[-1]) for k, ends in begins.items()]
+    job.exchange(_described(caller, sizes), dict.fromkeys(others, packed), messages)
+    if not receives:
+        return []
+    messages[here] = packed
+    results: list[Any] = [None] * len(arrays)
+    for k, some in numbers.items():
+        for n, begin in zip(some, begins[k], strict=False):
+            results[n] = _received(messages[k], begin, arrays[n], HOST)
+    return results
+
+
+def _described(caller: str, sizes: Sequence[tuple[int, int, int]]) -> str:
+    """Returns the text of an exchange, with a hash of who sends how many bytes to whom, which the processes compare."""
+    return f"{caller}: {sum(n for _, _, n in sizes)} bytes in {len(sizes)} messages ({hash(tuple(sizes)) % 2**32:x})"
+
+
+def _dtype(array: Any) -> np.dtype[Any]:
+    if type(array) is RemoteArray or isinstance(array, (np.ndarray, np.generic)):
+        return array.dtype
+    backend = array_backend(array)
+    assert backend is not None
+    return backend.dtype_of(array)
+
+
+def _begins(arrays: Sequence[Any]) -> list[int]:
+    """Returns at which byte of a message each array begins, and the number of bytes of the message."""
+    ends = [0]
+    for array in arrays:
+        nbytes = math.prod(array.shape) * _dtype(array).itemsize
+        ends.append(ends[-1] + -(-nbytes // _ALIGNED) * _ALIGNED)
+    return ends
+
+
+def _packed(parts: Sequence[Any], begins: Sequence[int]) -> Any:
+    """Returns the message that consists of the arrays of this process."""
+    message = memory_pool.empty((begins[-1],), np.dtype(np.uint8))
+    for (array, device), begin in zip(parts, begins, strict=False):
+        host = _on_host(array, device)
+        if host.size:
+            into = message[begin : begin + host.nbytes].view(host.dtype).reshape(host.shape)
+            into[...] = host
+    return message
+
+
+def _on_host(array: Any, device: Device) -> HostArray:
+    backend = backend_of(device)
+    with backend.on(device):
+        return np.asarray(backend.to_host(array, device))
+
+
+def _received(message: Any, begin: int, known: Any, device: Device) -> Any:
+    """Returns the array of a message on its destination, or on the host."""
+    dtype = _dtype(known)
+    nbytes = math.prod(known.shape) * dtype.itemsize
+    host = message[begin : begin + nbytes].view(dtype).reshape(known.shape)
+    backend = backend_of(device)
+    if backend.on_host:
+        return host
+    with backend.on(device):
+        return backend.from_host(host, device)

@@ -1,0 +1,181 @@
+"""Maps over devices of several processes: each process runs the programs of its devices.
+
+A collective of programs of several processes is executed when all programs of this process wait in such collectives.
+The processes then exchange which calls their programs make, with the shapes and dtypes, and execute all of them in the
+same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device
+from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.processes import connected, gather_texts
+from shardtensor.errors import BackendError, CollectiveError, ShapeError
+from shardtensor.sharding.layout import as_sharding
+from shardtensor.sharding.mesh import Mesh
+from shardtensor.spmd.axes import AxisPosition
+from shardtensor.spmd.program import Program, Rendezvous
+from shardtensor.tensor.pytree import form_of, leaves, replaced
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor.value import aval
+
+
+def nothing(program: Program) -> None:
+    """The task of a program that runs in another process."""
+
+
+def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Device, ...]:
+    """Returns the device of each program of a map, if some of them are in other processes; otherwise nothing.
+
+    Raises:
+        BackendError: a program has devices of several processes, or a process has no program.
+    """
+    devices = tuple([device for mesh in submeshes for device in mesh.flat])
+    if not is_spanning(devices):
+        return ()
+    if any(len(processes_of(mesh.flat)) > 1 for mesh in submeshes):
+        raise BackendError(f"{caller}: a call of the function has devices of several processes; map over more axes")
+    count = connected(caller).engine.process_count
+    if len(processes_of(devices)) < count:
+        raise BackendError(
+            f"{caller}: the devices are in {len(processes_of(devices))} of {count} processes; wanted all"
+        )
+    return tuple([mesh.flat[0] for mesh in submeshes])
+
+
+def programs_across(program: Program, at: AxisPosition, caller: str) -> tuple[int, ...]:
+    """Returns the numbers of the programs of a collective, in order of their indices, if some of them are in other
+    processes; otherwise nothing.
+
+    Raises:
+        BackendError: the collective is called in a map inside of a map over several processes, along axes of that one.
+    """
+    run = program.run
+    around = run.parent
+    while around is not None:
+        if around.run.across:
+            inner = len(run.axes) - len(around.run.axes)
+            own = {coordinates[-inner:] for coordinates in map(run.coordinates, range(len(run.tasks)))}
+            if at.size > len(own):
+                raise BackendError(
+                    f"{caller}: a collective along axes of a map over several processes does not work in a map inside "
+                    "of it"
+                )
+            return ()
+        around = around.run.parent
+    if not run.across:
+        return ()
+    every = {n: run.coordinates(n) for n in range(len(run.tasks))}
+    members = sorted((at.index_at(c), n) for n, c in every.items() if at.key_at(c) == at.key)
+    numbers = tuple([n for _, n in members])
+    return numbers if len(processes_of(tuple([run.across[n] for n in numbers]))) > 1 else ()
+
+
+def met(found: Sequence[Rendezvous]) -> list[Sequence[Any]]:
+    """Executes collectives of programs of several processes, and returns the results of each for all programs.
+
+    Raises:
+        CollectiveError: programs make different calls, or some make none.
+    """
+    across = next(member.run.across for rendezvous in found for member in rendezvous.arrived)
+    own = {rendezvous.numbers: rendezvous for rendezvous in found}
+    groups: dict[tuple[int, ...], dict[int, Any]] = {}
+    calls = set()
+    for text in gather_texts("collectives of a map", json.dumps([_described(r) for r in found])):
+        for numbers, call, members in json.loads(text):
+            groups.setdefault(tuple(numbers), {}).update({int(k): kinds for k, kinds in members.items()})
+            calls.add(call)
+    if len(calls) > 1:
+        raise CollectiveError(f"{found[0].call.description}: programs in other processes make another call: {calls}")
+    results: dict[tuple[int, ...], Sequence[Any]] = {}
+    for numbers in sorted(groups):
+        kinds = groups[numbers]
+        if missing := [n for k, n in enumerate(numbers) if k not in kinds]:
+            raise CollectiveError(f"{found[0].call.description}: the programs {missing} do not make this call")
+        mine = own.get(numbers)
+        contributions = []
+        for k, n in enumerate(numbers):
+            here = mine is not None and not is_remote(across[n])
+            given = mine.contributions[k] if mine and here else ((across[n],), [_remote(x) for x in kinds[k]], ())
+            contributions.append(given)
+        work = (mine or found[0]).work
+        assert work is not None
+        results[numbers] = work(contributions)
+    return [results[rendezvous.numbers] for rendezvous in found]
+
+
+def _described(rendezvous: Rendezvous) -> tuple[Any, ...]:
+    """Returns the numbers of the programs of a rendezvous, its call, and what the programs of this process give."""
+    call = rendezvous.call
+    digest = hashlib.blake2b(repr(call.details).encode(), digest_size=4).hexdigest()
+    members = {
+        k: [_kind(leaf, contribution[0][0]) for leaf in contribution[1]]
+        for k, contribution in enumerate(rendezvous.contributions)
+        if contribution is not None
+    }
+    return rendezvous.numbers, f"{call.description} ({digest})", members
+
+
+def _kind(leaf: Any, device: Device) -> Any:
+    """Returns what other processes know of an array, or a Python scalar itself."""
+    if leaf is None or type(leaf) in (bool, int, float):
+        return leaf
+    if type(leaf) is complex or isinstance(leaf, ShardedTensor):
+        raise BackendError("collectives across processes take arrays on single devices, and real scalars")
+    return backend_of(device).dtype_of(leaf).str, list(leaf.shape)
+
+
+def _remote(kind: Any) -> Any:
+    return RemoteArray(kind[1], np.dtype(kind[0])) if isinstance(kind, list) else kind
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def results_across(results: Sequence[Any], across: Sequence[Device], caller: str) -> list[Any]:
+    """Returns the results of all programs: those of other processes as tensors without elements here.
+
+    Raises:
+        ShapeError: programs return pytrees of different forms.
+        BackendError: a program returns something else than tensors and numbers.
+    """
+    own = {n: x for n, x in enumerate(results) if not is_remote(across[n])}
+    first = next(iter(own.values()))
+    record = {n: (str(form_of(x)), [_result_kind(leaf, caller) for leaf in leaves(x)]) for n, x in own.items()}
+    made = list(results)
+    for text in gather_texts(f"{caller}: results", json.dumps(record)):
+        for key, (form, kinds) in json.loads(text).items():
+            if form != str(form_of(first)):
+                raise ShapeError(f"{caller}: calls return pytrees of different forms, {form} and {form_of(first)}")
+            if int(key) not in own:
+                device = across[int(key)]
+                made[int(key)] = replaced(first, [_elsewhere(kind, device, caller) for kind in kinds])
+    return made
+
+
+def _result_kind(leaf: Any, caller: str) -> Any:
+    if isinstance(leaf, ShardedTensor) and leaf.sharding.mesh.size == 1:
+        return leaf.dtype.str, list(leaf.shape)
+    if leaf is None or (type(leaf) in SCALARS and type(leaf) is not complex):
+        return leaf
+    raise BackendError(
+        f"{caller}: a call returns {leaf!r:.60}, a {type(leaf).__name__}; over several processes, functions return "
+        "arrays on single devices and real numbers"
+    )
+
+
+def _elsewhere(kind: Any, device: Device, caller: str) -> Any:
+    if not isinstance(kind, list):
+        return kind
+    shape, dtype = tuple(kind[1]), np.dtype(kind[0])
+    value = aval(shape, dtype, as_sharding(device, len(shape), caller), True)
+    return tensor(value, Storage(RemoteArray(shape, dtype)))

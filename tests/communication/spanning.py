@@ -1,0 +1,232 @@
+"""A program whose tensors span its processes; every check is made in all of them: ``spanning.py [CHECK...]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor import distributed
+
+ROWS = np.arange(21.0).reshape(7, 3)
+
+
+def everything() -> st.Mesh:
+    return st.make_mesh((len(st.devices()),), ("x",))
+
+
+def tensor(array: Any = ROWS, *spec: Any) -> st.ShardedTensor:
+    return st.device_put(array, st.NamedSharding(everything(), st.P(*(spec or ("x",)))))
+
+
+def same(x: Any, wanted: Any) -> None:
+    found = distributed.process_allgather(x)
+    assert found.dtype == np.asarray(wanted).dtype
+    np.testing.assert_array_equal(found, wanted)
+    for shard in x.addressable_shards:
+        np.testing.assert_array_equal(shard.data, np.asarray(wanted)[shard.index])
+
+
+def devices_are_numbered_over_all_processes() -> None:
+    own, count = st.local_devices(), distributed.process_count()
+    assert len(st.devices()) == count * len(own) == st.device_count() == len(set(st.devices()))
+    assert [d.id for d in st.devices()] == list(range(st.device_count()))
+    assert {d.process_index for d in own} == {distributed.process_index()}
+    assert st.zeros(3).sharding.mesh.flat == tuple(st.devices())
+    assert everything().local_devices == own == distributed.local_devices()
+
+
+def a_tensor_knows_what_is_here() -> None:
+    x = tensor()
+    assert not x.is_fully_addressable
+    assert not x.is_fully_replicated
+    assert [s.device for s in x.addressable_shards] == st.local_devices()
+    assert repr(x).startswith("ShardedTensor(shape=(7, 3), dtype=float64, sharding=P('x') on Mesh(x=")
+    assert len(repr(x).splitlines()) >= len(st.local_devices())
+    assert repr(x[1:]) == str(x[1:])  # Printing in one process reads nothing from others.
+    everywhere = tensor(ROWS, None)
+    assert everywhere.is_fully_replicated
+    np.testing.assert_array_equal(everywhere, ROWS)
+    assert float(tensor().sum()) == ROWS.sum()
+
+
+def reads_of_what_is_elsewhere_are_errors() -> None:
+    x, reads = tensor(), dict[str, Callable[[], Any]]()
+    reads["asarray"] = lambda: np.asarray(x)
+    reads["tolist"] = x.tolist
+    reads["iteration"] = lambda: [float(row.sum(axis=0)[0].item()) for row in [x.T.copy()[0]] if row.tolist()]
+    for read in reads.values():
+        with pytest.raises(st.NotAddressableError, match=r"process_allgather.*gather_to.*addressable_shards"):
+            read()
+    with pytest.raises(st.NotAddressableError):
+        [float(x[k, 0]) for k in range(7)]  # Some of them are elsewhere.
+
+
+def memory_is_a_share() -> None:
+    x = st.ones((1000 * st.device_count(), 8), device=everything())
+    held = sum(s.data.nbytes for s in (x + 1).addressable_shards)
+    assert held * distributed.process_count() == x.nbytes
+
+
+def tensors_are_made_of_parts() -> None:
+    mesh, sharding = everything(), st.NamedSharding(everything(), st.P("x"))
+    called = []
+    x = distributed.make_array_from_callback((7, 3), sharding, lambda index: called.append(index) or ROWS[index])
+    assert len(called) == len(st.local_devices())
+    same(x, ROWS)
+    part = distributed.global_array_to_host_local_array(x, mesh, st.P("x"))
+    assert part.shape[1] == 3
+    same(distributed.make_array_from_process_local_data(sharding, part), ROWS)
+    same(distributed.make_array_from_process_local_data(sharding, part, (7, 3)), ROWS)
+    same(distributed.host_local_array_to_global_array({"a": part}, mesh, st.P("x"))["a"], ROWS)
+    own = [st.asarray(np.array([float(d.id)]), device=d) for d in st.local_devices()]
+    n = st.device_count()
+    same(distributed.make_array_from_single_device_arrays((n,), sharding, own), np.arange(float(n)))
+    for root in range(distributed.process_count()):
+        found = distributed.gather_to(x, root)
+        assert (found is None) == (distributed.process_index() != root)
+        assert found is None or np.array_equal(found, ROWS)
+
+
+def transfers_move_what_is_needed() -> None:
+    x = tensor()
+    for spec in (st.P(None, "x"), st.P(), st.P("x")):
+        y = st.reshard(x, st.NamedSharding(everything(), spec))
+        same(y, ROWS)
+        x = y
+    same(st.reshard(x, everything().flat[-1]).reshard(everything()), ROWS)
+
+
+def reductions_and_products() -> None:
+    x = tensor()
+    for name in ("sum", "mean", "max", "min", "prod", "std", "argmax"):
+        for axis in (None, 0, 1):
+            found, wanted = getattr(st, name)(x, axis=axis), getattr(np, name)(ROWS, axis=axis)
+            np.testing.assert_allclose(distributed.process_allgather(found), wanted, rtol=1e-14)
+    long = np.arange(1 << 18, dtype=np.float32).reshape(8, -1)
+    same(tensor(long).sum(axis=0), long.sum(axis=0))  # Each process combines a part of it.
+    np.testing.assert_allclose(distributed.process_allgather(x @ x.T), ROWS @ ROWS.T)
+    y = tensor(ROWS.T.copy(), None, "x")
+    np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
+
+
+def views_and_writes() -> None:
+    x, wanted = tensor(), ROWS.copy()
+    same(x[1:6:2], wanted[1:6:2])
+    for index, value in (
+        ((slice(2, 4),), 5.0),
+        ((0, 1), 7.0),
+        ((slice(None, None, 2),), wanted[::2] * 2),
+        ((np.array([1, 3, 5]),), np.ones(3)),
+        ((wanted > 3,), 0.5),
+    ):
+        x[index], wanted[index] = value, value
+        same(x, wanted)
+    x += 1
+    wanted += 1
+    column = x.T[1]
+    column[:] = np.arange(7)
+    wanted[:, 1] = np.arange(7)
+    same(x, wanted)
+    same(x[np.array([6, 0, 3])], wanted[[6, 0, 3]])
+    base, held = x, x.copy()
+    base[0] = 0
+    same(held, wanted)
+
+
+def random_numbers_do_not_depend_on_the_processes() -> None:
+    key, alone = st.random.key(3), st.local_devices()[0]
+    for draw in (st.random.uniform, st.random.normal):
+        same(draw(key, (50,), device=everything()), np.asarray(draw(key, (50,), device=alone)))
+
+
+def maps_and_their_collectives() -> None:
+    n, x = st.device_count(), np.arange(4.0 * st.device_count()).reshape(4, -1)
+    mesh = everything()
+    over = st.shard_map(
+        lambda b: (b * 2, st.psum(b.sum(), "x"), st.all_gather(b, "x", tiled=True), st.psum(1, "x")),
+        mesh=mesh,
+        in_specs=st.P("x"),
+        out_specs=(st.P("x"), st.P(), st.P(), st.P()),
+    )
+    doubled, total, whole, count = over(np.arange(21.0))
+    same(doubled, np.arange(21.0) * 2)
+    assert (float(total), int(count)) == (210, n)
+    np.testing.assert_array_equal(whole, np.arange(21.0))
+    columns = st.shard_map(
+        lambda b: (
+            st.psum_scatter(b, "x", scatter_dimension=0, tiled=True),
+            st.all_to_all(b, "x", split_axis=0, concat_axis=1, tiled=True),
+            st.ppermute(b, "x", [(k, (k + 1) % n) for k in range(n)]),
+            st.pmax(b, "x"),
+        ),
+        mesh=mesh,
+        in_specs=st.P(None, "x"),
+        out_specs=(st.P("x"), st.P("x"), st.P(None, "x"), st.P()),
+    )
+    scattered, turned, moved, greatest = columns(x)
+    same(scattered, x.sum(axis=1, keepdims=True))
+    same(turned, x)
+    same(moved, np.roll(x, 1, axis=1))
+    np.testing.assert_array_equal(greatest, x.max(axis=1, keepdims=True))
+    if n % 2 == 0:
+        grid = st.make_mesh((2, n // 2), ("y", "z"))
+        sums = st.shard_map(
+            lambda b: (st.psum(b, "y"), st.psum(b, "z"), st.pmean(b, ("z", "y")), b + st.axis_index("z")),
+            mesh=grid,
+            in_specs=st.P("y", "z"),
+            out_specs=(st.P(None, "z"), st.P("y"), st.P(), st.P("y", "z")),
+        )
+        by_y, by_z, mean, added = sums(x)
+        same(by_y, x[:2] + x[2:])
+        same(by_z, x.reshape(4, n // 2, -1).sum(axis=1))
+        np.testing.assert_array_equal(mean, (x[:2] + x[2:]).reshape(2, n // 2, -1).sum(axis=1) / n)
+        same(added, x + np.arange(n // 2).repeat(2))
+    same(st.pmap(lambda a: st.psum(a, "i"), np.arange(n), axis_name="i", devices=mesh), np.full(n, n * (n - 1) // 2))
+
+
+def lists_are_of_this_process() -> None:
+    parts = st.pmap(lambda a: a + 1, st.shard(np.arange(10)))
+    assert [part.device for part in parts] == st.local_devices() or st.num_shards() > 10
+    assert st.unshard(parts).tolist() == list(range(1, 11))
+
+
+def calls_that_differ_are_errors() -> None:
+    first = distributed.process_index() == 0
+    over = st.shard_map(
+        lambda b: st.psum(b, "x") if first else st.pmax(b, "x"),
+        mesh=everything(),
+        in_specs=st.P("x"),
+        out_specs=st.P(),
+    )
+    with pytest.raises(st.CollectiveError, match="programs in other processes make another call"):
+        over(np.arange(st.device_count()))
+
+
+def local_tensors_concern_nobody_else() -> None:
+    if distributed.process_index() == 0:  # The others do not call this.
+        mesh = st.make_mesh((len(st.local_devices()),), ("x",), devices=st.local_devices())
+        x = st.arange(10.0, device=mesh)
+        x[2:4] += 1
+        assert (x * 2).sum().item() == 94.0
+        assert st.sort(x, descending=True).tolist()[0] == 9.0
+
+
+CHECKS = [
+    devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
+    memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, reductions_and_products,
+    views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
+    lists_are_of_this_process, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
+]  # fmt: skip
+
+if __name__ == "__main__":
+    distributed.initialize(timeout=20)
+    for check in CHECKS:
+        if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
+            check()
+            print("passed", check.__name__)
+    distributed.shutdown()
