@@ -1,0 +1,49 @@
+"""A program of two hosts, which exchanges arrays, and then either ends or goes on until the link is lost.
+
+Its arguments are ``core`` or ``down``, the folder in which each process writes what it prints, and, where there is no
+launcher, the address of process 0 and the number of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from shardtensor import distributed
+
+EVENT, FOLDER, *REST = sys.argv[1:]
+ADDRESS, NUMBER = (REST[0], int(REST[1])) if REST else (None, None)
+PROCESSES = 2
+LIMIT = 3.0 if EVENT == "down" else 60.0
+
+
+def exchange() -> None:
+    own, count = distributed.process_index(), distributed.process_count()
+    assert count == PROCESSES
+    distributed.sync_global_devices("start")
+    rows = distributed.process_allgather(np.full((own + 1, 3), own), tiled=True)
+    np.testing.assert_array_equal(rows[:, 0], np.repeat(np.arange(count), np.arange(1, count + 1)))
+    large = np.random.default_rng(own).random(1 << 20)  # 8 MiB: more than a buffer of a connection holds.
+    received = distributed.process_allgather(large)
+    np.testing.assert_array_equal(received, [np.random.default_rng(k).random(1 << 20) for k in range(count)])
+    for root in range(count):
+        sent = distributed.broadcast_one_to_all({"w": large[:1000] + own}, own == root)
+        np.testing.assert_array_equal(sent["w"], received[root][:1000] + root)
+    distributed.assert_equal(received)
+
+
+if __name__ == "__main__":
+    distributed.initialize(ADDRESS, PROCESSES if ADDRESS else None, NUMBER, timeout=LIMIT)
+    # A launcher's own way for the output is the link, which may be lost.
+    sys.stdout = sys.stderr = (Path(FOLDER) / f"{distributed.process_index()}.txt").open("w", buffering=1)
+    exchange()
+    print(f"exchanged from {os.listdir('/sys/class/net')}")
+    if EVENT == "down":
+        while True:  # Until the test takes the link down.
+            distributed.sync_global_devices("again")
+            time.sleep(0.05)
+    print("done")
