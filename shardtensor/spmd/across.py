@@ -178,4 +178,4 @@ def _elsewhere(kind: Any, device: Device, caller: str) -> Any:
         return kind
     shape, dtype = tuple(kind[1]), np.dtype(kind[0])
     value = aval(shape, dtype, as_sharding(device, len(shape), caller), True)
-    return tensor(value, Storage(RemoteArray(shape, dtype)))
+    return tensor(value, Storage((RemoteArray(shape, dtype),)))
