@@ -252,6 +252,11 @@ def array_on(x: Any, device: Device, caller: str = "") -> Any:
     return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")[0]
 
 
+def bring(array: Any, source: Device, destination: Device) -> Any:
+    """Returns an array for reading on another device: as it is, if the device can read it there, otherwise a copy."""
+    return array if shared_memory((source, destination)) is not None else send(array, source, destination)
+
+
 def send(array: Any, source: Device, destination: Device) -> Any:
     """Copies ``array`` from device ``source`` to another device.
 

@@ -17,7 +17,6 @@ from shardtensor.communication.transfer import announce_reading, operand_transfe
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.functions.placement import infer_transfer, reshard_to
-from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.threads import each
@@ -26,7 +25,7 @@ from shardtensor.sharding.mesh import default_mesh, groups_along
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays, tensor, without_elements
-from shardtensor.tensor.value import Aval, aval, whole_of
+from shardtensor.tensor.value import Aval, aval, memories_of, new_buffers, whole_of
 
 Kernel = Callable[..., Any]
 """``kernel(xp, *arrays)`` computes an array on one device; ``kernel(xp, out, *arrays)`` writes into ``out``."""
@@ -39,11 +38,19 @@ class Shards:
         value: the aval of the tensor that the arrays make up; of arrays that are not the shards of a tensor, the aval
             of the tensor from which they were computed.
         arrays: the arrays; of tensors without elements, their shapes and dtypes.
+        buffers: the buffers of the cells, if the arrays are views of them; otherwise None.
     """
 
-    def __init__(self, value: Aval, arrays: Sequence[Any]) -> None:
+    def __init__(self, value: Aval, arrays: Sequence[Any], buffers: Sequence[Any] | None = None) -> None:
         self.value = value
         self.arrays = arrays
+        self.buffers = buffers
+
+    @classmethod
+    def empty(cls, value: Aval) -> Shards:
+        """Returns the shards of a new tensor, whose elements are to be written."""
+        buffers, arrays = new_buffers(value)
+        return cls(value, arrays, buffers)
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -66,8 +73,12 @@ class Shards:
         return type(self)(self.value, arrays)
 
     def assembled(self, value: Aval) -> Shards:
-        """Returns the shards of a new tensor, whose aval is ``value``: these arrays, which it may keep."""
-        return Shards(value, self.arrays)
+        """Returns the shards of a new tensor, whose aval is ``value``: these arrays, which it may keep; copied to the
+        buffers of the cells where devices share them.
+        """
+        if value.cells.apart:
+            return Shards(value, self.arrays)
+        return self.make(value, _write, self.arrays)
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """Returns the arrays in host memory; of tensors without elements, what is expected.
@@ -89,68 +100,42 @@ class Shards:
         """Returns the shards of a new tensor with the given aval, on the same devices, into which ``kernel(xp, out,
         *items)`` writes on each device; of replicas on devices that share a memory, on one of them.
         """
-        made = self._new(value)
+        made = self.empty(value)
         made._each(kernel, (made.arrays, *columns))
         return made
 
     def tensor(self) -> ShardedTensor:
         """Returns the tensor that the arrays make up."""
-        return tensor(self.value, offloaded(self.value, self.arrays))
-
-    def _new(self, value: Aval) -> Shards:
-        arrays = []
-        for k, device in enumerate(self.devices):
-            with value.backend.on(device):
-                arrays.append(value.backend.xp.empty(value.grid.shape(k), dtype=value.dtype))
-        return Shards(value, arrays)
+        return tensor(self.value, offloaded(self.value, self.buffers or self.arrays))
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        backend, results = self.value.backend, []
-        for device, items in zip(self.devices, zip(*columns, strict=True), strict=True):
-            with backend.on(device):
-                results.append(kernel(backend.xp, *items))
-        return results
-
-
-class SharedShards(Shards):
-    """The shards of a tensor whose devices share a memory: new ones are parts of one buffer, replicas are computed
-    once, and the devices compute in threads.
-    """
-
-    def __init__(self, value: Aval, arrays: Sequence[Any], whole: Any = None) -> None:
-        super().__init__(value, arrays)
-        self._whole = whole
-
-    def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
-        """See `Shards`."""
-        return self.of(self._each(kernel, (self.arrays, *columns)))
-
-    def assembled(self, value: Aval) -> Shards:
-        """See `Shards`."""
-        made = self._new(value)
-        for out, array in zip(made.arrays, self.arrays, strict=True):
-            out[...] = array
-        return made
-
-    def tensor(self) -> ShardedTensor:
-        """See `Shards`."""
-        return tensor(self.value, Storage((self._whole,)))
-
-    def _new(self, value: Aval) -> Shards:
-        whole = memory_pool.empty(value.shape, value.dtype)
-        return SharedShards(value, [whole[index] for index in value.grid.indices], whole)
-
-    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        grid, rows = self.value.grid, list(zip(*columns, strict=True))
-        owners, parts = grid.owners(), grid.linear_parts().tolist()
-        results: dict[int, Any] = {}
+        """Returns what the kernel computes on each device: of replicas in one memory once, on the host in threads."""
+        backend, devices, rows = self.value.backend, self.devices, list(zip(*columns, strict=True))
+        owners, numbers = _owners(self.value)
+        results: list[Any] = [None] * len(owners)
 
         def work(n: int) -> None:
-            k = owners[n]
-            results[parts[k]] = kernel(self.value.backend.xp, *rows[k])
+            with backend.on(devices[owners[n]]):
+                results[n] = kernel(backend.xp, *rows[owners[n]])
 
-        each(work, len(owners), threads=None if BYTE * self.value.nbytes > LONG else 1)
-        return [results[part] for part in parts]
+        divided = backend.on_host and BYTE * self.value.nbytes > LONG
+        each(work, len(owners), threads=None if divided else 1)
+        return [results[n] for n in numbers]
+
+
+@functools.lru_cache(1024)
+def _owners(value: Aval) -> tuple[list[int], list[int]]:
+    """Returns the first device that holds each part in each memory, and for each device the number of that one."""
+    parts = list(zip(memories_of(value.sharding), value.grid.linear_parts().tolist(), strict=True))
+    owners = dict[Any, int]()
+    for k, part in enumerate(parts):
+        owners.setdefault(part, k)
+    numbers = {part: n for n, part in enumerate(owners)}
+    return list(owners.values()), [numbers[part] for part in parts]
+
+
+def _write(xp: Any, out: Any, array: Any) -> None:
+    out[...] = array
 
 
 class AbstractShards(Shards):
@@ -164,12 +149,14 @@ class AbstractShards(Shards):
         """See `Shards`."""
         return AbstractShards(value, ())
 
+    @classmethod
+    def empty(cls, value: Aval) -> Shards:
+        """See `Shards`."""
+        return cls(value, ())
+
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""
         return list(expected)
-
-    def _new(self, value: Aval) -> Shards:
-        return AbstractShards(value, ())
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
         return []
@@ -319,8 +306,7 @@ def distributed(
                 shards = [_abstract_shards(value), *[_abstract_operand(y, value, op.name) for y in others]]
             else:
                 kind = ArrayCommunicator
-                own = (SharedShards if value.backend.on_host else Shards)(value, shard_arrays(x))
-                shards = [own, *[_operand(y, value, op.name) for y in others]]
+                shards = [Shards(value, shard_arrays(x)), *[_operand(y, value, op.name) for y in others]]
             along = functools.partial(MeshCommunicator, op.name, value, kind=kind, explicit=not moves)
             return body(*shards, along, **dict(zip(op.params, params, strict=True)))
 
@@ -354,7 +340,7 @@ def _kind_of(y: Any) -> Aval | HostAval:
 def _operand(y: Any, value: Aval, caller: str) -> Shards:
     """Returns the shards of a further operand in the sharding of the first one."""
     move, made = operand_transfer(_kind_of(y), value.sharding), aval(y.shape, y.dtype, value.sharding, False)
-    return (SharedShards if made.backend.on_host else Shards)(made, move.shards(y, caller))
+    return Shards(made, move.shards(y, caller))
 
 
 def _abstract_operand(y: Any, value: Aval, caller: str) -> Shards:
