@@ -192,7 +192,7 @@ class ArrayCommunicator(Communicator):
         return self.share_memory or shared_memory((self.devices[source], self.devices[destination])) is not None
 
     def _bring(self, array: Any, source: int, destination: int) -> Any:
-        """Returns an array on another device; the same object if that device can read the array where it is."""
+        """Returns the array that `bring` returns, and notes what is sent."""
         if self._together(source, destination):
             return array
         self._sent.add((source, destination))
