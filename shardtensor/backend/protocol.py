@@ -139,8 +139,9 @@ class Backend(abc.ABC):
         """Identifies the memory that ``device`` allocates from: equal for devices that share a memory and a queue, so
         that each computes on the others' arrays as on its own, without a copy or an event.
 
-        The elements of a tensor whose devices all share a memory are one array, of which the shards are views. By
-        default each device has a memory of its own, and all devices on the host share one.
+        Where the shards in one memory make up a box of the tensor, this box is one array, of which the shards are
+        views; of a tensor whose devices all share a memory it is the whole. By default each device has a memory of its
+        own, and all devices on the host share one.
         """
         return HOST_MEMORY if self.on_host else device
 

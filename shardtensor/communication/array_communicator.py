@@ -25,7 +25,7 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import copied, send
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.threads import each
-from shardtensor.sharding.layout import Ints, offsets
+from shardtensor.sharding.layout import Ints, Shape, offsets
 from shardtensor.tensor.ownership import hold_memory
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, in_place
@@ -192,7 +192,7 @@ class ArrayCommunicator(Communicator):
         return self.share_memory or shared_memory((self.devices[source], self.devices[destination])) is not None
 
     def _bring(self, array: Any, source: int, destination: int) -> Any:
-        """Returns an array on another device; the same object if that device can read the array where it is."""
+        """Returns the array that `bring` returns, and notes what is sent."""
         if self._together(source, destination):
             return array
         self._sent.add((source, destination))
@@ -239,26 +239,15 @@ class ArrayCommunicator(Communicator):
 
     def _reduce_ops(self, arrays: Sequence[Any], ufunc: str, mean: bool) -> ReduceOps:
         """Returns the operations of `all_reduce` on contributions."""
-        devices, backends, shape = self.devices, self.backends, tuple(arrays[0].shape)
+        backends, shape = self.backends, tuple(arrays[0].shape)
 
         def merge(k: int, earlier: Any, later: Any) -> Any:
-            with backends[k].on(devices[k]):
-                return function_of(backends[k], ufunc)(earlier, later)
+            return function_of(backends[k], ufunc)(earlier, later)
 
-        def finished(k: int, state: Any) -> Any:
-            with backends[k].on(devices[k]):
-                result = backends[k].xp.divide(state, len(arrays)) if mean else state
-                return backends[k].contiguous(result)
+        def finish(k: int, state: Any) -> Any:
+            return backends[k].contiguous(backends[k].xp.divide(state, len(arrays)) if mean else state)
 
-        def cut(k: int, state: Any, begin: int, end: int) -> Any:
-            with backends[k].on(devices[k]):
-                return backends[k].view(backends[k].xp.reshape(state, (-1,)), slice(begin, end))
-
-        def join(k: int, parts: list[Any]) -> Any:
-            with backends[k].on(devices[k]):
-                return backends[k].xp.reshape(backends[k].xp.concat(parts), shape)
-
-        return ReduceOps(self._bring, merge, finished, cut, join)
+        return reduce_ops(self.devices, self._bring, merge, finish, lambda k: shape)
 
     def _deliver(self, k: int, array: Any) -> Any:
         """Returns a result as mapped functions receive it: read-only where the library can enforce it."""
@@ -266,6 +255,51 @@ class ArrayCommunicator(Communicator):
         if backend.on_host:
             _remember(np.asarray(array))
         return backend.export(array)
+
+
+def reduce_ops(
+    devices: Sequence[Device],
+    send: Callable[[Any, int, int], Any],
+    merge: Callable[[int, Any, Any], Any],
+    finish: Callable[[int, Any], Any],
+    shape: Callable[[int], Shape],
+) -> ReduceOps:
+    """Returns the operations of an all-reduce on states: arrays, counts, and tuples of them.
+
+    Args:
+        devices: the device at each position.
+        send: ``send(array, source, destination)``: an array on the device at another position.
+        merge, finish: see `ReduceOps`; the device is current when they are called.
+        shape: the shape of the result at a position.
+    """
+    backends = [backend_of(device) for device in devices]
+
+    def here(function: Callable[..., Any]) -> Callable[..., Any]:
+        def on_device(k: int, *args: Any) -> Any:
+            with backends[k].on(devices[k]):
+                return function(k, *args)
+
+        return on_device
+
+    def cut(k: int, state: Any, begin: int, end: int) -> Any:
+        xp, view = backends[k].xp, backends[k].view
+        return each_array(lambda array: view(xp.reshape(array, (-1,)), slice(begin, end)), state)
+
+    def join(k: int, parts: list[Any]) -> Any:
+        return backends[k].xp.reshape(backends[k].xp.concat(parts), shape(k))
+
+    def carry(state: Any, source: int, destination: int) -> Any:
+        return each_array(lambda array: send(array, source, destination), state)
+
+    return ReduceOps(carry, here(merge), here(finish), here(cut), here(join))
+
+
+def each_array(function: Callable[[Any], Any], state: Any) -> Any:
+    """Applies ``function`` to every array of a state and returns the new state; counts are kept."""
+    if isinstance(state, tuple):
+        return tuple([each_array(function, part) for part in state])
+    # An exact type test, because np.float64 is a subclass of float but counts as an array here.
+    return state if type(state) in (int, float) else function(state)
 
 
 def _reduced(ufunc: Callable[..., Any], arrays: Sequence[Any], tree: Tree) -> Any:

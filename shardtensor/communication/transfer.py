@@ -288,6 +288,11 @@ def array_on(x: Any, device: Device, caller: str = "") -> Any:
     return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")[0]
 
 
+def bring(array: Any, source: Device, destination: Device) -> Any:
+    """Returns an array for reading on another device: as it is, if the device can read it there, otherwise a copy."""
+    return array if shared_memory((source, destination)) is not None else send(array, source, destination)
+
+
 def send(array: Any, source: Device, destination: Device) -> Any:
     """Copies ``array`` from device ``source`` to another device.
 
@@ -390,9 +395,15 @@ class OperandTransfer:
             self._keeps_cells = shared or self.source.cells.grid.same(self.cells.grid)
         return self._keeps_cells
 
-    def announce(self, operator: str, explicit: bool, copied: bool) -> None:
+    def announce(self, operator: str, explicit: bool) -> None:
         """Checks the transfer against the guard and records it; see `record_transfer`."""
-        self.movement.announce(self.source.dtype.itemsize, copied, operator, explicit)
+        itemsize, movement = self.source.dtype.itemsize, self.movement
+        copied = 0 if self._cells_stay else self.between_cells.size * itemsize
+
+        def records() -> TransferBatch:
+            return movement.records(itemsize, False, operator, explicit).copying(copied)
+
+        record_transfer(operator, movement.size * itemsize, explicit, records)
 
     def schedule(self, operator: str, explicit: bool = False) -> Move:
         """Returns the messages of the transfer, computed for any number of devices only when they are listed."""
@@ -401,7 +412,7 @@ class OperandTransfer:
     def buffers(self, x: Any, operator: str, explicit: bool = False) -> Sequence[Any]:
         """Returns the operand as one array for each cell of the target."""
         if not self.stays and is_recording():
-            self.announce(operator, explicit, copied=not self._cells_stay)
+            self.announce(operator, explicit)
         return self.unrecorded(x, operator)
 
     def unrecorded(self, x: Any, operator: str) -> Sequence[Any]:

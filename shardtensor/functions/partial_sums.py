@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.transfer import operand_transfer, whole_array
+from shardtensor.communication.transfer import operand_transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, Op, Operands, Params, bind, call, execute, implements, operator
 from shardtensor.errors import ArgumentTypeError, ShardingError
-from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding, chosen, with_mesh
 from shardtensor.sharding.mesh import Mesh, groups_along
 from shardtensor.sharding.rules import reduction
@@ -21,7 +20,7 @@ from shardtensor.tensor.operands import HostAval, host_aval, shape_of
 from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, without_elements
-from shardtensor.tensor.value import Aval, aval, stacked
+from shardtensor.tensor.value import Aval, aval, new_buffers, stacked
 
 
 @operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x)
@@ -172,8 +171,6 @@ def unreduced(x: Any, value: Aval, caller: str) -> ShardedTensor:
     target, positions = first_of(value.sharding)
     kind = x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
     move = operand_transfer(kind, target)
-    if value.backend.on_host:
-        return _in_one_buffer(move.whole(x, caller, explicit=True), value)
     arrays = dict(zip(positions, move.shards(x, caller, explicit=True), strict=True))
     return _on_each_device(arrays, value)
 
@@ -192,26 +189,14 @@ def held_by_first(x: ShardedTensor) -> ShardedTensor:
     along the unreduced axes keep it, and the others hold zeros. Nothing is transferred.
     """
     value = x._aval
-    if value.backend.on_host:
-        return _in_one_buffer(whole_array(x, "reshard"), value)
     arrays, positions = shard_arrays(x), first_of(value.sharding)[1]
     return _on_each_device({k: arrays[k] for k in positions}, value)
 
 
-def _in_one_buffer(array: Any, value: Aval) -> ShardedTensor:
-    made = stacked(value)
-    whole = memory_pool.empty(made.shape, made.dtype)
-    whole[0] = array
-    whole[1:] = 0
-    return tensor(made, Storage((whole,)))
-
-
 def _on_each_device(arrays: dict[int, Any], value: Aval) -> ShardedTensor:
-    made, backend, shards = stacked(value), value.backend, []
+    made, backend = stacked(value), value.backend
+    buffers, shards = new_buffers(made)
     for k, device in enumerate(made.grid.devices):
         with backend.on(device):
-            if k in arrays:
-                shards.append(backend.xp.asarray(backend.xp.reshape(arrays[k], made.grid.shape(k)), copy=True))
-            else:
-                shards.append(backend.xp.zeros(made.grid.shape(k), dtype=value.dtype))
-    return tensor(made, Storage(tuple(shards)))
+            shards[k][...] = backend.xp.reshape(arrays[k], made.grid.shape(k)) if k in arrays else 0
+    return tensor(made, Storage(buffers))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import array_backend, backend_of, is_remote, shared_memory
-from shardtensor.communication.transfer import send
+from shardtensor.backend.registry import array_backend, backend_of, is_remote
+from shardtensor.communication.transfer import bring
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
@@ -230,7 +230,7 @@ def _alike(x: Any, y: Any, here: Device, there: Device) -> bool:
     if x is y or is_remote(here) or is_remote(there):
         return True
     backend = backend_of(here)
-    other = send(y, there, here) if shared_memory((here, there)) is None else y
+    other = bring(y, there, here)
     with backend.on(here):
         xp, same = backend.xp, backend.xp.equal(x, other)
         if bool(backend.to_host(backend.asarray(xp.all(same)), here)):

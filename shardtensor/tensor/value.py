@@ -173,14 +173,13 @@ def join(pieces: Sequence[Any], value: Aval, number: int) -> tuple[Any, int]:
         whole = in_place([p for p, _ in parts.values()], [[b for b, _ in box] for box in parts], shape)
         if whole is not None:
             return whole, 0
-        array: Any = memory_pool.empty(shape, value.dtype)
-        for piece, index in parts.values():
-            copy_into(array[index], piece, breaks=True)
-        return array, nbytes
+    array = _empty(backend, cells.grid.devices[number], shape, value.dtype)
     with backend.on(cells.grid.devices[number]):
-        array = backend.xp.empty(shape, dtype=value.dtype)
         for piece, index in parts.values():
-            array[index] = piece
+            if backend.on_host:
+                copy_into(array[index], piece, breaks=True)
+            else:
+                array[index] = piece
     return array, nbytes
 
 
@@ -194,6 +193,20 @@ def views(backend: Backend, devices: Sequence[Device], buffers: Sequence[Any], p
             with backend.on(device):
                 found.append(backend.view(buffers[number], index))
     return found
+
+
+def new_buffers(value: Aval) -> tuple[tuple[Any, ...], list[Any]]:
+    """Returns new buffers for the cells of a value, and for each device the view of them that is its shard."""
+    grid, backend = value.cells.grid, value.backend
+    buffers = tuple([_empty(backend, device, grid.shape(n), value.dtype) for n, device in enumerate(grid.devices)])
+    return buffers, views(backend, value.grid.devices, buffers, value.cells.shards)
+
+
+def _empty(backend: Backend, device: Device, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    if backend.on_host:
+        return memory_pool.empty(shape, dtype)
+    with backend.on(device):
+        return backend.xp.empty(shape, dtype=dtype)
 
 
 def in_place(pieces: Sequence[HostArray], begins: Sequence[Sequence[int]], shape: Shape) -> HostArray | None:

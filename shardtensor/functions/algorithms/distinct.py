@@ -19,7 +19,7 @@ import numpy as np
 from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.algorithms.sample_sort import Order
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, shards_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import aval
@@ -55,10 +55,10 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
         return values, xp.add(index, begin), inverse, counts
 
     values, index, inverse, counts = zip(*rows.map(local, arrays, begins), strict=True)
-    ends = _ends_of_ranges(rows, comm, Shards(value, values))
+    ends = _ends_of_ranges(rows, comm, shards_of(value, values))
 
     def sent(column: Sequence[Any]) -> Sequence[Any]:
-        return comm.ragged_all_to_all(Shards(value, column), ends, 0, 0).arrays
+        return comm.ragged_all_to_all(shards_of(value, column), ends, 0, 0).arrays
 
     none = [None] * count
     columns = [sent(values), sent(index) if wanted[0] else none, sent(counts) if wanted[2] else none]
@@ -71,7 +71,7 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
     if wanted[1]:
         before = [rows.parts(sizes).box(k)[0][0] for k in range(count)]
         numbers = rows.map(lambda xp, rank, begin: xp.add(rank, begin), ranks, before)
-        back = comm.ragged_all_to_all(Shards(value, numbers), comm.transposed(ends), 0, 0).arrays
+        back = comm.ragged_all_to_all(shards_of(value, numbers), comm.transposed(ends), 0, 0).arrays
         shards = rows.map(
             lambda xp, number, at, array: xp.reshape(number[at], tuple(array.shape)), back, inverse, arrays
         )

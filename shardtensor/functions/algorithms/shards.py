@@ -14,14 +14,13 @@ from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.processes import everywhere, note
+from shardtensor.communication.processes import completed, everywhere, note
 from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.errors import NotAddressableError
 from shardtensor.functions.placement import infer_transfer, reshard_to
-from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.threads import each
@@ -30,7 +29,7 @@ from shardtensor.sharding.mesh import default_mesh, groups_along
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays, tensor, without_elements
-from shardtensor.tensor.value import Aval, aval, whole_of
+from shardtensor.tensor.value import Aval, aval, memories_of, new_buffers, whole_of
 
 Kernel = Callable[..., Any]
 """``kernel(xp, *arrays)`` computes an array on one device; ``kernel(xp, out, *arrays)`` writes into ``out``."""
@@ -43,11 +42,19 @@ class Shards:
         value: the aval of the tensor that the arrays make up; of arrays that are not the shards of a tensor, the aval
             of the tensor from which they were computed.
         arrays: the arrays; of tensors without elements, their shapes and dtypes.
+        buffers: the buffers of the cells, if the arrays are views of them; otherwise None.
     """
 
-    def __init__(self, value: Aval, arrays: Sequence[Any]) -> None:
+    def __init__(self, value: Aval, arrays: Sequence[Any], buffers: Sequence[Any] | None = None) -> None:
         self.value = value
         self.arrays = arrays
+        self.buffers = buffers
+
+    @classmethod
+    def empty(cls, value: Aval) -> Shards:
+        """Returns the shards of a new tensor, whose elements are to be written."""
+        buffers, arrays = new_buffers(value)
+        return cls(value, arrays, buffers)
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -63,37 +70,25 @@ class Shards:
             shape: returns the shape of the result, given that of the local array.
             dtype: the dtype of the result.
         """
-        if not self.value.spans:
-            return self.of(self._each(kernel, (self.arrays, *columns)))
-        made = self._each(kernel, (self.arrays, *columns))
-        for k, device in enumerate(self.devices):
-            if is_remote(device):
-                made[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
-        return self.of(made)
+        return self.of(self._each(kernel, (self.arrays, *columns)))
 
     def of(self, arrays: Sequence[Any]) -> Shards:
         """Returns other arrays on the same devices: those that a collective returned."""
         return type(self)(self.value, arrays)
 
     def assembled(self, value: Aval) -> Shards:
-        """Returns the shards of a new tensor, whose aval is ``value``: these arrays, which it may keep."""
-        if not value.spans:
+        """Returns the shards of a new tensor, whose aval is ``value``: these arrays, which it may keep; copied to the
+        buffers of the cells where devices share them.
+        """
+        if value.cells.apart:
             return Shards(value, self.arrays)
-        arrays = list(self.arrays)
-        for k, device in enumerate(self.devices):
-            if is_remote(device):
-                arrays[k] = RemoteArray(value.grid.shape(k), value.dtype)
-        return Shards(value, arrays)
+        return self.make(value, _write, self.arrays)
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """Returns the arrays in host memory; of tensors without elements, what is expected.
 
         It is meant for a few integers, such as the bounds of parts, by which the host cuts arrays.
         """
-        if self.value.spans:
-            if len(processes_of(tuple(self.devices))) == 1:
-                raise NotAddressableError(f"a tensor of {self.devices[0]}, which is in another process, is read")
-            return everywhere(self.arrays, self.devices, "to_host")
         return self._each(
             lambda xp, array, device: self.value.backend.to_host(array, device), (self.arrays, self.devices)
         )
@@ -109,73 +104,88 @@ class Shards:
         """Returns the shards of a new tensor with the given aval, on the same devices, into which ``kernel(xp, out,
         *items)`` writes on each device; of replicas on devices that share a memory, on one of them.
         """
-        made = self._new(value)
+        made = self.empty(value)
         made._each(kernel, (made.arrays, *columns))
         return made
 
     def tensor(self) -> ShardedTensor:
         """Returns the tensor that the arrays make up."""
-        return tensor(self.value, offloaded(self.value, self.arrays))
-
-    def _new(self, value: Aval) -> Shards:
-        arrays = []
-        for k, device in enumerate(self.devices):
-            with value.backend.on(device):
-                arrays.append(value.backend.xp.empty(value.grid.shape(k), dtype=value.dtype))
-        return Shards(value, arrays)
+        return tensor(self.value, offloaded(self.value, self.buffers or self.arrays))
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        backend, results = self.value.backend, list[Any]()
+        """Returns what the kernel computes on each device: of replicas in one memory once, on the host in threads."""
+        backend, devices, rows = self.value.backend, self.devices, list(zip(*columns, strict=True))
+        owners, numbers = _owners(self.value)
+        results: list[Any] = [None] * len(owners)
+
+        def work(n: int) -> None:
+            with backend.on(devices[owners[n]]):
+                results[n] = kernel(backend.xp, *rows[owners[n]])
+
+        divided = backend.on_host and BYTE * self.value.nbytes > LONG
+        each(work, len(owners), threads=None if divided else 1)
+        return [results[n] for n in numbers]
+
+
+@functools.lru_cache(1024)
+def _owners(value: Aval) -> tuple[list[int], list[int]]:
+    """Returns the first device that holds each part in each memory, and for each device the number of that one."""
+    parts = list(zip(memories_of(value.sharding), value.grid.linear_parts().tolist(), strict=True))
+    owners = dict[Any, int]()
+    for k, part in enumerate(parts):
+        owners.setdefault(part, k)
+    numbers = {part: n for n, part in enumerate(owners)}
+    return list(owners.values()), [numbers[part] for part in parts]
+
+
+def _write(xp: Any, out: Any, array: Any) -> None:
+    out[...] = array
+
+
+class SpanningShards(Shards):
+    """The shards of a tensor that spans processes: kernels run on the devices of this process, and the arrays of other
+    devices are known by their shapes and dtypes.
+    """
+
+    def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
+        """See `Shards`."""
+        made = self._each(kernel, (self.arrays, *columns))
+        if any(isinstance(one, tuple) for one in (*made, *self.arrays)):  # The shapes of arrays in it are not declared.
+            return self.of(completed(made, self.devices, "map"))
+        for k, device in enumerate(self.devices):
+            if is_remote(device):
+                made[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
+        return self.of(made)
+
+    def assembled(self, value: Aval) -> Shards:
+        """See `Shards`."""
+        arrays = list(self.arrays)
+        for k, device in enumerate(self.devices):
+            if is_remote(device):
+                arrays[k] = RemoteArray(value.grid.shape(k), value.dtype)
+        return SpanningShards(value, arrays)
+
+    def to_host(self, expected: Sequence[Any]) -> list[Any]:
+        """See `Shards`: the arrays of all processes."""
+        if len(processes_of(tuple(self.devices))) == 1:
+            raise NotAddressableError(f"a tensor of {self.devices[0]}, which is in another process, is read")
+        return everywhere(self.arrays, self.devices, "to_host")
+
+    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        results: list[Any] = []
         for device, items in zip(self.devices, zip(*columns, strict=True), strict=True):
-            if self.value.spans:
-                if is_remote(device):
-                    results.append(None)
-                    continue
-                backend = backend_of(device)
+            if is_remote(device):
+                results.append(None)
+                continue
+            backend = backend_of(device)
             with backend.on(device):
                 results.append(kernel(backend.xp, *items))
         return results
 
 
-class SharedShards(Shards):
-    """The shards of a tensor whose devices share a memory: new ones are parts of one buffer, replicas are computed
-    once, and the devices compute in threads.
-    """
-
-    def __init__(self, value: Aval, arrays: Sequence[Any], whole: Any = None) -> None:
-        super().__init__(value, arrays)
-        self._whole = whole
-
-    def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
-        """See `Shards`."""
-        return self.of(self._each(kernel, (self.arrays, *columns)))
-
-    def assembled(self, value: Aval) -> Shards:
-        """See `Shards`."""
-        made = self._new(value)
-        for out, array in zip(made.arrays, self.arrays, strict=True):
-            out[...] = array
-        return made
-
-    def tensor(self) -> ShardedTensor:
-        """See `Shards`."""
-        return tensor(self.value, Storage((self._whole,)))
-
-    def _new(self, value: Aval) -> Shards:
-        whole = memory_pool.empty(value.shape, value.dtype)
-        return SharedShards(value, [whole[index] for index in value.grid.indices], whole)
-
-    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        grid, rows = self.value.grid, list(zip(*columns, strict=True))
-        owners, parts = grid.owners(), grid.linear_parts().tolist()
-        results: dict[int, Any] = {}
-
-        def work(n: int) -> None:
-            k = owners[n]
-            results[parts[k]] = kernel(self.value.backend.xp, *rows[k])
-
-        each(work, len(owners), threads=None if BYTE * self.value.nbytes > LONG else 1)
-        return [results[part] for part in parts]
+def shards_of(value: Aval, arrays: Sequence[Any]) -> Shards:
+    """Returns the shards of a tensor with the given aval."""
+    return SpanningShards(value, arrays) if value.spans else Shards(value, arrays)
 
 
 class AbstractShards(Shards):
@@ -189,12 +199,14 @@ class AbstractShards(Shards):
         """See `Shards`."""
         return AbstractShards(value, ())
 
+    @classmethod
+    def empty(cls, value: Aval) -> Shards:
+        """See `Shards`."""
+        return cls(value, ())
+
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""
         return list(expected)
-
-    def _new(self, value: Aval) -> Shards:
-        return AbstractShards(value, ())
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
         return []
@@ -346,8 +358,7 @@ def distributed(
                 kind = communicator
                 if len(processes_of(value.sharding.mesh.flat)) > 1:
                     note(f"{op.name}({value.dtype}{list(value.shape)} {value.sharding.spec})")
-                own = (SharedShards if value.backend.on_host else Shards)(value, shard_arrays(x))
-                shards = [own, *[_operand(y, value, op.name) for y in others]]
+                shards = [shards_of(value, shard_arrays(x)), *[_operand(y, value, op.name) for y in others]]
             along = functools.partial(MeshCommunicator, op.name, value, kind=kind, explicit=not moves)
             return body(*shards, along, **dict(zip(op.params, params, strict=True)))
 
@@ -381,7 +392,7 @@ def _kind_of(y: Any) -> Aval | HostAval:
 def _operand(y: Any, value: Aval, caller: str) -> Shards:
     """Returns the shards of a further operand in the sharding of the first one."""
     move, made = operand_transfer(_kind_of(y), value.sharding), aval(y.shape, y.dtype, value.sharding, False)
-    return (SharedShards if made.backend.on_host else Shards)(made, move.shards(y, caller))
+    return shards_of(made, move.shards(y, caller))
 
 
 def _abstract_operand(y: Any, value: Aval, caller: str) -> Shards:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.communication.all_reduce import all_reduce, combine
+from shardtensor.communication.array_communicator import each_array
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.execution.combination import reduction_groups
-from shardtensor.interpreters.execution.strategies import Run, Strategies, each_array
+from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.partial_sums import PartialSums

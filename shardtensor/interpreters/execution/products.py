@@ -15,15 +15,14 @@ import numpy as np
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Op, Operands
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, shards_of
 from shardtensor.functions.algorithms.summa import Contraction, schedule, summa
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import Chains, Propagated, Rule, propagate
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays
 from shardtensor.tensor.value import Aval, whole_of
 
 
@@ -146,31 +145,27 @@ def _volumes(ends: tuple[Any, Any]) -> Any:
 
 
 def _run(plan: Panelled, strategies: Strategies) -> Run:
-    value, backend, contexts, params = strategies.value, strategies.backend, strategies.contexts, strategies.params
+    value, contexts, params = strategies.value, strategies.contexts, strategies.params
     communicators = [
         MeshCommunicator.of_arrays(strategies.name, x, d)
         for x, d in zip(plan.operands, plan.dimensions.inner, strict=True)
     ]
-    grid = value.grid
 
     def multiply(xp: Any, k: int, left: Any, right: Any) -> Any:
         return whole_of(strategies.kernel(xp, contexts[k], left, right, **params), value)
 
     def run_plan(operands: Operands) -> ShardedTensor:
-        arrays = []
-        for k, device in enumerate(grid.devices):
-            with backend.on(device):
-                arrays.append(backend.xp.empty(grid.shape(k), dtype=value.dtype))
+        made = Shards.empty(value)
         strategies.announce()
-        shards = [Shards(v, shard_arrays(x)) for v, x in zip(plan.operands, operands, strict=True)]
+        shards = [shards_of(v, shard_arrays(x)) for v, x in zip(plan.operands, operands, strict=True)]
         with recorded_by():  # The whole schedule is recorded already.
             summa(
                 (shards[0], shards[1]),
                 (communicators[0], communicators[1]),
                 plan.dimensions,
                 multiply,
-                Shards(value, arrays),
+                made,
             )
-        return tensor(value, Storage(tuple(arrays)))
+        return made.tensor()
 
     return run_plan

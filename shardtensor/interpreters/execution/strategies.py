@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.registry import backend_of, is_remote, shared_memory
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.across import all_reduce_across
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
+from shardtensor.communication.array_communicator import each_array, reduce_ops
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
-from shardtensor.communication.transfer import OperandTransfer, send, whole_array
+from shardtensor.communication.transfer import OperandTransfer, bring, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
@@ -297,30 +298,17 @@ class Strategies:
         value, backend, contexts, devices, params = self.value, self.backend, self.contexts, self.devices, self.params
         xp = backend.xp
 
-        def carry(state: Any, source: int, destination: int) -> Any:
-            if shared_memory((devices[source], devices[destination])) is not None:
-                return state
-            return each_array(lambda array: send(array, devices[source], devices[destination]), state)
+        def carry(array: Any, source: int, destination: int) -> Any:
+            return bring(array, devices[source], devices[destination])
 
         def merge(k: int, earlier: Any, later: Any) -> Any:
-            with backend.on(devices[k]):
-                return monoid.merge(xp, earlier, later)
+            return monoid.merge(xp, earlier, later)
 
         def finish(k: int, state: Any) -> Any:
-            with backend.on(devices[k]):
-                result = whole_of(monoid.finish(xp, contexts[k], state, **params), value)
-                # The other devices receive a contiguous copy, and all of them must have the same memory layout.
-                return backend.contiguous(result)
+            # The other devices receive a contiguous copy, and all of them must have the same memory layout.
+            return backend.contiguous(whole_of(monoid.finish(xp, contexts[k], state, **params), value))
 
-        def cut(k: int, state: Any, begin: int, end: int) -> Any:
-            with backend.on(devices[k]):
-                return each_array(lambda array: backend.view(xp.reshape(array, (-1,)), slice(begin, end)), state)
-
-        def join(k: int, parts: list[Any]) -> Any:
-            with backend.on(devices[k]):
-                return xp.reshape(xp.concat(parts), contexts[k].local_shape)
-
-        return ReduceOps(carry, merge, finish, cut, join)
+        return reduce_ops(devices, carry, merge, finish, lambda k: contexts[k].local_shape)
 
     def rows(self, operands: Operands) -> Sequence[Sequence[Any]]:
         """Returns for each device its arrays of the operands, which are views of buffers of cells; a scalar itself."""
@@ -366,14 +354,6 @@ class Strategies:
 def _around(boxes: Sequence[Box]) -> Box:
     """Returns the smallest box that contains boxes."""
     return tuple([(min(begin for begin, _ in ends), max(end for _, end in ends)) for ends in zip(*boxes, strict=True)])
-
-
-def each_array(function: Callable[[Any], Any], state: Any) -> Any:
-    """Applies ``function`` to every array of a state and returns the new state; counts are kept."""
-    if isinstance(state, tuple):
-        return tuple([each_array(function, part) for part in state])
-    # An exact type test, because np.float64 is a subclass of float but counts as an array here.
-    return state if type(state) in (int, float) else function(state)
 
 
 def _by_pairs(ufunc: np.ufunc, _: Tree, parts: np.ndarray[Any, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Write ops, which describe a write: its operands and how the elements of a view are computed from them.
 
-A write op writes into a view of one buffer where memory is shared. Where memories are separate, it first transfers to
-each device the operands that the device needs to write its own shard.
+A write op writes into a view of one buffer on the host. Elsewhere, it first transfers to each memory the operands that
+are needed to write the cell of the tensor that is there.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A write binds the handle to a new value, which reuses the memory of the old one 
 It first takes the value out of the handle, so that no reader can obtain a reference to it during the write, and then
 checks whether other references exist; if so, the buffers or shards to be written are copied first. Everything that can
 fail is done before the first element changes: shapes, dtypes and indices are checked, transfers are complete, and
-copies are made. Each device then writes its own shard from elements in its own memory.
+copies are made. Then one device of each cell writes the cell from elements in its own memory.
 """
 
 from __future__ import annotations
