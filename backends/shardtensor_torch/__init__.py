@@ -252,8 +252,12 @@ class TorchBackend(Backend):
         return array.detach()
 
     def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
-        """Returns what `export` does. The lease ends when only ``array`` uses the storage, or nothing does."""
-        lender, storage = weakref.ref(array), self._weak(array.untyped_storage())
+        """Returns what `export` does. The lease ends when only ``array``, or the tensor of which it is a view, uses the
+        storage, or nothing does.
+        """
+        # A view of what a tensor's storage holds may end before the tensor does.
+        lender = weakref.ref(array if array._base is None else array._base)
+        storage = self._weak(array.untyped_storage())
 
         def lease() -> object:
             mine = lender()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,9 @@ def shard_data(x: st.ShardedTensor) -> list[Any]:
     return [shard.data for shard in x.addressable_shards]
 
 
-def leak(x: Any) -> list[Any]:
-    """The arguments of mapped functions."""
-    st.pmap(lambda p: LEAKED.append(p) or 0, st.shard(x, devices=x.sharding.mesh))
+def leak(x: Any, take: Callable[[Any], Any] = lambda p: p) -> list[Any]:
+    """The arguments of mapped functions, or what they take of them."""
+    st.pmap(lambda p: LEAKED.append(take(p)) or 0, st.shard(x, devices=x.sharding.mesh), axis_name="i")
     kept = LEAKED[:]
     LEAKED.clear()
     return kept

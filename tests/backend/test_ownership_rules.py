@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,7 @@ from shardtensor.tensor import ownership
 from shardtensor.tensor.storage import PendingWrite, Storage
 from shardtensor.tensor.tensor import mark_donated, shard_arrays, tensor, without_elements, write_state_of
 from tests.backend.holders import VALUE, places, put, seen, shard_data
-from tests.layouts import assert_same, everywhere, mesh_of, place_of, values_of
-
-
-@pytest.fixture(params=["numpy", "checked"])
-def foreign(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A backend that does not know what else holds a memory, as plugins need not."""
-    monkeypatch.setattr(type(load(request.param)), "memory_of", lambda self, array: None)
-    return str(request.param)
-
+from tests.layouts import assert_same, everywhere, mesh_of, values_of
 
 # -- who holds a storage ---------------------------------------------------------------------------
 
@@ -61,6 +55,24 @@ def test_a_copy_in_host_memory_holds_nothing(backend: str) -> None:
     np.testing.assert_array_equal(held, VALUE + 1)
 
 
+def test_an_export_holds_one_shard() -> None:
+    x = put(VALUE, "checked")
+    x += 1
+    before, held = places(x), x.addressable_shards[1].data
+    x += 1
+    assert [a == b for a, b in zip(places(x), before, strict=True)] == [True, False, True, True]
+    np.testing.assert_array_equal(values_of(held), VALUE[2:4] + 1)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "M8[s]", "m8[ns]"])
+def test_exports_cannot_be_made_writable(dtype: str) -> None:
+    x = st.device_put(np.ones(6, dtype), st.devices("numpy")[0])
+    for held in (np.asarray(x), shard_data(x)[0], np.asarray(x)[1:]):
+        assert not held.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            held.flags.writeable = True
+
+
 def test_many_leases_are_looked_through_seldom() -> None:
     """Each is looked at a few times while others are added, not once for each of them."""
     x, calls = put(VALUE, "numpy"), []
@@ -77,10 +89,12 @@ def test_many_leases_are_looked_through_seldom() -> None:
 # -- writes to memory of which nothing is known ------------------------------------------------------
 
 
-def test_unknown_memory_is_copied_by_every_write(foreign: str) -> None:
-    x = put(VALUE, foreign)
+def test_unknown_memory_is_copied_by_every_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a plugin that does not define `memory_of`."""
+    monkeypatch.setattr(type(load("checked")), "memory_of", lambda self, array: None)
+    x = put(VALUE, "checked")
     for _ in range(2):
-        before, kept = places(x), shard_data(x)
+        before, kept = places(x), shard_arrays(x)  # so that no memory is used again
         x[0, 0] += 1
         assert places(x)[0] != before[0]
         x += 1
@@ -88,16 +102,16 @@ def test_unknown_memory_is_copied_by_every_write(foreign: str) -> None:
         del kept
 
 
-def test_unknown_memory_that_was_joined_is_copied(foreign: str) -> None:
-    parts = [st.device_put(row, device) for row, device in zip(VALUE, st.devices(foreign), strict=True)]
+def test_unknown_memory_that_was_joined_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(load("numpy")), "memory_of", lambda self, array: None)
+    parts = [st.device_put(row, device) for row, device in zip(VALUE, st.devices("numpy"), strict=True)]
     x = st.stack(st.pmap(lambda p: p + 1, parts))
-    st.sum(x)
-    for _ in range(2):
-        before, kept = places(x), shard_data(x)
-        x += 1
-        assert not set(places(x)) & set(before)
-        del kept
-    assert_same(x, VALUE + 3)
+    st.sum(x)  # An operator joins them.
+    before = x._storage.array
+    x += 1
+    assert x._storage.array is not before
+    np.testing.assert_array_equal(before, VALUE + 1)
+    assert_same(x, VALUE + 2)
 
 
 # -- joined arrays -----------------------------------------------------------------------------------
@@ -114,6 +128,25 @@ def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
     assert storage.array is whole
     assert ownership.is_shared(storage)
     assert all(map(ownership.is_shared, others))
+
+
+def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
+    """An operator returns one of them, which another tensor shares, after a copy has replaced them."""
+    x = put(VALUE, "numpy")
+    parts, leases = [VALUE[:4].copy(), VALUE[4:].copy()], ([], [])
+    x._storage = Storage(None, tuple(parts), leases)
+    other = Storage(parts[0], None, leases[:1])
+    leases[0].append(weakref.ref(other))
+    entry: list[Any] = [(x,)]
+    ownership.READS[id(entry)] = entry
+    ownership.set_joined(x, x._storage, VALUE.copy(), VALUE.nbytes)
+    del ownership.READS[id(entry)]
+    made = put(parts[0], "numpy")
+    made._storage = Storage(parts[0])
+    ownership.track(entry, made)
+    assert ownership.is_shared(made._storage)
+    assert ownership.is_shared(other)
+    assert not ownership.is_shared(x._storage)
 
 
 def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
@@ -225,28 +258,51 @@ def test_known_holders_of_a_memory_count_more_than_unknown_ones() -> None:
         assert list(found.values()) == [(known, known.leases[0])]
 
 
-@pytest.mark.parametrize("backend", ["cupy", "torch"], indirect=True)
-def test_arrays_of_libraries_that_were_given_are_never_written(backend: str) -> None:
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "permute_dims": lambda array: st.permute_dims(array, (1, 0)),
+    "reshape": lambda array: st.reshape(array, (4, 6)),
+    "expand_dims": lambda array: st.expand_dims(array, axis=1),
+    "from_dlpack": lambda array: st.from_dlpack(array, copy=False),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("view", VIEWS)
+def test_arrays_that_were_given_are_never_written(view: str, backend: str) -> None:
+    """Operators on arrays of a library may return views of them."""
     library = load(backend)
     device = library.devices()[0]
     with library.on(device):
-        given = library.xp.asarray(VALUE)
-    x = st.from_dlpack(given, device=device, copy=False)
-    assert place_of(given) == places(x)[0]
-    x += 1
-    assert_same(x, VALUE + 1)
+        given = library.xp.asarray(VALUE if backend != "checked" else VALUE.copy())
+        if view == "from_dlpack" and backend == "checked":
+            given = VALUE.copy()
+        x = VIEWS[view](given)
+    wanted = np.array(x)
+    for _ in range(2):
+        x += 1
+    np.testing.assert_array_equal(np.asarray(x), wanted + 2)
     np.testing.assert_array_equal(values_of(given), VALUE)
 
 
-def test_partial_sums_stay_as_they_are() -> None:
-    """The parts of an unreduced tensor and its sum share no memory with what operators return."""
-    x = st.device_put(VALUE, st.NamedSharding(mesh_of((2,), "numpy"), st.P("x")))
-    unreduced = st.matmul(x.T, x, out_sharding=st.NamedSharding(x.sharding.mesh, st.P(unreduced={"x"})))
-    shards = [np.array(shard.data) for shard in unreduced.addressable_shards]
-    for made in (unreduced.copy(), unreduced + 0, st.reshard(unreduced, st.NamedSharding(x.sharding.mesh, st.P()))):
+@everywhere
+@pytest.mark.parametrize("count", [1, 2])
+def test_partial_sums_stay_as_they_are(count: int, backend: str) -> None:
+    """The sum of a single part may share its memory."""
+    x = st.device_put(VALUE, st.NamedSharding(mesh_of((count,), backend), st.P("x")))
+    mesh = x.sharding.mesh
+    unreduced = st.matmul(x.T, x, out_sharding=st.NamedSharding(mesh, st.P(unreduced={"x"})))
+    shards = seen(shard_data(unreduced))
+    for made in (
+        st.reshard(unreduced, st.NamedSharding(mesh, st.P())),
+        st.reshard(unreduced, st.NamedSharding(mesh, st.P("x"))),
+        unreduced.copy(),
+        unreduced + 0,
+        st.unshard(st.shard(unreduced, devices=mesh)),
+    ):
         made += 1
-        for shard, before in zip(unreduced.addressable_shards, shards, strict=True):
-            np.testing.assert_array_equal(np.array(shard.data), before)
+        made[0] = 7
+        np.testing.assert_array_equal(seen(shard_data(unreduced)), shards)
+    np.testing.assert_array_equal(np.asarray(unreduced), VALUE.T @ VALUE)
 
 
 def test_the_storage_of_a_write_in_progress_is_that_of_the_new_value() -> None:

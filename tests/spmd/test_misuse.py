@@ -121,8 +121,9 @@ def for_each_collective(who: str, collective: Callable[[Any, Any], Any]) -> None
     @case(f"{who} in another thread", st.ShardingError, f"{who}: there is no mapped function around this call")
     def threaded(d: Any) -> Any:
         def fn(x: Any) -> Any:
+            # Without a GIL, threads inherit the context of their starter by default.
             with ThreadPoolExecutor(1) as pool:
-                return pool.submit(collective, x, "i").result(LIMIT)
+                return pool.submit(contextvars.Context().run, collective, x, "i").result(LIMIT)
 
         return over(fn, d)
 
