@@ -27,7 +27,8 @@ class Conversions(Handle):
     def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
         array: HostArray = call("to_host", self)
         if dtype is None or array.dtype == np.dtype(dtype):
-            return array.copy() if copy else array
+            # NumPy makes a new array of a scalar, which programs such as metrics of scikit-learn write to.
+            return array.copy() if copy or (copy is None and self._is_scalar) else array
         if copy is False:
             raise ShapeError(
                 f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"

@@ -401,6 +401,17 @@ def test_what_leaves_cannot_be_written() -> None:
     assert_same(x, value, exact=True)
 
 
+@everywhere
+def test_arrays_of_scalars_can_be_written_as_numpys(backend: str) -> None:
+    value, x = make(backend)
+    for scalar in (st.sum(x), x[0, 1]):
+        wanted = float(scalar)
+        array = np.asarray(scalar)
+        array *= 2
+        assert (float(array), float(scalar), np.asarray(scalar).item()) == (2 * wanted, wanted, wanted)
+    assert_same(x, value, exact=True)
+
+
 def exports(x: st.ShardedTensor) -> dict[str, list[np.ndarray]]:
     """The arrays that show a tensor's memory outside of the library, by how they come out."""
     inside: list[np.ndarray] = []
