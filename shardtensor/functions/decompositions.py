@@ -179,7 +179,7 @@ def _qr(xp: Any, context: None, x: Any, *, mode: str) -> Sequence[Any]:
     return xp.linalg.qr(inexact(xp, x), mode=mode)  # type: ignore[no-any-return]
 
 
-@operator(operands=("x",), gathers=FACTORIZED)
+@operator(operands=("x",))
 def slogdet(x: ArrayLike, /) -> SlogdetResult:
     """Computes the sign and the natural logarithm of the absolute value of the determinants of square matrices.
 

@@ -4,17 +4,20 @@ several results: see `shardtensor.functions.decompositions`.
 Common to all of them:
 
 - The last two dimensions are those of matrices, the others those of a stack of matrices. A stack keeps its sharding,
-  and each device computes its own matrices. The two dimensions of the matrices are not split: a split moves to another
-  dimension (an all-to-all), and if there is none, the matrices are gathered. Tall matrices whose rows are split, with
-  at least as many on each device as there are columns, are not gathered by functions of their singular values, nor
-  wide ones whose columns are: see `shardtensor.functions.algorithms.tsqr`.
+  and each device computes its own matrices. A split of the dimensions of the matrices moves to a dimension of the
+  stack (an all-to-all). If there is none, the matrices are gathered, except for:
+
+  - tall matrices whose rows are split, with at least as many on each device as there are columns, and wide ones whose
+    columns are, in functions of their singular values: see `shardtensor.functions.algorithms.tsqr`;
+  - square matrices of more than 1,024 rows in `cholesky`, `solve`, `inv`, `det` and `slogdet`: their split moves to the
+    columns, and so is that of the result: see `shardtensor.functions.algorithms.blocked`.
 - The dtype is that of NumPy: float64 for integers and bools, otherwise the precision of the operands.
 
 Raises:
     ShapeError: an operand has fewer than two dimensions, or shapes do not fit.
     ArgumentTypeError: the function does not take the dtype; NumPy's LAPACK has no float16.
     LinAlgError: a matrix is not square, it is singular, or a decomposition does not exist or does not converge. Not on
-        CuPy, whose results have NaN there.
+        CuPy, whose results have NaN there, except for split matrices of more than 1,024 rows that are singular.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import numpy as np
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
+from shardtensor.functions.algorithms.elimination import adjoint
 from shardtensor.functions.algorithms.tsqr import is_tall, is_wide, small_factor, tall_qr
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.elementwise import abs as absolute
@@ -115,13 +119,7 @@ def inexact(xp: Any, x: Any) -> Any:
     return x if xp is np or not xp.isdtype(x.dtype, ("bool", "integral")) else xp.asarray(x, dtype=xp.float64)
 
 
-def _hermitian(xp: Any, x: Any) -> Any:
-    """Returns the conjugate transposes of matrices."""
-    x = xp.matrix_transpose(x)
-    return xp.conj(x) if xp.isdtype(x.dtype, "complex floating") else x
-
-
-FACTORIZED = "square matrices are factorized whole"
+FACTORIZED = "matrices that are not tall are factorized whole"
 SPECTRAL = "the singular values and eigenvalues of square matrices are those of whole matrices, of up to 4,096 rows"
 
 _GATHERED = 1 << 12
@@ -149,7 +147,7 @@ def gathered(x: Any) -> Any:
 # -- operators ------------------------------------------------------------------------------------
 
 
-@operator(_square("... i j"), operands=("x",), dtype=_first, gathers=FACTORIZED)
+@operator(_square("... i j"), operands=("x",), dtype=_first)
 def cholesky(x: ArrayLike, /, *, upper: bool = False) -> ShardedTensor:
     """Computes the Cholesky factor L of symmetric or Hermitian positive-definite matrices, x = L Lᴴ.
 
@@ -170,10 +168,10 @@ def _cholesky(xp: Any, context: ShardContext, x: Any, *, upper: bool) -> Any:
     if 0 in x.shape:
         return xp.zeros(context.local_shape, dtype=context.dtype)
     x = inexact(xp, x)
-    return _hermitian(xp, xp.linalg.cholesky(_hermitian(xp, x))) if upper else xp.linalg.cholesky(x)
+    return adjoint(xp, xp.linalg.cholesky(adjoint(xp, x))) if upper else xp.linalg.cholesky(x)
 
 
-@operator(_square("..."), operands=("x",), dtype=_first, gathers=FACTORIZED)
+@operator(_square("..."), operands=("x",), dtype=_first)
 def det(x: ArrayLike, /) -> ShardedTensor:
     """Computes the determinants of square matrices: shape (...) for x of shape (..., n, n).
 
@@ -200,7 +198,7 @@ def eigvalsh(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator(_square("... i j"), operands=("x",), dtype=_first, gathers=FACTORIZED)
+@operator(_square("... i j"), operands=("x",), dtype=_first)
 def inv(x: ArrayLike, /) -> ShardedTensor:
     """Computes the inverses of square matrices.
 
@@ -296,7 +294,7 @@ def _pinv(xp: Any, context: ShardContext, x: Any, rtol: Any) -> Any:
     left, values, right = xp.linalg.svd(inexact(xp, x), full_matrices=False)
     large = xp.greater(values, _cutoff(xp, x, values, rtol))
     factors = xp.where(large, xp.divide(1, xp.where(large, values, 1)), 0)
-    return xp.matmul(xp.multiply(_hermitian(xp, right), factors[..., None, :]), _hermitian(xp, left))
+    return xp.matmul(xp.multiply(adjoint(xp, right), factors[..., None, :]), adjoint(xp, left))
 
 
 def _solve_rule(shapes: Sequence[Shape]) -> str:
@@ -308,11 +306,13 @@ def _solve_rule(shapes: Sequence[Shape]) -> str:
     return "... i! j!, ... j! k -> ... i k"
 
 
-@operator(_solve_rule, operands=("x1", "x2"), dtype=_both, gathers=FACTORIZED)
+@operator(_solve_rule, operands=("x1", "x2"), dtype=_both)
 def solve(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Solves the systems of linear equations x1 y = x2 for y, of x2's shape after broadcasting.
 
-    A split of x2's last dimension, that of several right-hand sides, stays where it is.
+    A split of x2's last dimension, that of several right-hand sides, stays where it is. Where x1 has more than 1,024
+    rows and is split, the right-hand sides are split like its columns, or replicated if they have no more elements than
+    the columns of x1 on one device.
 
     Args:
         x1: a tensor or an array of shape (..., n, n).

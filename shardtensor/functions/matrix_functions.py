@@ -16,14 +16,22 @@ import numpy as np
 from shardtensor.core import call, implements
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
-from shardtensor.functions.algorithms.tsqr import small_factor
+from shardtensor.functions.algorithms.blocked import (
+    blocked_cholesky,
+    blocked_inv,
+    blocked_slogdet,
+    blocked_solve,
+    is_blocked,
+)
+from shardtensor.functions.algorithms.tsqr import is_solvable, small_factor
 from shardtensor.functions.creation import zeros_like
-from shardtensor.functions.decompositions import svd
+from shardtensor.functions.decompositions import SlogdetResult, slogdet, svd
 from shardtensor.functions.elementwise import abs as absolute
 from shardtensor.functions.elementwise import (
     add,
     conj,
     divide,
+    exp,
     greater,
     isnan,
     logical_and,
@@ -32,9 +40,20 @@ from shardtensor.functions.elementwise import (
     square,
     subtract,
 )
-from shardtensor.functions.linalg import check_matrices, check_square, cond, gathered, inv, solve, svdvals, vector_norm
+from shardtensor.functions.linalg import (
+    check_matrices,
+    check_square,
+    cholesky,
+    cond,
+    det,
+    gathered,
+    inv,
+    solve,
+    svdvals,
+    vector_norm,
+)
 from shardtensor.functions.linear_algebra import matmul
-from shardtensor.functions.manipulation import expand_dims, matrix_transpose, moveaxis, reshape
+from shardtensor.functions.manipulation import broadcast_to, expand_dims, matrix_transpose, moveaxis, reshape
 from shardtensor.functions.searching import where
 from shardtensor.functions.statistical import any as any_of
 from shardtensor.functions.statistical import max as greatest
@@ -167,6 +186,57 @@ def _cond(x: Any, p: Any) -> Any:
     size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
     undefined = logical_and(isnan(size), logical_not(any_of(isnan(x), axis=(-2, -1))))
     return where(undefined, np.inf, size)
+
+
+# -- split matrices ---------------------------------------------------------------------------------
+
+
+@implements(cholesky, "composite")
+def _cholesky(x: Any, upper: bool) -> Any:
+    if not is_blocked(x):
+        return NotImplemented
+    return _adjoint(blocked_cholesky(_adjoint(x))) if upper else blocked_cholesky(x)
+
+
+def _adjoint(x: Any) -> Any:
+    return conj(matrix_transpose(x)) if dtype_of(x).kind == "c" else matrix_transpose(x)
+
+
+@implements(inv, "composite")
+def _inv(x: Any) -> Any:
+    return blocked_inv(x) if is_blocked(x) else NotImplemented
+
+
+@implements(slogdet, "composite")
+def _slogdet(x: Any) -> Any:
+    return SlogdetResult(*blocked_slogdet(x)) if is_blocked(x) else NotImplemented
+
+
+@implements(det, "composite")
+def _det(x: Any) -> Any:
+    if not is_blocked(x):
+        return NotImplemented
+    sign, logarithm = blocked_slogdet(x)
+    return multiply(sign, exp(logarithm))
+
+
+@implements(solve, "composite")
+def _solve(x1: Any, x2: Any) -> Any:
+    shape, right = shape_of(x1), shape_of(x2)
+    if not is_blocked(x1) or not is_solvable(dtype_of(x2)) or not right:
+        return NotImplemented
+    if right[max(len(right) - 2, 0)] != shape[-1]:
+        return NotImplemented  # The operator raises the error.
+    if len(right) == 1:
+        return reshape(solve(x1, reshape(x2, (*right, 1))), (*shape[:-2], *right))
+    if len(shape) == 2 < len(right):  # The matrix is factorized once, for all right-hand sides of the stack.
+        columns = moveaxis(x2, -2, 0)
+        found = solve(x1, reshape(columns, (shape[-1], math.prod(right) // shape[-1])))
+        return moveaxis(reshape(found, shape_of(columns)), 0, -2)
+    stack = np.broadcast_shapes(shape[:-2], right[:-2])
+    if stack == shape[:-2] == right[:-2]:
+        return blocked_solve(x1, x2)
+    return solve(*[broadcast_to(x, (*stack, *shape_of(x)[-2:])) for x in (x1, x2)])
 
 
 # -- products --------------------------------------------------------------------------------------

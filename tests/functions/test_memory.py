@@ -18,6 +18,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
+from shardtensor.functions.algorithms import blocked
 from shardtensor.testing import checked
 from tests.cases import CASES
 from tests.layouts import mesh_of
@@ -75,18 +76,24 @@ def share(x: st.ShardedTensor) -> int:
     return max(shard.data.nbytes for shard in x.addressable_shards)
 
 
-def measured(meter: Meter, call: Callable[..., Any], hosts: list[Any]) -> tuple[int, int]:
+def measured(meter: Meter, call: Callable[..., Any], hosts: list[Any], spec: tuple[Any, ...]) -> tuple[int, int]:
     """Returns the bytes that the fullest device held, and its share of the operands and the result."""
     mesh = mesh_of((8,), "checked")
-    xs = [st.device_put(host, st.NamedSharding(mesh, st.P("x"))) for host in hosts]
+    xs = [st.device_put(host, st.NamedSharding(mesh, st.P(*spec))) for host in hosts]
     held, result = meter.during(lambda: call(*xs))
     operands = sum(map(share, xs))
     return held + operands, operands + sum(map(share, tensors(result)))
 
 
-def grows_by(meter: Meter, call: Callable[..., Any], hosts: Callable[[int], list[Any]], n: int) -> float:
+def grows_by(
+    meter: Meter,
+    call: Callable[..., Any],
+    hosts: Callable[[int], list[Any]],
+    n: int,
+    spec: tuple[Any, ...] = ("x",),
+) -> float:
     """Returns the growth of what a device holds, divided by that of its share, from n elements to four times as many."""
-    small, large = measured(meter, call, hosts(n)), measured(meter, call, hosts(4 * n))
+    small, large = measured(meter, call, hosts(n), spec), measured(meter, call, hosts(4 * n), spec)
     return (large[0] - small[0]) / (large[1] - small[1])
 
 
@@ -133,6 +140,36 @@ LONG: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
 def test_a_device_holds_a_part(name: str, meter: Meter) -> None:
     call, hosts = LONG[name]
     assert grows_by(meter, call, hosts, 1 << 15) <= 3.05
+
+
+def symmetric(n: int) -> Any:
+    return np.eye(n) * n + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("cholesky", ("x",)),
+        ("slogdet", ("x",)),
+        *[
+            pytest.param(name, spec, marks=pytest.mark.full)
+            for name in ("cholesky", "solve", "inv", "slogdet", "det")
+            for spec in [("x",), (None, "x")]
+        ],
+    ],
+    ids=str,
+)
+def test_a_device_holds_a_part_of_square_matrices(
+    name: str, spec: tuple[Any, ...], meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Panels are narrow, as they are in large matrices."""
+    for constant, size in {"_GATHERED": 0, "_PANEL": 2, "_SCRATCH": 1 << 12}.items():
+        monkeypatch.setattr(blocked, constant, size)
+
+    def call(x: Any) -> Any:
+        return st.linalg.solve(x, np.ones(x.shape[0])) if name == "solve" else getattr(st.linalg, name)(x)
+
+    assert grows_by(meter, call, lambda n: [symmetric(n)], 40, spec) <= 3.05
 
 
 @pytest.mark.parametrize("name", ["hfft", "irfft"])

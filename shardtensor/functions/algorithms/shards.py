@@ -16,7 +16,7 @@ from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed, everywhere, note
 from shardtensor.communication.spanning_communicator import communicator
-from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
+from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.errors import NotAddressableError
@@ -24,11 +24,11 @@ from shardtensor.functions.placement import infer_transfer, reshard_to
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.threads import each
-from shardtensor.sharding.layout import Ints, Shape, as_sharding
+from shardtensor.sharding.layout import Ints, NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, groups_along
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays, tensor, without_elements
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval, memories_of, new_buffers, whole_of
 
 Kernel = Callable[..., Any]
@@ -106,6 +106,14 @@ class Shards:
         """
         made = self.empty(value)
         made._each(kernel, (made.arrays, *columns))
+        return made
+
+    def copied(self, dtype: np.dtype[Any]) -> Shards:
+        """Returns copies of the arrays, which the algorithm may write to, and drops the arrays, so that those that were
+        transferred for this call are free.
+        """
+        made = self.map(functools.partial(_copied, dtype), shape=lambda shape: shape, dtype=dtype)
+        self.arrays = ()
         return made
 
     def tensor(self) -> ShardedTensor:
@@ -193,7 +201,8 @@ class AbstractShards(Shards):
 
     def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
         """See `Shards`."""
-        return AbstractShards(self.value, [host_aval(shape(a.shape), np.dtype(dtype)) for a in self.arrays])
+        made = {one: host_aval(shape(one), np.dtype(dtype)) for one in {a.shape for a in self.arrays}}
+        return AbstractShards(self.value, [made[a.shape] for a in self.arrays])
 
     def assembled(self, value: Aval) -> Shards:
         """See `Shards`."""
@@ -312,11 +321,13 @@ def distributed(
     moves: bool = False,
     whole: Callable[..., Any] | None = None,
     result: Callable[..., Any] | None = None,
+    layout: Callable[..., Sequence[NamedSharding]] | None = None,
+    known_messages: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
 
-    Operators may have further operands, which are transferred to the sharding of the first one: the function receives
-    the `Shards` of all of them.
+    Operators may have further operands: the function receives the `Shards` of all of them. The operands are transferred
+    to the sharding of the first one, or to the layout that the algorithm needs.
 
     Args:
         function: the function that the declaration returned.
@@ -327,10 +338,19 @@ def distributed(
             because its messages depend on the elements.
         result: ``result(*avals, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
             several results have a tuple of avals, and of arrays or `Shards`.
+        layout: ``layout(*avals, **params)`` returns the sharding that the algorithm needs of each operand.
+        known_messages: whether the messages follow from the shapes. Then ``whole`` runs where transfers are recorded,
+            too, so that a log does not change the result.
     """
     op = OPS[function.__name__]
-
     further = len(op.operands) - 1
+
+    @functools.lru_cache(1024, typed=True)
+    def targets(*avals_and_params: Any) -> Sequence[NamedSharding]:
+        if layout is None:
+            return [avals_and_params[0].sharding] * (1 + further)
+        params = zip(op.params, avals_and_params[1 + further :], strict=True)
+        return layout(*avals_and_params[: 1 + further], **dict(params))
 
     @functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, may differ in type.
     def known(*avals_and_params: Any) -> Any:
@@ -338,36 +358,39 @@ def distributed(
         params = zip(op.params, avals_and_params[1 + further :], strict=True)
         return result(*avals_and_params[: 1 + further], **dict(params))
 
-    def at_once(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
+    def at_once(operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
         assert whole is not None
-        target = x._aval.sharding
-        moves = [operand_transfer(_kind_of(y), target) for y in others]
-        avals = known(x._aval, *[aval(y.shape, y.dtype, target, False) for y in others], *params)
-        arrays = [move.whole(y, op.name) for move, y in zip(moves, others, strict=True)]
-        made = whole(whole_array(x, op.name), *arrays, **dict(zip(op.params, params, strict=True)))
+        shardings = targets(*map(_kind_of, operands), *params)
+        moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
+        avals = known(*map(_laid_out, operands, shardings), *params)
+        arrays = [move.unrecorded(y, op.name) for move, y in zip(moves, operands, strict=True)]
+        made = whole(*arrays, **dict(zip(op.params, params, strict=True)))
         return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
 
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
         def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
-            value = x._aval
-            if lacks_elements(x) or any(map(lacks_elements, others)):
-                announce_reading(x)
+            operands = (x, *others)
+            shardings = targets(*map(_kind_of, operands), *params)
+            if any(map(lacks_elements, operands)):
                 kind: Callable[..., Any] = AbstractCommunicator
-                shards = [_abstract_shards(value), *[_abstract_operand(y, value, op.name) for y in others]]
+                shards = [_abstract_operand(y, target, op.name) for y, target in zip(operands, shardings, strict=True)]
             else:
                 kind = communicator
+                value = _laid_out(x, shardings[0])
                 if len(processes_of(value.sharding.mesh.flat)) > 1:
                     note(f"{op.name}({value.dtype}{list(value.shape)} {value.sharding.spec})")
-                shards = [shards_of(value, shard_arrays(x)), *[_operand(y, value, op.name) for y in others]]
-            along = functools.partial(MeshCommunicator, op.name, value, kind=kind, explicit=not moves)
+                shards = [_operand(y, target, op.name) for y, target in zip(operands, shardings, strict=True)]
+            along = functools.partial(MeshCommunicator, op.name, shards[0].value, kind=kind, explicit=not moves)
             return body(*shards, along, **dict(zip(op.params, params, strict=True)))
 
         def algorithm(x: Any, *others_and_params: Any) -> Any:
             others, params = others_and_params[:further], others_and_params[further:]
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
-            if whole is not None and x._aval.backend.on_host and not is_recording():
-                return at_once(x, others, params)
+            if whole is not None and x._aval.backend.on_host and (known_messages or not is_recording()):
+                if is_recording():
+                    run(without_elements(x._aval), others, params)
+                return at_once((x, *others), params)
             with FloatingPointErrors(op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
                 return _each_of(lambda made: made.tensor(), run(x, others, params))
 
@@ -389,25 +412,30 @@ def _kind_of(y: Any) -> Aval | HostAval:
     return y._aval if isinstance(y, ShardedTensor) else host_aval(y.shape, y.dtype)
 
 
-def _operand(y: Any, value: Aval, caller: str) -> Shards:
-    """Returns the shards of a further operand in the sharding of the first one."""
-    move, made = operand_transfer(_kind_of(y), value.sharding), aval(y.shape, y.dtype, value.sharding, False)
-    return shards_of(made, move.shards(y, caller))
+def _laid_out(y: Any, sharding: NamedSharding) -> Aval:
+    """Returns the aval of an operand in the sharding that the algorithm needs."""
+    return aval(y.shape, y.dtype, sharding, isinstance(y, ShardedTensor) and y._aval.committed)
 
 
-def _abstract_operand(y: Any, value: Aval, caller: str) -> Shards:
+def _operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
+    """Returns the shards of an operand in the sharding that the algorithm needs."""
+    move, value = operand_transfer(_kind_of(y), sharding), _laid_out(y, sharding)
+    return shards_of(value, move.shards(y, caller))
+
+
+def _abstract_operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
     """Returns those of an operand without elements, and records the transfer if a log is active."""
-    move = operand_transfer(_kind_of(y), value.sharding)
+    move, value = operand_transfer(_kind_of(y), sharding), _laid_out(y, sharding)
     if is_recording():
         announce_reading(y)
         if not move.stays:
             move.schedule(caller).announce()
-    return _abstract_shards(aval(y.shape, y.dtype, value.sharding, False))
-
-
-def _abstract_shards(value: Aval) -> Shards:
     grid = value.grid
     return AbstractShards(value, [host_aval(grid.shape(k), value.dtype) for k in range(len(grid.devices))])
+
+
+def _copied(dtype: np.dtype[Any], xp: Any, array: Any) -> Any:
+    return xp.asarray(array, dtype=dtype, copy=True)
 
 
 def _each_of(function: Callable[..., Any], first: Any, *others: Any) -> Any:

@@ -40,14 +40,29 @@ def is_tall(x: Any) -> bool:
 
     The rows are not split if another dimension can take the split, so that each device has whole matrices.
     """
-    if not isinstance(x, ShardedTensor) or x.ndim < 2 or (x.dtype.char not in "fdFD" and x.dtype.kind not in "biu"):
+    if not is_factorized(x) or not splits_matrices(x):
         return False
-    *stack, rows, columns = x.shape
-    *chains, split, whole = x.sharding.spec.chains_of(x.ndim)
+    rows, columns = x.shape[-2:]
+    split, whole = x.sharding.spec.chains_of(x.ndim)[-2:]
     parts = math.prod([x.sharding.mesh.shape[a] for a in split])
-    if parts == 1 or whole or not columns or rows // parts < columns:
-        return False
-    return all(chain or size < parts for chain, size in zip(chains, stack, strict=True))
+    return parts > 1 and not whole and columns > 0 and rows // parts >= columns
+
+
+def is_factorized(x: Any) -> bool:
+    """Whether x is a tensor of matrices of a dtype that LAPACK factorizes."""
+    return isinstance(x, ShardedTensor) and x.ndim >= 2 and is_solvable(x.dtype)
+
+
+def is_solvable(dtype: np.dtype[Any]) -> bool:
+    """Whether LAPACK computes with the dtype."""
+    return dtype.char in "fdFD" or dtype.kind in "biu"
+
+
+def splits_matrices(x: ShardedTensor) -> bool:
+    """Whether the last two dimensions are split, and no other dimension can take the split."""
+    *stack, rows, columns = x.sharding.spec.chains_of(x.ndim)
+    parts = math.prod([x.sharding.mesh.shape[a] for a in (*rows, *columns)])
+    return parts > 1 and all(chain or size < parts for chain, size in zip(stack, x.shape, strict=False))
 
 
 def is_wide(x: Any) -> bool:
