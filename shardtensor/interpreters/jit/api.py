@@ -33,6 +33,7 @@ from shardtensor.interpreters.jit.trace import Trace, Traced, Tracer, tracing
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
+from shardtensor.tensor.operands import host_aval
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor, without_elements
 
@@ -107,6 +108,7 @@ class JitFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the function, which is traced if no call with such arguments has been."""
         if innermost() is not None or _disabled.get():
             return self._inline(args, kwargs)
         made, executable = self._found(args, kwargs)
@@ -142,7 +144,7 @@ class JitFunction:
         if self._static:
             mine, args, kwargs = self._static.split(args, kwargs)
         found, form = flattened(args, kwargs)
-        made = checked_call(found, None, functools.partial(self._names, mine, args, kwargs), self._cache.captured)
+        made = checked_call(found, lambda: self._names(mine, args, kwargs), self._cache.captured)
         return made, (form, static_key(mine) if mine else ())
 
     def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
@@ -173,7 +175,7 @@ class JitFunction:
 
     def _inline(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls the function itself: jit is disabled, or an interpreter around it sees what it does."""
-        args, _ = self._placed(args)
+        args = self._placed(args)
         return self._out(self._fn(*args, **kwargs))
 
     # -- tracing -------------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ class JitFunction:
         every, named = joined(mine, traced_args, traced_kwargs)
         donated = self._donated_units(made, args, kwargs, where)
         with tracing(tracer):
-            placed, _ = self._placed(every)
+            placed = self._placed(every)
             result = self._out(self._fn(*placed, **named))
             outputs = self._outputs(tracer, inputs, made.units, result, donated)
         sources = {k: c for k, c in trace.captured.items() if isinstance(c.source, ShardedTensor)}
@@ -290,10 +292,10 @@ class JitFunction:
 
     # -- shardings -----------------------------------------------------------------------------------
 
-    def _placed(self, args: Sequence[Any]) -> tuple[Sequence[Any], None]:
+    def _placed(self, args: Sequence[Any]) -> Sequence[Any]:
         """Returns the positional arguments in the layouts of ``in_shardings``."""
         if self._in_shardings is None:
-            return args, None
+            return args
         kept = [n for n in range(len(args)) if n not in self._static.numbers]
         tree = tuple([args[n] for n in kept])
         wanted = self._in_shardings
@@ -302,7 +304,7 @@ class JitFunction:
         made = list(args)
         for n, x in zip(kept, placed, strict=True):
             made[n] = x
-        return made, None
+        return made
 
     def _out(self, result: Any) -> Any:
         """Returns the result in the layouts of ``out_shardings``."""
@@ -333,8 +335,6 @@ def _window(unit: Any, x: ShardedTensor, view_spec: Any) -> Any:
     """Returns the aval of a view of an input; for one of a host array, an aval of a host array."""
     if view_spec is None or isinstance(unit, ShardedTensor):
         return x._aval
-    from shardtensor.tensor.operands import host_aval
-
     return host_aval(x.shape, x.dtype)
 
 

@@ -13,6 +13,7 @@ from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import raise_named
+from shardtensor.interpreters.jit.groups import Fused
 from shardtensor.interpreters.jit.program import Program, Var
 from shardtensor.interpreters.jit.replay import Values, steps_of, view_of
 from shardtensor.interpreters.mutation.views import snapshot
@@ -75,7 +76,8 @@ class Executable:
         self.outputs = outputs
         self.tree = tree
         self.donated = donated
-        self.steps = steps_of(program, EAGER)
+        self.kernels: list[Fused] = []
+        self.nodes, self.steps = steps_of(program, EAGER, self.kernels.append)
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
         every = [*sources, *[v for equation in program.equations for v in equation.makes()]]
@@ -112,15 +114,19 @@ class Executable:
         values: Values = [None] * self._size
         for number, x in zip(self._numbers, sources, strict=True):
             values[number] = _snapshot(x) if type(x) is ShardedTensor else x
-        k = 0
+        done = 0
         try:
-            for k, step in enumerate(self.steps):
+            for step in self.steps:
                 step(values)
-        except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
+                done += 1
+        except (ShardTensorError, OverflowError, MemoryError, LinAlgError, FloatingPointError) as error:
+            equation = self.nodes[done][-1]
             try:
-                raise_named(self.program.equations[k].op, error)
+                if isinstance(error, FloatingPointError):
+                    raise
+                raise_named(equation.op, error)
             except Exception as named:
-                named.add_note(f"jit: in {self.name}, at {self.program.equations[k].source}")
+                named.add_note(f"jit: in {self.name}, at {equation.source}")
                 raise
         return values
 

@@ -129,6 +129,11 @@ class Compiled:
         self._units_of = units_of
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        Raises:
+            ArgumentTypeError: the program is one for arguments of other types.
+        """
         return self._executable(self._units_of(args, kwargs))
 
 
@@ -145,7 +150,7 @@ def _written(equation: Equation) -> int:
 
 def _peak(program: Program) -> int:
     """Returns the largest sum of the bytes of values that are needed at the same time."""
-    last = last_uses(program)
+    last = last_uses(program, [(e,) for e in program.equations])
     live = {v: _nbytes(v) for v in (*program.inputs, *program.captured)}
     most = sum(live.values())
     for k, equation in enumerate(program.equations):
