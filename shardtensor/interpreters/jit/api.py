@@ -92,6 +92,7 @@ class JitFunction:
         out_shardings: Any,
         static: Signature,
         donated: Signature,
+        executor: str | None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -99,7 +100,10 @@ class JitFunction:
         self._out_shardings = out_shardings
         self._static = static
         self._donated = donated
-        self._cache = _cache_of(fn, (in_shardings, out_shardings, *[(s.numbers, s.names) for s in (static, donated)]))
+        self._executor = executor
+        self._cache = _cache_of(
+            fn, (in_shardings, out_shardings, executor, *[(s.numbers, s.names) for s in (static, donated)])
+        )
 
     def __repr__(self) -> str:
         return f"<jit of {_name_of(self._fn)}>"
@@ -231,7 +235,7 @@ class JitFunction:
         )
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
-        return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated)
+        return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]
@@ -401,6 +405,7 @@ def jit(
     static_argnames: str | Sequence[str] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
     donate_argnames: str | Sequence[str] | None = ...,
+    executor: str | None = ...,
 ) -> JitFunction: ...
 
 
@@ -414,6 +419,7 @@ def jit(
     static_argnames: str | Sequence[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
+    executor: str | None = None,
 ) -> Any:
     """Returns a function with the results of ``fn`` that traces it once and then runs its program.
 
@@ -432,8 +438,13 @@ def jit(
             be hashable.
         donate_argnums, donate_argnames: the arguments whose memory is given away: using them after the call raises
             DonatedError.
+        executor: what computes chains of elementwise functions, and reductions of rows, in the memory of the host:
+            ``"numpy"``, NumPy's functions block by block, with the bits of eager mode; ``"c"``, compiled C, within a
+            few ulp for functions such as `exp`, and without floating-point warnings; None, NumPy, and for large
+            arrays C as soon as the system's compiler has compiled it in the background.
 
     Raises:
+        BackendError: ``executor="c"``, and there is no C compiler, or it fails.
         ArgumentTypeError: ``fn`` is not a function; at a call: a static argument is not hashable.
         ArgumentError: a number or name is not that of an argument; at a call: a donated tensor is given twice, or
             shardings do not have the structure of the arguments or of the result.
@@ -446,13 +457,22 @@ def jit(
     >>> step(st.ones(3), st.arange(3), 0.5).tolist()
     [-0.5, -0.5, -0.5]
     >>> print(step.lower(st.ones(3), st.arange(3), 0.5).as_text())
+    { lambda v0:f8[3]P('d'), v1:i8[3]P('d'), v2:float .
+      v3:f8[3]P('d') = multiply v1 v0
+      v4:f8[]P() = sum(keepdims=False) v3
+      v5:f8[]P() = multiply v2 v4
+      v6:f8[3]P('d') = subtract v0 v5
+      in () v0 := v6 }
     """
     if not callable(fn):
         raise ArgumentTypeError(f"jit: fn is a {type(fn).__name__}; wanted a function")
+    if executor not in (None, "numpy", "c"):
+        raise ArgumentError(f'jit: executor is {executor!r}; wanted "numpy", "c" or None')
     return JitFunction(
         fn,
         in_shardings,
         out_shardings,
         Signature(fn, static_argnums, static_argnames, "static"),
         Signature(fn, donate_argnums, donate_argnames, "donate"),
+        executor,
     )

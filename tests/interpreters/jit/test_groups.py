@@ -108,13 +108,21 @@ def test_random_groups(examples: int) -> None:
         shapes = [shape, shape, (1, shape[1]), (shape[1],), (shape[0], 1), ()]
         given = [
             st.device_put(
-                array(data.draw(some.sampled_from(shapes)), data.draw(some.sampled_from(["float32", "float64", "int32", "bool"])), k),
+                array(
+                    data.draw(some.sampled_from(shapes)),
+                    data.draw(some.sampled_from(["float32", "float64", "int32", "bool"])),
+                    k,
+                ),
                 st.NamedSharding(mesh, data.draw(specs(mesh, 0))),
             )
             for k in range(3)
         ]
         plan = [
-            (data.draw(some.sampled_from([*UNARY, *BINARY, *ROWS])), *[data.draw(some.integers(0, 20)) for _ in range(2)], data.draw(some.booleans()))
+            (
+                data.draw(some.sampled_from([*UNARY, *BINARY, *ROWS])),
+                *[data.draw(some.integers(0, 20)) for _ in range(2)],
+                data.draw(some.booleans()),
+            )
             for _ in range(8)
         ]
 
