@@ -6,6 +6,7 @@ See `shardtensor.interpreters.execution.planning` for the plans.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,19 @@ def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
 
         return linear_plan(op, kinds, params) or make_plan(op, [_of_sum(k) for k in kinds], params)
     return make_plan(op, kinds, params)
+
+
+def plan_for(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
+    """Returns the plan of an operator for operands of these kinds, of which one is that of a tensor."""
+    try:
+        return _cached_plan(op, None, *params, *kinds)
+    except ShardTensorError:
+        raise
+    except TypeError:
+        if _is_hashable(params):
+            raise
+        hashable = [_hashable(op, n, p) for n, p in zip(op.params, params, strict=True)]
+        return _cached_plan(op, None, *hashable, *kinds)
 
 
 def _of_sum(kind: Kind) -> Kind:

@@ -33,6 +33,7 @@ from shardtensor.interpreters.jit.trace import Trace, Traced, Tracer, tracing
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
+from shardtensor.tensor.operands import host_aval
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor, without_elements
 
@@ -91,6 +92,7 @@ class JitFunction:
         out_shardings: Any,
         static: Signature,
         donated: Signature,
+        executor: str | None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -98,7 +100,10 @@ class JitFunction:
         self._out_shardings = out_shardings
         self._static = static
         self._donated = donated
-        self._cache = _cache_of(fn, (in_shardings, out_shardings, *[(s.numbers, s.names) for s in (static, donated)]))
+        self._executor = executor
+        self._cache = _cache_of(
+            fn, (in_shardings, out_shardings, executor, *[(s.numbers, s.names) for s in (static, donated)])
+        )
 
     def __repr__(self) -> str:
         return f"<jit of {_name_of(self._fn)}>"
@@ -107,6 +112,7 @@ class JitFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the function, which is traced if no call with such arguments has been."""
         if innermost() is not None or _disabled.get():
             return self._inline(args, kwargs)
         made, executable = self._found(args, kwargs)
@@ -142,7 +148,7 @@ class JitFunction:
         if self._static:
             mine, args, kwargs = self._static.split(args, kwargs)
         found, form = flattened(args, kwargs)
-        made = checked_call(found, None, functools.partial(self._names, mine, args, kwargs), self._cache.captured)
+        made = checked_call(found, lambda: self._names(mine, args, kwargs), self._cache.captured)
         return made, (form, static_key(mine) if mine else ())
 
     def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
@@ -173,7 +179,7 @@ class JitFunction:
 
     def _inline(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls the function itself: jit is disabled, or an interpreter around it sees what it does."""
-        args, _ = self._placed(args)
+        args = self._placed(args)
         return self._out(self._fn(*args, **kwargs))
 
     # -- tracing -------------------------------------------------------------------------------------
@@ -206,7 +212,7 @@ class JitFunction:
         every, named = joined(mine, traced_args, traced_kwargs)
         donated = self._donated_units(made, args, kwargs, where)
         with tracing(tracer):
-            placed, _ = self._placed(every)
+            placed = self._placed(every)
             result = self._out(self._fn(*placed, **named))
             outputs = self._outputs(tracer, inputs, made.units, result, donated)
         sources = {k: c for k, c in trace.captured.items() if isinstance(c.source, ShardedTensor)}
@@ -229,7 +235,7 @@ class JitFunction:
         )
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
-        return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated)
+        return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]
@@ -290,10 +296,10 @@ class JitFunction:
 
     # -- shardings -----------------------------------------------------------------------------------
 
-    def _placed(self, args: Sequence[Any]) -> tuple[Sequence[Any], None]:
+    def _placed(self, args: Sequence[Any]) -> Sequence[Any]:
         """Returns the positional arguments in the layouts of ``in_shardings``."""
         if self._in_shardings is None:
-            return args, None
+            return args
         kept = [n for n in range(len(args)) if n not in self._static.numbers]
         tree = tuple([args[n] for n in kept])
         wanted = self._in_shardings
@@ -302,7 +308,7 @@ class JitFunction:
         made = list(args)
         for n, x in zip(kept, placed, strict=True):
             made[n] = x
-        return made, None
+        return made
 
     def _out(self, result: Any) -> Any:
         """Returns the result in the layouts of ``out_shardings``."""
@@ -333,8 +339,6 @@ def _window(unit: Any, x: ShardedTensor, view_spec: Any) -> Any:
     """Returns the aval of a view of an input; for one of a host array, an aval of a host array."""
     if view_spec is None or isinstance(unit, ShardedTensor):
         return x._aval
-    from shardtensor.tensor.operands import host_aval
-
     return host_aval(x.shape, x.dtype)
 
 
@@ -401,6 +405,7 @@ def jit(
     static_argnames: str | Sequence[str] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
     donate_argnames: str | Sequence[str] | None = ...,
+    executor: str | None = ...,
 ) -> JitFunction: ...
 
 
@@ -414,6 +419,7 @@ def jit(
     static_argnames: str | Sequence[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
+    executor: str | None = None,
 ) -> Any:
     """Returns a function with the results of ``fn`` that traces it once and then runs its program.
 
@@ -432,8 +438,13 @@ def jit(
             be hashable.
         donate_argnums, donate_argnames: the arguments whose memory is given away: using them after the call raises
             DonatedError.
+        executor: what computes chains of elementwise functions, and reductions of rows, in the memory of the host:
+            ``"numpy"``, NumPy's functions block by block, with the bits of eager mode; ``"c"``, compiled C, within a
+            few ulp for functions such as `exp`, and without floating-point warnings; None, NumPy, and for large
+            arrays C as soon as the system's compiler has compiled it in the background.
 
     Raises:
+        BackendError: ``executor="c"``, and there is no C compiler, or it fails.
         ArgumentTypeError: ``fn`` is not a function; at a call: a static argument is not hashable.
         ArgumentError: a number or name is not that of an argument; at a call: a donated tensor is given twice, or
             shardings do not have the structure of the arguments or of the result.
@@ -446,13 +457,22 @@ def jit(
     >>> step(st.ones(3), st.arange(3), 0.5).tolist()
     [-0.5, -0.5, -0.5]
     >>> print(step.lower(st.ones(3), st.arange(3), 0.5).as_text())
+    { lambda v0:f8[3]P('d'), v1:i8[3]P('d'), v2:float .
+      v3:f8[3]P('d') = multiply v1 v0
+      v4:f8[]P() = sum(keepdims=False) v3
+      v5:f8[]P() = multiply v2 v4
+      v6:f8[3]P('d') = subtract v0 v5
+      in () v0 := v6 }
     """
     if not callable(fn):
         raise ArgumentTypeError(f"jit: fn is a {type(fn).__name__}; wanted a function")
+    if executor not in (None, "numpy", "c"):
+        raise ArgumentError(f'jit: executor is {executor!r}; wanted "numpy", "c" or None')
     return JitFunction(
         fn,
         in_shardings,
         out_shardings,
         Signature(fn, static_argnums, static_argnames, "static"),
         Signature(fn, donate_argnums, donate_argnames, "donate"),
+        executor,
     )

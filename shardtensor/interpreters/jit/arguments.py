@@ -1,4 +1,4 @@
-"""The arguments of a traced function: which of them are traced, what they have in common, and what a call is known by."""
+"""The arguments of a traced function: which of them are traced, what they share, and what calls are compared by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths
-from shardtensor.tensor.storage import Donated
+from shardtensor.tensor.storage import Donated, Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 
@@ -44,7 +44,7 @@ class Call:
 
     key: tuple[Any, ...]
     units: list[Any]
-    leaves: list[Leaf]
+    leaves: Sequence[Leaf]
 
 
 class Signature:
@@ -122,15 +122,19 @@ def call_of(found: list[Any], captured: Mapping[int, Any]) -> Call:
     """
     kinds: list[Any] = []
     bases: list[Any] = []
+    plain = True
     for k, x in enumerate(found):
         kind = type(x)
         if kind is ShardedTensor:
             storage = x._storage
-            base = getattr(storage, "base", x)
-            if type(base._storage) is Donated:
-                base._storage.stored()
+            base = x
+            if type(storage) is not Storage:
+                base = getattr(storage, "base", x)
+                if type(base._storage) is Donated:
+                    base._storage.stored()
             bases.append((k, base))
-            kinds.append(x._aval if x._aval.ndim else (x._aval, x._is_scalar))
+            value = x._aval
+            kinds.append(value if value.ndim else (value, x._is_scalar))
         elif kind in SCALARS:
             kinds.append(kind)
         elif kind is np.ndarray and x.dtype.kind in "biufcmM":
@@ -144,18 +148,19 @@ def call_of(found: list[Any], captured: Mapping[int, Any]) -> Call:
             return call_of(found, captured)
         else:
             kinds.append(_Static(x))
+            plain = False
     if len(bases) > 1 or captured:
         counts: dict[int, int] = {}
         for _, base in bases:
-            counts[id(base)] = counts.get(id(base), 0) + 1
+            i = id(base)
+            counts[i] = counts.get(i, 0) + 1
         if len(counts) < len(bases) or any(i in captured for i in counts):
             return _aliased(found, kinds, bases, counts, captured)
-    key = tuple(kinds)
-    units = [x for x, kind in zip(found, kinds, strict=True) if type(kind) is not _Static]
-    return Call(key, units, [])
+    units = found if plain else [x for x, kind in zip(found, kinds, strict=True) if type(kind) is not _Static]
+    return Call(tuple(kinds), units, ())
 
 
-def plain_leaves(call: Call) -> list[Leaf]:
+def plain_leaves(call: Call) -> Sequence[Leaf]:
     """Returns for each leaf which input it is."""
     if call.leaves:
         return call.leaves
@@ -240,7 +245,7 @@ def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
     return tuple(made)
 
 
-def checked_call(found: list[Any], tree: Any, names: Callable[[], Sequence[str]], captured: Mapping[int, Any]) -> Call:
+def checked_call(found: list[Any], names: Callable[[], Sequence[str]], captured: Mapping[int, Any]) -> Call:
     """Returns `call_of` the leaves; its error names the argument that is not hashable."""
     try:
         return call_of(found, captured)

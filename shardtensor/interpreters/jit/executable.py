@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from numpy.linalg import LinAlgError
 
+from shardtensor.communication.transfer_log import logger
 from shardtensor.core import OPS
-from shardtensor.errors import ShardTensorError
+from shardtensor.errors import BackendError, ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import raise_named
+from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
+from shardtensor.interpreters.jit.groups import Fused, work_of
+from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
 from shardtensor.interpreters.jit.replay import Values, steps_of, view_of
 from shardtensor.interpreters.mutation.views import snapshot
@@ -58,6 +63,12 @@ class Executable:
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
         donated: the numbers of inputs whose memory is donated.
+        executor: what runs kernels: ``"numpy"``, ``"c"``, or None for NumPy until a compiler has compiled them in the
+            background.
+
+    Attributes:
+        nodes: the equations of each step: one, or those of a kernel.
+        kernels: the groups of equations that are one kernel.
     """
 
     def __init__(
@@ -68,6 +79,7 @@ class Executable:
         outputs: Sequence[Output],
         tree: Any,
         donated: Sequence[int],
+        executor: str | None,
     ) -> None:
         self.name = name
         self.program = program
@@ -75,7 +87,12 @@ class Executable:
         self.outputs = outputs
         self.tree = tree
         self.donated = donated
-        self.steps = steps_of(program, EAGER)
+        self.kernels: list[Fused] = []
+        self.nodes, self.steps = steps_of(program, EAGER, self.kernels.append)
+        self.executor = executor
+        if executor == "c":
+            self._compile()
+        self._waits = executor is None and any(work_of(k) >= _LARGE for k in self.kernels)
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
         every = [*sources, *[v for equation in program.equations for v in equation.makes()]]
@@ -91,6 +108,8 @@ class Executable:
 
     def __call__(self, units: Sequence[Any]) -> Any:
         """Runs the program on the inputs, commits its writes, and returns the result."""
+        if self._waits:
+            self._compile_in_background()
         sources = [*units, *self.captured]
         entry: list[Any] = [sources]
         READS[id(entry)] = entry
@@ -108,19 +127,59 @@ class Executable:
                 mark_donated(units[k], "jit")
         return result
 
+    # -- compilation ---------------------------------------------------------------------------------
+
+    def compile(self) -> None:
+        """Waits until the kernels are compiled, unless the executor is NumPy or there is no compiler."""
+        if self.executor is None and self.kernels:
+            self._waits = False
+            try:
+                self._compile()
+            except BackendError as error:
+                _log(self.name, error)
+
+    @property
+    def runs_on(self) -> str:
+        """What runs the kernels now: ``"numpy"``, or ``"c"`` if it runs at least one."""
+        return "c" if any(fused.compiled is not None for fused in self.kernels) else "numpy"
+
+    def _compile(self) -> None:
+        self._use(compile_kernels([fused.kernel for fused in self.kernels]))
+
+    def _compile_in_background(self) -> None:
+        self._waits = False
+        submit([fused.kernel for fused in self.kernels]).add_done_callback(self._compiled)
+
+    def _compiled(self, future: Future[dict[Kernel, CompiledKernel]]) -> None:
+        error = future.exception()
+        if error is None:
+            self._use(future.result())
+        else:
+            _log(self.name, error)
+
+    def _use(self, compiled: Mapping[Kernel, CompiledKernel]) -> None:
+        for fused in self.kernels:
+            fused.compiled = compiled.get(fused.kernel)
+
+    # -- calls ---------------------------------------------------------------------------------------
+
     def _run(self, sources: Sequence[Any]) -> Values:
         values: Values = [None] * self._size
         for number, x in zip(self._numbers, sources, strict=True):
             values[number] = _snapshot(x) if type(x) is ShardedTensor else x
-        k = 0
+        done = 0
         try:
-            for k, step in enumerate(self.steps):
+            for step in self.steps:
                 step(values)
-        except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
+                done += 1
+        except (ShardTensorError, OverflowError, MemoryError, LinAlgError, FloatingPointError) as error:
+            equation = self.nodes[done][-1]
             try:
-                raise_named(self.program.equations[k].op, error)
+                if isinstance(error, FloatingPointError):
+                    raise
+                raise_named(equation.op, error)
             except Exception as named:
-                named.add_note(f"jit: in {self.name}, at {self.program.equations[k].source}")
+                named.add_note(f"jit: in {self.name}, at {equation.source}")
                 raise
         return values
 
@@ -168,6 +227,15 @@ class Executable:
             if output.value.number in self._copied:
                 x = _copy(x)
         return x if output.view_spec is None else view_of(x, output.view_spec, output.aval)
+
+
+_LARGE = 1 << 20
+"""The number of elements that the functions of a kernel compute from which on it is compiled by default."""
+
+
+def _log(name: str, error: BaseException) -> None:
+    """Logs that a function runs on NumPy."""
+    logger().info("jit: the kernels of %s run on NumPy: %s", name, error)
 
 
 def _base(x: Any) -> Any:

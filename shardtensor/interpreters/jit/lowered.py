@@ -9,7 +9,10 @@ from typing import Any
 
 from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.errors import ArgumentError
+from shardtensor.interpreters.jit.c_source import c_source
+from shardtensor.interpreters.jit.compiler import vectorized_functions
 from shardtensor.interpreters.jit.executable import Executable
+from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
 from shardtensor.interpreters.jit.replay import inferred, last_uses
 from shardtensor.interpreters.mutation.views import stand_in
@@ -25,10 +28,10 @@ class Cost:
         transfers: the bytes by operator and mesh axis: dicts from ``(operator, axis)``, where the axis is that of a
             collective or empty.
         bytes: the bytes of all transfers, as `st.transfers` counts them.
-        read, written: the bytes that the equations read and write, each operand and each result counted once for each
-            equation; views are free.
+        read, written: the bytes that calls read and write, each operand and each result counted once for each
+            call; views are free.
         peak: the largest sum of the bytes of values that are needed at the same time, the inputs included.
-        kernels: the number of equations that compute elements.
+        kernels: the number of calls that compute elements: of kernels, and of operators that are none.
         executor: what runs the program.
     """
 
@@ -65,7 +68,9 @@ class Lowered:
         """Returns the program as text.
 
         Args:
-            stage: ``"program"``, the equations; or ``"layouts"``, the equations and what each of them transfers.
+            stage: ``"program"``, the equations; ``"layouts"``, the equations and what each of them transfers;
+                ``"groups"``, the equations with the kernels that compute several of them; or ``"c"``, the text of those
+                kernels that C can compute.
 
         Raises:
             ArgumentError: there is no such stage.
@@ -74,10 +79,26 @@ class Lowered:
             return str(self.program)
         if stage == "layouts":
             return "\n".join(self._layouts())
-        raise ArgumentError(f'as_text: stage is {stage!r}; wanted "program" or "layouts"')
+        if stage == "groups":
+            return "\n".join(self._groups())
+        if stage == "c":
+            kernels = [fused.kernel for fused in self._executable.kernels if has_c(fused.kernel)]
+            return c_source(kernels, vectorized_functions()) if kernels else ""
+        raise ArgumentError(f'as_text: stage is {stage!r}; wanted "program", "layouts", "groups" or "c"')
 
     def __str__(self) -> str:
         return self.as_text()
+
+    def _groups(self) -> Iterator[str]:
+        kernels = iter(self._executable.kernels)
+        for node in self._executable.nodes:
+            if len(node) == 1:
+                yield from node[0].lines()
+                continue
+            yield "one kernel:"
+            for equation in node:
+                yield from (f"    {line}" for line in equation.lines())
+            yield from (f"    {line}" for line in str(next(kernels).kernel).splitlines())
 
     def _layouts(self) -> Iterator[str]:
         logs = self._logs()
@@ -111,13 +132,20 @@ class Lowered:
                 if record.bytes:
                     key = record.operator, record.axis
                     found[key] = found.get(key, 0) + record.bytes
-        work = [e for e in self.program.equations if e.op.name != "view"]
-        read = sum(_nbytes(v) for e in work for v in set(vars_of(e.operands)))
-        written = sum(_written(e) for e in work)
-        return Cost(found, total, read, written, _peak(self.program), len(work), "numpy")
+        nodes = self._executable.nodes
+        last = last_uses(self.program, nodes)
+        work = [node for node in nodes if node[0].op.name != "view"]
+        read = written = 0
+        for k, node in enumerate(nodes):
+            inside = {v for e in node for v in e.makes()}
+            if node[0].op.name != "view":
+                read += sum(_nbytes(v) for v in {v for e in node for v in vars_of(e.operands)} - inside)
+                written += _written(node[0]) if len(node) == 1 else sum(_nbytes(v) for v in inside if last[v] > k)
+        return Cost(found, total, read, written, _peak(self.program, nodes), len(work), self._executable.runs_on)
 
     def compile(self) -> Compiled:
-        """Returns the program as a function of arguments of these types."""
+        """Returns the program as a function of arguments of these types, after its kernels have been compiled."""
+        self._executable.compile()
         return Compiled(self._executable, self._units_of)
 
 
@@ -129,6 +157,11 @@ class Compiled:
         self._units_of = units_of
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        Raises:
+            ArgumentTypeError: the program is one for arguments of other types.
+        """
         return self._executable(self._units_of(args, kwargs))
 
 
@@ -143,22 +176,20 @@ def _written(equation: Equation) -> int:
     return sum(map(_nbytes, equation.makes()))
 
 
-def _peak(program: Program) -> int:
+def _peak(program: Program, nodes: Sequence[Sequence[Equation]]) -> int:
     """Returns the largest sum of the bytes of values that are needed at the same time."""
-    last = last_uses(program)
-    live = {v: _nbytes(v) for v in (*program.inputs, *program.captured)}
+    last = last_uses(program, nodes)
+    held = {*program.inputs, *program.captured}
+    live = {v: _nbytes(v) for v in held}
     most = sum(live.values())
-    for k, equation in enumerate(program.equations):
-        if equation.op.name == "view":
+    for k, node in enumerate(nodes):
+        if node[0].op.name == "view":
             continue
-        in_place = (
-            equation.writes and last.get(equation.operands[0]) == k and equation.operands[0] not in program.inputs
-        )
-        if not in_place:
-            live.update({v: _nbytes(v) for v in equation.makes()})
-        most = max(most, sum(live.values()))
-        if in_place:
-            live.update({v: _nbytes(v) for v in equation.makes()})
-        for v in [v for v in live if last.get(v) == k and v not in program.inputs]:
+        base = node[0].operands[0] if node[0].writes else None
+        in_place = base is not None and last.get(base) == k and base not in held
+        made = {v: _nbytes(v) for e in node for v in e.makes() if len(node) == 1 or last[v] > k}
+        most = max(most, sum(live.values()) + (0 if in_place else sum(made.values())))
+        live |= made
+        for v in [v for v in live if last.get(v) == k and v not in held]:
             del live[v]
     return most

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import Op
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.pytree import leaves, map_leaves
@@ -185,6 +186,11 @@ class Program:
 
     def __hash__(self) -> int:
         return hash((tuple(self.inputs), tuple(self.outputs), len(self.equations)))
+
+
+def shape_of(v: Var) -> Shape:
+    """Returns the shape of a value; a Python scalar has no dimensions."""
+    return () if isinstance(v.kind, type) else v.kind.shape
 
 
 def vars_of(tree: Any) -> list[Var]:

@@ -15,19 +15,21 @@ import numpy as np
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.execution.planning import Plan, make_plan
+from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.jit.groups import Fused, grouped, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars
 from shardtensor.interpreters.jit.trace import PYTHON
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.view_spec import ViewSpec
-from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval
 
 Values = Any
@@ -36,33 +38,48 @@ Values = Any
 Step = Callable[[Values], None]
 
 
-def steps_of(program: Program, interpreter: Interpreter) -> list[Step]:
-    """Returns the steps of a program by an interpreter, `EAGER` or `INFER`, one for each equation.
+Node = Sequence[Equation]
+"""What one step does: an equation, or those that one kernel computes."""
+
+
+def steps_of(
+    program: Program, interpreter: Interpreter, fused: Callable[[Fused], None] | None = None
+) -> tuple[Sequence[Node], list[Step]]:
+    """Returns the nodes of a program, and a step for each by an interpreter.
 
     Each of them takes the values, adds its results, and drops those that no later step uses.
+
+    Args:
+        program: the program.
+        interpreter: `EAGER`, `INFER`, or one that passes calls on.
+        fused: gets the kernel of each step that is one. None: there are none, and each equation has a step.
     """
-    last = last_uses(program)
+    nodes: Sequence[Node] = grouped(program) if fused else [(e,) for e in program.equations]
+    last = last_uses(program, nodes)
     given = {*program.inputs, *program.captured}
     made = []
-    for k, equation in enumerate(program.equations):
+    for k, node in enumerate(nodes):
         dead = [v.number for v, use in last.items() if use == k]
+        if len(node) > 1 and fused is not None:
+            kept = [v for e in node for v in e.makes() if last[v] > k]
+            made.append(_fused(node, kept, dead, fused))
+            continue
+        (equation,) = node
         in_place = equation.writes and equation.operands[0].number in dead and equation.operands[0] not in given
         made.append(_step(equation, interpreter, dead, in_place))
-    return made
+    return nodes, made
 
 
-def last_uses(program: Program) -> dict[Var, int]:
-    """Returns for each value the number of the equation after which it is dropped. A base is used where its views are;
-    a result that nothing uses is dropped by its own equation, and outputs are never dropped.
+def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
+    """Returns for each value the number of the node after which it is dropped. A base is used where its views are; a
+    result that nothing uses is dropped by its own node, and outputs are never dropped.
     """
-    end = len(program.equations)
-    last = dict.fromkeys([*program.outputs, *program.writes.values()], end)
-    for k in range(end - 1, -1, -1):
-        equation = program.equations[k]
-        made = equation.makes()
-        use = max([last.setdefault(v, k) for v in made], default=k)
-        for v in equation.reads():
-            last[v] = max(last.get(v, k), use if equation.op.name == "view" else k)
+    last = dict.fromkeys([*program.outputs, *program.writes.values()], len(nodes))
+    for k in range(len(nodes) - 1, -1, -1):
+        for equation in reversed(nodes[k]):
+            use = max([last.setdefault(v, k) for v in equation.makes()], default=k)
+            for v in equation.reads():
+                last[v] = max(last.get(v, k), use if equation.op.name == "view" else k)
     return last
 
 
@@ -76,35 +93,12 @@ def _step(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_
         return _on_python_scalars(equation, dead)
     if equation.programs:
         return _map(equation, interpreter, dead)
-    if interpreter is EAGER and (plan := _plan(equation)) is not None:
+    if interpreter is EAGER and (plan := plan_of(equation)) is not None:
         return _planned(equation, plan, dead)
     return _call(equation, interpreter, dead)
 
 
 # -- operators with a plan -------------------------------------------------------------------------
-
-
-def _plan(equation: Equation) -> Plan | None:
-    """Returns the plan of an equation whose plan depends on nothing but the kinds of its operands; else None."""
-    op = equation.op
-    if op.view_spec or op.composite or op.algorithm or op.creates or type(equation.results) is not Var:
-        return None
-    kinds: list[Any] = []
-    tensors = 0
-    for x in equation.operands:
-        if type(x) is Var:
-            tensors += isinstance(x.kind, Aval)
-            # A scalar may be an element of another tensor, with which devices that own the element compute.
-            if isinstance(x.kind, Aval) and (not x.kind.ndim or x.kind.unreduced):
-                return None
-            kinds.append(x.kind)
-        elif x is None or type(x) in SCALARS:
-            kinds.append(None if x is None else type(x))
-        elif isinstance(x, (np.ndarray, np.generic)):
-            kinds.append(host_aval(x.shape, x.dtype))
-        else:
-            return None
-    return make_plan(op, kinds, equation.params) if tensors and op.params[-1:] != ("layout",) else None
 
 
 def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
@@ -138,6 +132,25 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
 
 def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
     return lambda values: tuple([values[x.number] if type(x) is Var else x for x in operands])
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def _fused(node: Node, kept: Sequence[Var], dead: Sequence[int], fused: Callable[[Fused], None]) -> Step:
+    """Returns the step of a kernel. While transfers are recorded, the equations run one by one, as eager mode does."""
+    made = Fused(node, kept)
+    alone = functools.cache(lambda: [_step(equation, EAGER, (), False) for equation in node])
+    fused(made)
+
+    def step(values: Values) -> None:
+        if is_recording() or not made(values):
+            for one in alone():
+                one(values)
+        for number in dead:
+            values[number] = None
+
+    return step
 
 
 # -- other calls -----------------------------------------------------------------------------------
@@ -177,7 +190,8 @@ def _bind_results(values: Values, names: Any, made: Any) -> None:
 def _view(equation: Equation, dead: Sequence[int]) -> Step:
     (base,), result = equation.operands, equation.results.number
     view_spec, value = equation.into, equation.window
-    assert view_spec is not None and value is not None
+    assert view_spec is not None
+    assert value is not None
 
     def step(values: Values) -> None:
         values[result] = view_of(values[base.number], view_spec, value)
@@ -214,7 +228,8 @@ def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:
 def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_place: bool) -> Step:
     op, params, view_spec, window = equation.op, equation.params, equation.into, equation.window
     base, result = equation.operands[0].number, equation.results.number
-    assert view_spec is not None and isinstance(window, Aval)
+    assert view_spec is not None
+    assert isinstance(window, Aval)
     value = equation.results.kind
     whole = window is value and len(view_spec.boxes) == 1 and view_spec.boxes[0].is_whole and view_spec.part is None
     others = equation.operands[1:]
@@ -262,7 +277,7 @@ class _Body:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.steps = steps_of(program, _BOUND)
+        self.steps = steps_of(program, _BOUND)[1]
 
     def __call__(self, around: Mapping[int, Any], args: Any) -> Any:
         values = dict(around)
@@ -302,6 +317,6 @@ def inferred(
     """
     values: Values = {v.number: x for v, x in zip((*program.inputs, *program.captured), given, strict=True)}
     with interpreting(INFER):
-        for equation, step in zip(program.equations, steps_of(program, INFER), strict=True):
+        for equation, step in zip(program.equations, steps_of(program, INFER)[1], strict=True):
             with around(equation):
                 step(values)

@@ -211,6 +211,11 @@ class Tracer(Interpreter):
         written = mark_array(without_elements(base._aval))
         target = written if out is base else tensor(out._aval, View(written, view_spec))
         with interpreting(self.inner), self._located(op, held):
+            if out is base and self._overwrites(op, held, given, params, base._aval):
+                made = self._traced(base._aval, written, self.trace.depends(vars_of(held)))
+                self._add(Equation(op, held, params, made.value))
+                self._rebind(base, made)
+                return
             self.inner.write(target, op, (target, *given[1:]) if op.assigns else given, params)
         others, window = held, out._aval
         if op.assigns:
@@ -223,6 +228,17 @@ class Tracer(Interpreter):
         operands = (before.value, *others)
         made = self._traced(base._aval, written, self.trace.depends(vars_of(operands)))
         self._add(Equation(op, operands, params, made.value, view_spec, window, True))
+        self._rebind(base, made)
+
+    def _overwrites(self, op: Op, held: Operands, given: Operands, params: Params, value: Aval) -> bool:
+        """Whether the result of a ufunc is the new value of the whole base, without a copy or a transfer."""
+        kinds = [x.kind for x in held if type(x) is Var and isinstance(x.kind, Aval)]
+        if not op.is_ufunc or not value.ndim or any(k.ndim and k.sharding != value.sharding for k in kinds):
+            return False
+        result = self.inner.apply(op, given, params)
+        return type(result) is ShardedTensor and result._aval is value
+
+    def _rebind(self, base: ShardedTensor, made: Traced) -> None:
         if type(base._storage) is Traced:
             base._storage = made
         else:

@@ -1,0 +1,149 @@
+"""Groups: what one kernel computes, and that its bits are those of eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.interpreters.jit import groups
+from tests.interpreters.jit.test_operators import agrees
+from tests.interpreters.test_infer import split
+from tests.layouts import MESHES, array, mesh_of, specs
+
+
+@pytest.fixture(autouse=True)
+def small_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Groups of loops of any size."""
+    monkeypatch.setattr(groups, "LEAST", 1)
+    return
+
+
+def sizes(f: Any, *args: Any) -> list[tuple[int, int]]:
+    """The numbers of equations and of results of each kernel of a function."""
+    return [(len(k.equations), len(k.kernel.outputs)) for k in st.jit(f).lower(*args)._executable.kernels]
+
+
+def softmax(x: Any) -> Any:
+    e = st.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def logsumexp(x: Any) -> Any:
+    top = x.max(axis=-1)
+    return st.log(st.exp(x - top[:, None]).sum(axis=-1)) + top
+
+
+def black_scholes(s: Any, k: Any, t: Any) -> Any:
+    d = (st.log(s / k) + 0.5 * t) / st.sqrt(t)
+    call = s * st.tanh(d) - k * st.exp(-0.02 * t) * st.tanh(d - st.sqrt(t))
+    return call, st.where(call > 0, call, -call)
+
+
+def rows(dtype: str = "float32", spec: Any = ("x",)) -> Any:
+    mesh = mesh_of((4,), "numpy")
+    return st.device_put(np.abs(array((10, 6), dtype, 1)) + 1, st.NamedSharding(mesh, st.P(*spec)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_chains_and_rows(dtype: str) -> None:
+    x = rows(dtype)
+    agrees(softmax, x)
+    agrees(logsumexp, x)
+    agrees(black_scholes, x, x + 1, x + 2)
+    agrees(lambda x, a: (x * a + x[0] - x[:, :1]) / x.mean(axis=1, keepdims=True), x, 0.5)
+    agrees(lambda x: x - x.sum(axis=-1, keepdims=True) + st.asarray(np.float32(2)), x)
+
+
+def test_what_is_one_kernel() -> None:
+    x = rows()
+    assert sizes(softmax, x) == [(5, 1)]
+    assert sizes(black_scholes, x, x, x) == [(17, 2)]
+    assert sizes(lambda x: st.sort(x * 2 + 1, axis=1) * 2 + 1, x) == [(2, 1), (2, 1)]
+    assert sizes(lambda x: (x * 2 + 1).sum() * x * 2, x) == [(2, 1), (2, 1)]
+    assert sizes(softmax, rows(spec=(None, "x"))) == [(2, 1)]  # The rows are split.
+
+
+def test_integers_that_do_not_fit_raise_as_in_eager_mode() -> None:
+    x = st.ones((4, 4), dtype="uint8")
+    f = st.jit(lambda x, n: x * 2 + n)
+    assert f(x, 3).dtype == "uint8"
+    with pytest.raises(OverflowError):
+        f(x, 300)
+
+
+def test_floating_point_errors_are_reported() -> None:
+    x = st.zeros((4, 4))
+    f = st.jit(lambda x: (x + 1) / x * 2)
+    with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
+        f(x)
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        f(x)
+
+
+def test_other_memories_and_dtypes_run_one_by_one(backend: str) -> None:
+    x = split(backend)
+    agrees(lambda x: st.tanh(x * 2) + 1, x)
+    assert bool(sizes(lambda x: st.tanh(x * 2) + 1, x)) == (backend == "numpy")
+    agrees(lambda t: (t + np.timedelta64(1, "s")) - np.timedelta64(2, "s"), st.asarray(np.arange(3).astype("M8[s]")))
+
+
+UNARY = ["tanh", "exp", "negative", "abs", "floor", "isnan", "sign", "square"]
+BINARY = ["add", "subtract", "multiply", "divide", "maximum", "less", "logaddexp", "atan2"]
+ROWS = ["sum", "max", "min", "mean", "prod"]
+
+
+@pytest.mark.parametrize("examples", [pytest.param(40), pytest.param(3000, marks=pytest.mark.full)])
+def test_random_groups(examples: int) -> None:
+    @hypothesis.settings(max_examples=examples)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        shape = data.draw(some.tuples(some.integers(1, 5), some.integers(1, 5)))
+        mesh = mesh_of(data.draw(some.sampled_from(MESHES)), "numpy")
+        shapes = [shape, shape, (1, shape[1]), (shape[1],), (shape[0], 1), ()]
+        given = [
+            st.device_put(
+                array(
+                    data.draw(some.sampled_from(shapes)),
+                    data.draw(some.sampled_from(["float32", "float64", "int32", "bool"])),
+                    k,
+                ),
+                st.NamedSharding(mesh, data.draw(specs(mesh, 0))),
+            )
+            for k in range(3)
+        ]
+        plan = [
+            (
+                data.draw(some.sampled_from([*UNARY, *BINARY, *ROWS])),
+                *[data.draw(some.integers(0, 20)) for _ in range(2)],
+                data.draw(some.booleans()),
+            )
+            for _ in range(8)
+        ]
+
+        def program(*xs: Any) -> Any:
+            values = [x * 1.5 for x in xs]
+            for name, i, j, keepdims in plan:
+                x, y = values[i % len(values)], values[j % len(values)]
+                if name in ROWS:
+                    values.append(getattr(st, name)(x, axis=-1, keepdims=keepdims) if x.ndim else x)
+                elif name in UNARY:
+                    made = getattr(st, name)(x)
+                    values.append(made * 1.0)
+                elif np.broadcast_shapes((1,), x.shape, y.shape) == shape or x.shape == y.shape:
+                    values.append(getattr(st, name)(x, y) * 1.0)
+            return values[3:]
+
+        with np.errstate(all="ignore"):
+            try:
+                program(*given)
+            except ValueError:
+                return
+            agrees(program, *given, times=1)
+
+    run()

@@ -1,0 +1,131 @@
+"""Random programs with views, writes, reductions, reshards and aliasing: jit equals eager mode to the bit, moves the
+same bytes, and agrees with NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.interpreters.jit import groups
+from tests.interpreters.test_infer import totals
+from tests.layouts import MESHES, array, mesh_of, specs
+
+Step = tuple[str, int, int, int]
+
+STEPS = (
+    "add", "scale", "tanh", "slice", "rows", "transpose", "reverse", "sum", "mean", "copy", "where", "write", "write row",
+    "in place", "in place rows", "out", "reshard", "matmul", "sort", "concat", "index",
+)  # fmt: skip
+
+
+def run_step(xp: Any, values: list[Any], step: Step, placed: Any) -> None:
+    """Adds a value to the list, or writes one."""
+    name, i, j, n = step
+    x, y = values[i % len(values)], values[j % len(values)]
+    match name:
+        case "add":
+            values.append(x + y if x.shape == y.shape else x + 1)
+        case "scale":
+            values.append(x * 0.5 - n)
+        case "tanh":
+            values.append(xp.tanh(x))
+        case "slice":
+            values.append(x[n % 3 :, : max(1, n % 5)])
+        case "rows":
+            values.append(x[::2])
+        case "transpose":
+            values.append(x.T)
+        case "reverse":
+            values.append(x[::-1])
+        case "sum":
+            values.append(x - x.sum(axis=-1, keepdims=True))
+        case "mean":
+            values.append(x * xp.mean(x))
+        case "copy":
+            values.append(x.copy())
+        case "where":
+            values.append(xp.where(x > 0, x, -x))
+        case "write":
+            x[1:] = y[:-1] if x.shape == y.shape else n
+        case "write row":
+            x[0] = n
+        case "in place":
+            x += y if x.shape == y.shape else n
+        case "in place rows":
+            x[: n % 4] *= 0.5
+        case "out":
+            np.negative(x, out=x)
+        case "reshard":
+            values.append(placed(x, n))
+        case "matmul":
+            values.append(xp.tanh(x @ x.T) if x.size else x)
+        case "sort":
+            values.append(xp.sort(x, axis=0))
+        case "concat":
+            values.append(xp.concat([x, x], axis=0) if x.size < 100 else x + 0)
+        case "index":
+            values.append(x[[0, -1]] if x.shape[0] else x.copy())
+
+
+@pytest.mark.parametrize("fuses", [False, True], ids=["one by one", "fused"])
+@pytest.mark.parametrize("examples", [pytest.param(40), pytest.param(3000, marks=pytest.mark.full)])
+def test_random_programs(examples: int, fuses: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "LEAST", 1 if fuses else 1 << 30)
+
+    @hypothesis.settings(max_examples=examples)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        mesh = mesh_of(data.draw(some.sampled_from(MESHES)), backend)
+        shape = data.draw(some.sampled_from([(5, 5), (4, 3), (8, 2), (1, 6), (7, 1)]))
+        shardings = [st.NamedSharding(mesh, data.draw(specs(mesh, 2))) for _ in range(3)]
+        count = some.integers(0, 30)
+        program = data.draw(
+            some.lists(some.tuples(some.sampled_from(STEPS), count, count, count), min_size=1, max_size=10)
+        )
+        alias = data.draw(some.sampled_from(["none", "same", "shifted", "view"]))
+
+        def made(xp: Any) -> tuple[Any, Any, Any]:
+            x, y = array(shape, "float64", 1), array(shape, "float64", 2)
+            if xp is st:
+                x, y = (st.device_put(a, s) for a, s in zip((x, y), shardings, strict=False))
+            a, b = {"none": (x, y), "same": (x, x), "shifted": (x[:-1], x[1:]), "view": (x.T, x)}[alias]
+            return (a, b), x, y
+
+        def f(xp: Any, a: Any, b: Any) -> Any:
+            values = [a, b]
+            placed = (lambda x, n: st.reshard(x, shardings[n % 3])) if xp is st else (lambda x, n: x.copy())
+            for step in program:
+                run_step(xp, values, step, placed)
+            return values[2:]
+
+        answers = []
+        for call, xp in ((f, np), (f, st), (st.jit(lambda a, b: f(st, a, b), executor="numpy"), None)):
+            args, *bases = made(st if xp is None else xp)
+            with np.errstate(all="ignore"), st.transfers() as log:
+                try:
+                    found = call(*args) if xp is None else call(xp, *args)
+                except (ValueError, IndexError) as error:
+                    found = type(error)
+            if xp is None and fuses and isinstance(found, list):  # A recorded call does not fuse.
+                args, *bases = made(st)
+                with np.errstate(all="ignore"):
+                    found = call(*args)
+            answers.append((found, bases, log))
+        (plain, bases, _), (eager, mine, sent), (traced, its, moved) = answers
+        if isinstance(eager, type) or isinstance(plain, type):
+            assert isinstance(traced, type) or isinstance(plain, type)
+            return
+        for a, b in zip([*eager, *mine], [*traced, *its], strict=True):
+            assert a.sharding == b.sharding
+            np.testing.assert_array_equal(np.asarray(b), np.asarray(a))
+        for a, b in zip([*plain, *bases], [*traced, *its], strict=True):
+            np.testing.assert_allclose(np.asarray(b), a, rtol=1e-6, atol=1e-8 * (1 + np.abs(a).max(initial=0)))
+        assert sum(totals(moved).values()) <= sum(totals(sent).values())
+
+    run()
