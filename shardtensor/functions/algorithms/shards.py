@@ -14,7 +14,7 @@ from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.processes import everywhere, note
+from shardtensor.communication.processes import completed, everywhere, note
 from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
@@ -66,6 +66,8 @@ class Shards:
         if not self.value.spans:
             return self.of(self._each(kernel, (self.arrays, *columns)))
         made = self._each(kernel, (self.arrays, *columns))
+        if any(isinstance(one, tuple) for one in (*made, *self.arrays)):  # The shapes of arrays in it are not declared.
+            return self.of(completed(made, self.devices, "map"))
         for k, device in enumerate(self.devices):
             if is_remote(device):
                 made[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
