@@ -31,12 +31,10 @@ from shardtensor.backend.registry import processes_of
 from shardtensor.communication.agreement import Agreement, as_bytes
 from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
+from shardtensor.communication.transfer import gather_across
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
 from shardtensor.functions.global_arrays import (
     gather_to as gather_to,
-)
-from shardtensor.functions.global_arrays import (
-    gathered,
 )
 from shardtensor.functions.global_arrays import (
     global_array_to_host_local_array as global_array_to_host_local_array,
@@ -245,7 +243,7 @@ def process_allgather(in_tree: T, tiled: bool = False) -> T:
     results = []
     for leaf, path in zip(leaves(in_tree), paths(in_tree), strict=True):
         if isinstance(leaf, ShardedTensor) and len(processes_of(leaf.sharding.mesh.flat)) > 1:
-            results.append(gathered(leaf, "process_allgather"))
+            results.append(gather_across(leaf, "process_allgather"))
             continue
         array = _array("process_allgather", leaf, path)
         if not tiled:

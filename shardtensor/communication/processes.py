@@ -6,6 +6,7 @@ know the shapes and dtypes of all arrays, so that they know which messages there
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import array_backend, backend_of, process_index
+from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
@@ -56,6 +57,38 @@ def gather_texts(call: str, text: str) -> list[str]:
     sizes = [int.from_bytes(size, "little") for size in job.gather(call, len(data).to_bytes(8, "little"))]
     rows = job.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
     return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) -> list[Any]:
+    """Returns what kernels computed on all devices: of other processes, the shapes and dtypes, which the processes
+    exchange.
+
+    Args:
+        results: for each device of this process an array, None, or a tuple of them; anything for the others.
+        devices: the devices.
+        caller: the name of the operator.
+    """
+    own = {k: _layout(results[k]) for k, device in enumerate(devices) if not is_remote(device)}
+    made = list(results)
+    for text in gather_texts(f"{caller}: shapes", json.dumps(own)):
+        for k, layout in json.loads(text).items():
+            if int(k) not in own:
+                made[int(k)] = _remote_of(layout)
+    return made
+
+
+def _layout(x: Any) -> Any:
+    if x is None:
+        return None
+    return {"parts": [_layout(part) for part in x]} if isinstance(x, tuple) else [_dtype(x).str, list(x.shape)]
+
+
+def _remote_of(layout: Any) -> Any:
+    if layout is None:
+        return None
+    if isinstance(layout, dict):
+        return tuple(map(_remote_of, layout["parts"]))
+    return RemoteArray(layout[1], np.dtype(layout[0]))
 
 
 def process_of(device: Device) -> int:

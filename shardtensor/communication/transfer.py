@@ -17,9 +17,9 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, is_remote, is_spanning, shared_memory
+from shardtensor.backend.registry import backend_of, is_remote, is_spanning, process_index, shared_memory
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.processes import cross, process_of
+from shardtensor.communication.processes import cross, everywhere, process_of
 from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError, NotAddressableError
@@ -454,10 +454,25 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
     if x._aval.backend.on_host:
         array: HostArray = whole_array(x, caller)
     elif x._aval.spans:
-        array = read_here(x, caller)
+        array = gather_across(x, caller)
     else:
         array = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
     return array
+
+
+def gather_across(x: ShardedTensor, caller: str, root: int | None = None) -> HostArray:
+    """Returns all elements of a tensor that spans processes as a host array in all processes, or in one; the others
+    get an array without elements. All processes have to call this.
+    """
+    arrays, grid = shard_arrays(x), x._aval.grid
+    owners = grid.owners()
+    parts = everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root)
+    if root not in (None, process_index()):
+        return np.empty(0, x.dtype)
+    out = np.empty(x.shape, x.dtype)
+    for k, part in zip(owners, parts, strict=True):
+        out[grid.index(k)] = part
+    return out
 
 
 def read_here(x: ShardedTensor, caller: str, index: Index | None = None) -> HostArray:

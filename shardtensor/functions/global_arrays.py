@@ -12,8 +12,8 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.processes import connected, everywhere, note
-from shardtensor.communication.transfer import send
+from shardtensor.communication.processes import connected, note
+from shardtensor.communication.transfer import gather_across, send
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
@@ -195,26 +195,8 @@ def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
     if not x._aval.spans:
         note(f"gather_to({x.dtype}{list(x.shape)}, {root})")
         return np.array(x) if root == process_index() else None
-    return _gathered(x, "gather_to", root)
-
-
-def gathered(x: ShardedTensor, caller: str) -> HostArray:
-    """Returns all elements of a tensor that spans processes, in all processes."""
-    made = _gathered(x, caller, None)
-    assert made is not None
-    return made
-
-
-def _gathered(x: ShardedTensor, caller: str, root: int | None) -> HostArray | None:
-    arrays, grid = shard_arrays(x), x._aval.grid
-    owners = grid.owners()
-    parts = everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root)
-    if root not in (None, process_index()):
-        return None
-    out = np.empty(x.shape, x.dtype)
-    for k, part in zip(owners, parts, strict=True):
-        out[grid.index(k)] = part
-    return out
+    found = gather_across(x, "gather_to", root)
+    return found if root == process_index() else None
 
 
 # -- how it is done --------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend
+from shardtensor.communication import transfer
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.creation import arange, full, zeros
@@ -180,6 +181,8 @@ def _counts(repeats: Any) -> np.ndarray[Any, Any]:
 
 def on_host(x: Any) -> np.ndarray[Any, Any]:
     """Returns an argument that determines shapes, such as an index, as a host array."""
+    if isinstance(x, ShardedTensor) and not x.is_fully_addressable:
+        return transfer.gather(x, "gather")
     backend = array_backend(x)
     if backend is None or isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x)

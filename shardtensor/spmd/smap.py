@@ -15,11 +15,12 @@ from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import ensure_sharding, host_array
 from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding
-from shardtensor.sharding.mesh import Mesh, mesh_of, shares
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares
 from shardtensor.sharding.spec import P, PartitionSpec
 from shardtensor.spmd.launch import MappedArgument, checked_axis, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
     from shardtensor.spmd.signatures import ReturnsArray
@@ -105,7 +106,8 @@ def smap(
     entries, rank = _entries(args, axes)
     names = _names(axis_name, rank)
     arrays, entries, sizes = _measured(args, entries, rank)
-    row = device_row(devices, "smap")
+    across = devices is None and any(isinstance(x, ShardedTensor) and not x.is_fully_addressable for x in arrays)
+    row = mesh_of(default_mesh().flat) if across else device_row(devices, "smap")
     mesh = _grid_mesh(row, sizes, names or [f"g{k}" for k in range(rank)])
     columns = []
     for array, entry in zip(arrays, entries, strict=True):
@@ -116,7 +118,7 @@ def smap(
             columns.append(MappedArgument(split_over(ensure_sharding(array, sharding, "smap"), mesh.axis_names), True))
     submeshes = [mesh_of((device,)) for device in mesh.flat]
     function = functools.partial(fn, **kwargs)
-    owned = shares(row.flat, mesh.size) if devices is None else submeshes
+    owned = shares(row.flat, mesh.size) if devices is None and not across else submeshes
     results = map_shards(columns, function, submeshes, owned, "smap", names, mesh.axis_sizes)
     out = next(entry for entry in entries if set(entry) != {None}) if out_axes is None else _entry(out_axes, rank)
     same_forms(results, "smap")

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import backend_of, is_remote, is_spanning
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.processes import completed
 from shardtensor.communication.transfer import OperandTransfer, TransferPlan, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.sharding.copy_plan import identity
@@ -63,11 +65,15 @@ class Rows:
 
     def map(self, kernel: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         """Returns ``kernel(xp, *items)`` for the items of each device."""
-        results = []
+        results: list[Any] = []
         for device, items in zip(self.grid.devices, zip(*columns, strict=True), strict=True):
-            with self.backend.on(device):
-                results.append(kernel(self.backend.xp, *items))
-        return results
+            if is_remote(device):
+                results.append(None)
+                continue
+            backend = backend_of(device)
+            with backend.on(device):
+                results.append(kernel(backend.xp, *items))
+        return completed(results, self.grid.devices, self.caller) if is_spanning(self.grid.devices) else results
 
     def tensor(self, whole: Any) -> ShardedTensor:
         """Returns the tensor of a whole host array, in the sharding of the rows."""

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.backend.registry import array_backend
+from shardtensor.backend.registry import array_backend, backend_of, is_remote
+from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, announce_reading, as_dtype, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
@@ -85,9 +86,13 @@ def several_results(
             return form(*[tensor(v, Storage((whole_of(a, v),))) for a, v in zip(arrays, avals, strict=True)])
         rows = []
         for device, shard in zip(avals[0].sharding.mesh.flat, transfer.shards(x, op.name), strict=True):
+            stack = tuple(shard.shape[:-2])
+            shapes = [(*stack, *v.shape[len(stack) :]) for v in avals]
+            if is_remote(device):
+                rows.append([RemoteArray(shape, v.dtype) for shape, v in zip(shapes, avals, strict=True)])
+                continue
+            backend = backend_of(device)
             with backend.on(device):
-                stack = tuple(shard.shape[:-2])
-                shapes = [(*stack, *v.shape[len(stack) :]) for v in avals]
                 if all(0 in shape for shape in shapes):  # Not every library takes stacks of no matrices.
                     pairs = zip(shapes, avals, strict=True)
                     rows.append([backend.xp.empty(shape, dtype=v.dtype) for shape, v in pairs])

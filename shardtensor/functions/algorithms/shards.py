@@ -363,7 +363,7 @@ def distributed(
         shardings = targets(*map(_kind_of, operands), *params)
         moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
         avals = known(*map(_laid_out, operands, shardings), *params)
-        arrays = [move.unrecorded(y, op.name) for move, y in zip(moves, operands, strict=True)]
+        arrays = [move.unrecorded(y, op.name)[0] for move, y in zip(moves, operands, strict=True)]
         made = whole(*arrays, **dict(zip(op.params, params, strict=True)))
         return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
 
