@@ -74,9 +74,10 @@ class Plan:
             strategy that reads the operands where they are.
         schedules: returns the schedules of the messages that follow those of the operands: the combination of partial
             results, or the movement of the elements.
-        strategy: ``"whole"`` (once on whole buffers), ``"blocks"`` (block by block), ``"per shard"``, ``"reduce"`` (per
-            shard, then combined), ``"panels"`` (see `shardtensor.functions.algorithms.summa`), ``"move"`` (a
-            `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
+        strategy: ``"whole"`` (once on the whole buffer), ``"blocks"`` (block by block), ``"per shard"`` (once on each
+            shard, or on each buffer that several devices share), ``"reduce"`` (per shard, then combined), ``"panels"``
+            (see `shardtensor.functions.algorithms.summa`), ``"move"`` (a `DataMovement`), ``"create"`` or
+            ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
     """
 
