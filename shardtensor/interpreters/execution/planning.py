@@ -14,32 +14,30 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.device import HOST
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.registry import backend_of, memory_space, processes_of
+from shardtensor.backend.registry import backend_of, processes_of
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import note
 from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import (
     OperandTransfer,
-    TransferPlan,
     announce_reading,
     buffers_of,
     gather,
     operand_transfer,
-    pieces_of,
 )
-from shardtensor.communication.transfer_log import is_recording, logger
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
+from shardtensor.interpreters.execution.movement import execute_movement
 from shardtensor.interpreters.execution.products import cheapest
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
-from shardtensor.sharding.cells import Cells, cells
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
+from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import Chains, Rule, parse, propagate
 from shardtensor.sharding.shard_context import Box, ShardContext
@@ -55,7 +53,7 @@ from shardtensor.tensor.tensor import (
     tensor,
     without_elements,
 )
-from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
+from shardtensor.tensor.value import Aval, aval, memory_kind
 
 Kind = Aval | HostAval | type | None
 """An operand as plans see it: its aval, or the type of a Python scalar; None for an optional operand that is absent."""
@@ -76,9 +74,10 @@ class Plan:
             strategy that reads the operands where they are.
         schedules: returns the schedules of the messages that follow those of the operands: the combination of partial
             results, or the movement of the elements.
-        strategy: ``"whole"`` (once on whole buffers), ``"blocks"`` (block by block), ``"per shard"``, ``"reduce"`` (per
-            shard, then combined), ``"panels"`` (see `shardtensor.functions.algorithms.summa`), ``"move"`` (a
-            `DataMovement`), ``"create"`` or ``"abstract"`` (without elements).
+        strategy: ``"whole"`` (once on the whole buffer), ``"blocks"`` (block by block), ``"per shard"`` (once on each
+            shard, or on each buffer that several devices share), ``"reduce"`` (per shard, then combined), ``"panels"``
+            (see `shardtensor.functions.algorithms.summa`), ``"move"`` (a `DataMovement`), ``"create"`` or
+            ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
     """
 
@@ -423,95 +422,9 @@ def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
 
     def execution() -> tuple[str, Run]:
         held = [first.cells] if first else [a.cells for a in arrays]
-        return "move", _execute_movement(op, moved, value, first, sources, result, held)
+        return "move", execute_movement(op, moved, value, first, sources, result, held)
 
     return Plan(op, value, (), (first,) if first else (), lambda: () if stays else (schedule,), execution)
-
-
-def _execute_movement(
-    op: Op,
-    moved: DataMovement,
-    value: Aval,
-    first: OperandTransfer | None,
-    sources: Sequence[Grid],
-    result: Grid,
-    held: Sequence[Cells],
-) -> Run:
-    """Returns the function of the plan of a `DataMovement`.
-
-    Args:
-        op: the operator.
-        moved: the movement.
-        value: the aval of the result.
-        first: the transfer of the operand that precedes the movement.
-        sources, result: the grids to which the regions of the movement refer.
-        held: the cells of the operands.
-    """
-    movement = functools.cache(lambda: TransferPlan(moved.regions, sources, result))
-    between_cells = functools.cache(lambda: _between_cells(moved, held, value.cells) or movement())
-
-    def announce(copied: bool) -> None:
-        if moved.note and movement().size:
-            logger().info(moved.note)
-        if is_recording():
-            movement().announce(value.dtype.itemsize, copied, op.name, moved.explicit)
-
-    def on_host(operands: Operands) -> ShardedTensor:
-        wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
-        if moved.as_pieces:  # No data moves; the shards are joined when the whole buffer is first needed.
-            return tensor(value, Storage(tuple([moved.as_pieces(whole) for whole in wholes])))
-        announce(moved.copies)
-        return tensor(value, Storage((whole_of(moved.whole(*wholes), value),)))
-
-    def per_cell(operands: Operands) -> ShardedTensor:
-        if moved.as_pieces:
-            columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
-            pieces = [_as_piece(moved, c[0], d) for c, d in zip(columns, value.grid.devices, strict=True)]
-            return tensor(value, offloaded(value, pieces))
-        plan = between_cells()
-        if plan is movement():
-            columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
-        else:
-            columns = [first.buffers(operands[0], op.name)] if first else [buffers_of(x, op.name) for x in operands]
-        announce(value.memory is None or not moved.flat)
-        if moved.flat:
-            columns = [_reshaped(columns[0], plan.sources[0].devices, plan.sources[0].shape)]
-        results = plan.run(columns, value.dtype)
-        if moved.flat:
-            grid = value.grid if plan is movement() else value.cells.grid
-            results = _reshaped(results, grid.devices, grid.shape)
-        return tensor(value, offloaded(value, results))
-
-    return on_host if value.backend.on_host else per_cell
-
-
-def _between_cells(moved: DataMovement, sources: Sequence[Cells], result: Cells) -> TransferPlan | None:
-    """Returns the plan of a movement from the cells of the operands to those of the result; None if all of them are
-    shards, or merged dimensions of cells are not those of their shards.
-    """
-    if result.apart and all(held.apart for held in sources):
-        return None
-    if not moved.flat:
-        return TransferPlan(moved.regions, [held.grid for held in sources], result.grid)
-    merged = [cells(grid, tuple(map(memory_space, grid.devices))) for grid in moved.flat]
-    if [held.positions for held in merged] != [sources[0].positions, result.positions]:
-        return None
-    return TransferPlan(moved.regions, [merged[0].grid], merged[1].grid)
-
-
-def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
-    assert moved.as_pieces is not None
-    with backend_of(device).on(device):
-        return moved.as_pieces(array)
-
-
-def _reshaped(arrays: Sequence[Any], devices: Sequence[Device], shape: Callable[[int], Shape]) -> tuple[Any, ...]:
-    out = []
-    for k, (array, device) in enumerate(zip(arrays, devices, strict=True)):
-        backend = backend_of(device)
-        with backend.on(device):
-            out.append(backend.xp.reshape(array, shape(k)))
-    return tuple(out)
 
 
 # -- creation functions ----------------------------------------------------------------------------
