@@ -72,9 +72,9 @@ class Op:
         composite: for operators that are composed of other operators: a function of the operator's own arguments. It
             returns NotImplemented for arguments with which the operator has to run itself.
         extended: for operators with options: a function of the operator's own arguments and, by name, of the options.
-        small: for composed operators that return one independent tensor: the function of the operator's own arguments
-            that computes the result from whole host arrays, as a new array. It is used for small results, for which
-            the calls of other operators would take much longer.
+        small: for composed operators that return independent tensors: the function of the operator's own arguments that
+            computes the results from whole host arrays, or returns NotImplemented. It is used for small results, for
+            which the calls of other operators would take much longer.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
         infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result, with each tensor
@@ -254,6 +254,10 @@ class Interpreter(abc.ABC):
         """
         out._bind(lambda: self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
 
+    def compose(self, function: Function, host: Function, args: Any, kwargs: Any, /) -> Any:
+        """Calls a function that is composed of operators (see `composition`). By default it calls each of them."""
+        return function(*args, **kwargs)
+
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
 
@@ -347,6 +351,31 @@ def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
         return body
 
     return attach
+
+
+def composition(host: Function | None = None) -> Callable[[Body], Body]:
+    """Declares that the decorated function is composed of operators, and what computes it on whole host arrays.
+
+    Eager mode may compute small results by one call of ``host``, since the calls of all operators would take much
+    longer (see `shardtensor.interpreters.small_results`).
+
+    Args:
+        host: takes the arguments of the function, with NumPy arrays in place of tensors, and returns arrays of the same
+            bits as the composition, or NotImplemented; by default NumPy's function of the same name.
+    """
+
+    def declare(function: Body) -> Body:
+        whole = host or getattr(np, function.__name__)
+
+        @functools.wraps(function)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            if _innermost.get() is not None:
+                return function(*args, **kwargs)
+            return _outermost.__self__.compose(function, whole, args, kwargs)  # type: ignore[attr-defined]
+
+        return cast("Body", dispatch)
+
+    return declare
 
 
 def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
