@@ -26,7 +26,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -328,9 +328,14 @@ def operator(
     """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties.
 
     The declaration adds the operator to ``__all__`` of its module, so that ``import *`` imports the operators only.
+
+    Raises:
+        ArgumentError: there is an operator of that name.
     """
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        if function.__name__ in OPS:
+            raise ArgumentError(f"operator: {function.__name__} is declared already; wanted another name")
         op = OPS[function.__name__] = Op(function, rule, **properties)
         if function.__qualname__ == op.name:
             scope = function.__globals__
@@ -380,11 +385,14 @@ def composition(host: Function | None = None) -> Callable[[Body], Body]:
 
 def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
     """Raises the error, with the operator's name in front of the message unless the message begins with the name of a
-    function already.
+    function already. The name of an operator of which this one is composed is replaced.
     """
     text = str(error)
+    name, _, rest = text.partition(":")
     try:
-        if text.partition(":")[0].isidentifier():
+        if op.composite and not op.spmd and name != op.error_name and name in OPS:
+            text = rest.strip()
+        elif name.isidentifier():
             raise error
         raise type(error)(f"{op.error_name}: {text}") from None
     finally:
