@@ -26,7 +26,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -72,9 +72,9 @@ class Op:
         composite: for operators that are composed of other operators: a function of the operator's own arguments. It
             returns NotImplemented for arguments with which the operator has to run itself.
         extended: for operators with options: a function of the operator's own arguments and, by name, of the options.
-        small: for composed operators that return one independent tensor: the function of the operator's own arguments
-            that computes the result from whole host arrays, as a new array. It is used for small results, for which
-            the calls of other operators would take much longer.
+        small: for composed operators that return independent tensors: the function of the operator's own arguments that
+            computes the results from whole host arrays, or returns NotImplemented. It is used for small results, for
+            which the calls of other operators would take much longer.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
         infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result, with each tensor
@@ -254,6 +254,10 @@ class Interpreter(abc.ABC):
         """
         out._bind(lambda: self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
 
+    def compose(self, function: Function, host: Function, args: Any, kwargs: Any, /) -> Any:
+        """Calls a function that is composed of operators (see `composition`). By default it calls each of them."""
+        return function(*args, **kwargs)
+
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
 
@@ -324,9 +328,14 @@ def operator(
     """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties.
 
     The declaration adds the operator to ``__all__`` of its module, so that ``import *`` imports the operators only.
+
+    Raises:
+        ArgumentError: there is an operator of that name.
     """
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        if function.__name__ in OPS:
+            raise ArgumentError(f"operator: {function.__name__} is declared already; wanted another name")
         op = OPS[function.__name__] = Op(function, rule, **properties)
         if function.__qualname__ == op.name:
             scope = function.__globals__
@@ -349,13 +358,41 @@ def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
     return attach
 
 
+def composition(host: Function | None = None) -> Callable[[Body], Body]:
+    """Declares that the decorated function is composed of operators, and what computes it on whole host arrays.
+
+    Eager mode may compute small results by one call of ``host``, since the calls of all operators would take much
+    longer (see `shardtensor.interpreters.small_results`).
+
+    Args:
+        host: takes the arguments of the function, with NumPy arrays in place of tensors, and returns arrays of the same
+            bits as the composition, or NotImplemented; by default NumPy's function of the same name.
+    """
+
+    def declare(function: Body) -> Body:
+        whole = host or getattr(np, function.__name__)
+
+        @functools.wraps(function)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            if _innermost.get() is not None:
+                return function(*args, **kwargs)
+            return _outermost.__self__.compose(function, whole, args, kwargs)  # type: ignore[attr-defined]
+
+        return cast("Body", dispatch)
+
+    return declare
+
+
 def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
     """Raises the error, with the operator's name in front of the message unless the message begins with the name of a
-    function already.
+    function already. The name of an operator of which this one is composed is replaced.
     """
     text = str(error)
+    name, _, rest = text.partition(":")
     try:
-        if text.partition(":")[0].isidentifier():
+        if op.composite and not op.spmd and name != op.error_name and name in OPS:
+            text = rest.strip()
+        elif name.isidentifier():
             raise error
         raise type(error)(f"{op.error_name}: {text}") from None
     finally:

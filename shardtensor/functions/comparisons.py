@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.core import composition
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.creation import ones_like, zeros_like
 from shardtensor.functions.data_types import astype, result_type
@@ -47,6 +48,7 @@ def array_like(x: Any, caller: str) -> Any:
 # -- tests of elements -----------------------------------------------------------------------------
 
 
+@composition()
 def isclose(
     a: ArrayLike, b: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
 ) -> ShardedTensor:
@@ -80,6 +82,7 @@ def _sum_of_numbers(absolute: Any, relative: Any, size: Any) -> Any:
     return add(multiply(size, relative), absolute)
 
 
+@composition()
 def isneginf(x: ArrayLike, /) -> ShardedTensor:
     """Tests for each real element whether it is negative infinity.
 
@@ -93,6 +96,7 @@ def isneginf(x: ArrayLike, /) -> ShardedTensor:
     return logical_and(isinf(given), signbit(given))
 
 
+@composition()
 def isposinf(x: ArrayLike, /) -> ShardedTensor:
     """Tests for each real element whether it is positive infinity.
 
@@ -113,6 +117,7 @@ def _real(caller: str, x: Any) -> Any:
     return given if result_type(given).kind == "f" else astype(given, np.float64)
 
 
+@composition()
 def iscomplex(x: ArrayLike) -> ShardedTensor:
     """Tests for each element whether its imaginary part is not zero.
 
@@ -125,6 +130,7 @@ def iscomplex(x: ArrayLike) -> ShardedTensor:
     return not_equal(imag(given), 0)
 
 
+@composition()
 def isreal(x: ArrayLike) -> ShardedTensor:
     """Tests for each element whether its imaginary part is zero.
 

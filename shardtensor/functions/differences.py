@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import implements, operator
+from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
@@ -45,6 +45,7 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any) -> Any:
     return total
 
 
+@composition()
 def gradient(
     f: ArrayLike, *varargs: Any, axis: int | Sequence[int] | None = None, edge_order: int = 1
 ) -> ShardedTensor | tuple[ShardedTensor, ...]:

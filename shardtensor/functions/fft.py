@@ -148,6 +148,8 @@ def _of_library(function: Callable[..., Any], count: Callable[[int], int]) -> No
             return fourier.transform(name, x, context.local_shape, context.dtype, n=n, axis=axis, norm=norm)
         return getattr(xp.fft, name)(x, n=n, axis=axis, norm=norm)
 
+    implements(function, "small")(lambda x, n, axis, norm: getattr(np.fft, name)(x, n, axis, norm))
+
     @implements(function, "composite")
     def split_lines(x: Any, n: int | None, axis: int, norm: str | None) -> Any:
         """Transforms long lines that are split without gathering them."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, implements, operator
+from shardtensor.core import call, composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import arange
@@ -168,6 +168,7 @@ def geomspace(
 # -- ranges between the elements of arrays ---------------------------------------------------------
 
 
+@composition(np.linspace)
 def linspace_between(
     start: ArrayLike,
     stop: ArrayLike,
@@ -214,6 +215,7 @@ def linspace_between(
     return (made, step) if retstep else made
 
 
+@composition(np.logspace)
 def logspace_between(
     start: ArrayLike,
     stop: ArrayLike,
@@ -233,6 +235,7 @@ def logspace_between(
     return powers if dtype is None else astype(powers, dtype)
 
 
+@composition(np.geomspace)
 def geomspace_between(
     start: ArrayLike,
     stop: ArrayLike,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
-from shardtensor.core import call, implements, operator
+from shardtensor.core import call, composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.elementwise import add, divide, multiply, subtract
@@ -103,6 +103,12 @@ def _counts_of_integers(xp: Any, context: ShardContext | None, x: Any, weights: 
 
 
 _NEGATIVE = "x has negative elements; wanted integers from 0 on"
+
+
+@implements(bincount, "small")
+def _counts_on_host(x: Any, weights: Any, minlength: int) -> Any:
+    # The sums of weights are those of shards.
+    return NotImplemented if weights is not None else np.bincount(x, None, minlength)
 
 
 @implements(bincount, "composite")
@@ -239,6 +245,11 @@ def histogram(
     """
 
 
+@implements(histogram, "small")
+def _histogram_on_host(x: Any, bins: Any, weights: Any, range: Any, density: bool | None) -> Any:
+    return NotImplemented if weights is not None else np.histogram(x, bins, range, density)
+
+
 @implements(histogram, "composite")
 def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> Histogram:
     if isinstance(bins, str):
@@ -291,6 +302,7 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
         raise ArgumentError(str(error)) from None
 
 
+@composition()
 def histogram_bin_edges(
     a: ArrayLike, bins: Any = 10, range: tuple[float, float] | None = None, weights: ArrayLike | None = None
 ) -> ShardedTensor:
@@ -306,6 +318,7 @@ def histogram_bin_edges(
     return call("asarray", edges)  # type: ignore[no-any-return]
 
 
+@composition()
 def histogram2d(
     x: ArrayLike,
     y: ArrayLike,
@@ -338,6 +351,7 @@ def histogram2d(
     return counts, edges[0], edges[1]
 
 
+@composition()
 def histogramdd(
     sample: Any, bins: Any = 10, range: Any = None, density: bool | None = None, weights: ArrayLike | None = None
 ) -> tuple[ShardedTensor, tuple[ShardedTensor, ...]]:

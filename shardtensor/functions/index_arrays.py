@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call
+from shardtensor.core import call, composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
@@ -53,6 +53,7 @@ def diag_indices(n: int, ndim: int = 2, *, device: Where | None = None) -> Indic
     return _placed(np.diag_indices(n, ndim), device)
 
 
+@composition()
 def diag_indices_from(arr: ArrayLike) -> Indices:
     """Returns the indices of the main diagonal of an array, on its devices: see `diag_indices`.
 
@@ -90,6 +91,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None, *, device: Where | No
     return _placed(np.triu_indices(n, k, m), device)
 
 
+@composition()
 def tril_indices_from(arr: ArrayLike, k: int = 0) -> Indices:
     """Returns the indices of the lower triangle of a matrix, on its devices: see `tril_indices`.
 
@@ -100,6 +102,7 @@ def tril_indices_from(arr: ArrayLike, k: int = 0) -> Indices:
     return tril_indices(rows, k, columns, device=_devices_of(arr))
 
 
+@composition()
 def triu_indices_from(arr: ArrayLike, k: int = 0) -> Indices:
     """Returns the indices of the upper triangle of a matrix, on its devices: see `triu_indices`.
 
@@ -132,6 +135,7 @@ def mask_indices(n: int, mask_func: Callable[..., Any], k: Any = 0, *, device: W
     return _placed(np.nonzero(np.asarray(mask_func(np.ones((n, n), int), k))), device)
 
 
+@composition()
 def ix_(*args: ArrayLike) -> Indices:
     """Returns index arrays of the cross product of positions: the k-th has all sizes 1 except along dimension k.
 
@@ -161,6 +165,7 @@ def ix_(*args: ArrayLike) -> Indices:
 # -- flat indices ----------------------------------------------------------------------------------
 
 
+@composition()
 def unravel_index(indices: ArrayLike, shape: int | Shape, order: str = "C") -> Indices:
     """Converts indices into a flattened array to one index for each of its dimensions.
 
@@ -188,6 +193,7 @@ def unravel_index(indices: ArrayLike, shape: int | Shape, order: str = "C") -> I
     return tuple(made if order == "F" else made[::-1])
 
 
+@composition()
 def ravel_multi_index(
     multi_index: Sequence[ArrayLike], dims: int | Shape, mode: str | Sequence[str] = "raise", order: str = "C"
 ) -> ShardedTensor:

@@ -219,6 +219,9 @@ def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = 
     """
 
 
+implements(take, "small")(lambda x, indices, axis, mode: np.take(x, indices, axis=axis, mode=mode))
+
+
 @implements(take, "composite")
 def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
     if axis is None:

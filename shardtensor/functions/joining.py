@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import implements, operator
+from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
@@ -196,6 +196,7 @@ def _stack(operands: Sequence[Operand], mesh: Mesh, *, axis: int = 0) -> DataMov
     )  # fmt: skip
 
 
+@composition()
 def block(arrays: Any) -> ShardedTensor:
     """Joins the blocks of an array, which nested lists arrange: those of the innermost lists along the last dimension.
 

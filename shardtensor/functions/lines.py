@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
-from shardtensor.core import call, implements, operator
+from shardtensor.core import call, composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import result_type
@@ -176,6 +176,7 @@ def _last(caller: str, a: Any, axis: int | None, bitorder: str, kinds: str) -> t
     return moveaxis(given, along, -1), along
 
 
+@composition()
 def packbits(a: ArrayLike, /, axis: int | None = None, bitorder: str = "big") -> ShardedTensor:
     """Packs truth values into the bits of bytes, along an axis; zeros fill the last byte.
 
@@ -191,6 +192,7 @@ def packbits(a: ArrayLike, /, axis: int | None = None, bitorder: str = "big") ->
     return moveaxis(packed(given, bitorder == "little"), -1, along)
 
 
+@composition()
 def unpackbits(
     a: ArrayLike, /, axis: int | None = None, count: int | None = None, bitorder: str = "big"
 ) -> ShardedTensor:

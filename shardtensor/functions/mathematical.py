@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, implements, operator
+from shardtensor.core import call, composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.data_types import astype, result_type
@@ -49,6 +49,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 # -- elementwise -----------------------------------------------------------------------------------
 
 
+@composition()
 def angle(z: ArrayLike, deg: bool = False) -> ShardedTensor:
     """Returns the angle of each complex number, from -pi to pi.
 
@@ -64,6 +65,7 @@ def angle(z: ArrayLike, deg: bool = False) -> ShardedTensor:
     return multiply(turned, 180 / _math.pi) if deg else turned
 
 
+@composition()
 def sinc(x: ArrayLike, /) -> ShardedTensor:
     """Computes ``sin(pi x) / (pi x)`` of each element, and 1 at zero.
 
@@ -78,6 +80,7 @@ def sinc(x: ArrayLike, /) -> ShardedTensor:
 
 
 @operator("... -> ...", dtype=lambda x: np.i0(x))
+@composition()
 def i0(x: ArrayLike, /) -> ShardedTensor:
     """Modified Bessel function of the first kind and order 0 of each real element.
 
@@ -93,6 +96,7 @@ def _i0(xp: Any, context: ShardContext | None, x: Any) -> Any:
     return xp.i0(x if dtype.kind == "f" else xp.asarray(x, dtype=np.dtype("float64")))
 
 
+@composition()
 def nan_to_num(
     x: ArrayLike,
     copy: bool = True,
@@ -131,6 +135,7 @@ def nan_to_num(
     return made  # type: ignore[no-any-return]
 
 
+@composition()
 def fix(x: ArrayLike, out: ShardedTensor | None = None) -> ShardedTensor:
     """Rounds each real element towards zero: see `trunc`.
 
@@ -164,6 +169,7 @@ def real_if_close(a: ArrayLike, tol: float = 100) -> ShardedTensor:
     return real(given) if bool(_all(less(abs(imag(given)), tol))) else given
 
 
+@composition()
 def sort_complex(a: ArrayLike) -> ShardedTensor:
     """Sorts numbers along the last axis as complex ones: by their real parts, and equal ones by their imaginary parts.
 
@@ -186,6 +192,7 @@ def _slices(x: Any, axis: int, *parts: Any) -> list[Any]:
     return [call("getitem", x, (*(slice(None),) * axis, part)) for part in parts]
 
 
+@composition()
 def unwrap(
     p: ArrayLike, discont: float | None = None, axis: int = -1, *, period: float = 2 * _math.pi
 ) -> ShardedTensor:
@@ -251,6 +258,7 @@ def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: float = 1.0, axis: i
     return _sum(divide(multiply(steps, add(after, before)), 2.0), axis=along)
 
 
+@composition()
 def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike | None = None) -> ShardedTensor:
     """Returns the differences of neighbours in the flattened array, with other numbers before and after them.
 
@@ -324,6 +332,7 @@ def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: An
     return lib.asarray(lib.where(lib.less(x, xp[0]), outside[0], found), dtype=context.dtype)
 
 
+@composition()
 def interp(
     x: ArrayLike,
     xp: ArrayLike,

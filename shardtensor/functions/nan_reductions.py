@@ -231,6 +231,9 @@ def _may_be_nan(xp: Any, x: Any) -> bool:
 
 
 def _declare_index(function: Callable[..., Any], name: str, value: float) -> None:
+    numpys = getattr(np, f"nan{name}")
+    implements(function, "small")(lambda x, axis, keepdims: numpys(x, axis=axis, keepdims=keepdims))
+
     @implements(function, "composite")
     def composite(x: Any, axis: Any, keepdims: bool) -> Any:
         found = call(name, _filled(x, value), axis=axis, keepdims=keepdims)

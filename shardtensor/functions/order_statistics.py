@@ -202,6 +202,14 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
         listed = not isinstance(q, (np.ndarray, np.generic, int, float))
         return function(x, array, axis=axis, method=method, keepdims=keepdims) if listed else NotImplemented
 
+    @implements(function, "small")
+    def on_host(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
+        if np.ndim(q) > 1:  # NumPy's `nanquantile` permutes the dimensions of such quantiles.
+            return NotImplemented
+        return getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
+
+    implements(percents, "small")(lambda x, q, *rest: on_host(x, _fractions(np.asarray(x).dtype, q), *rest))
+
     @implements(function, "kernel")
     def on_device(xp: Any, context: ShardContext, x: Any, q: Any, *, axis: Any, method: str, keepdims: bool) -> Any:
         if xp is np:
@@ -215,15 +223,19 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
     def in_percent(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
         if isinstance(q, ShardedTensor) or array_backend(q):
             fractions: Any = divide(q, 100)
-        else:  # As in NumPy, the division determines the dtype of the fractions.
+        else:
             backend = array_backend(x)
             dtype = backend.dtype_of(x) if backend else np.asarray(x).dtype if np.isscalar(x) else x.dtype
-            hundred = dtype.type(100) if dtype.kind == "f" else 100
-            checked = _in_range(q, 100)
-            fractions = np.true_divide(q if type(q) in (int, float) else checked, hundred)
-            if fractions.ndim == 0 and fractions.dtype == np.result_type(dtype, 1.0):
-                fractions = float(fractions)
+            fractions = _fractions(dtype, q)
         return function(x, fractions, axis=axis, method=method, keepdims=keepdims)
+
+
+def _fractions(dtype: np.dtype[Any], q: Any) -> Any:
+    """Returns percentiles of elements of a dtype as quantiles. As in NumPy, the division determines their dtype."""
+    hundred = dtype.type(100) if dtype.kind == "f" else 100
+    checked = _in_range(q, 100)
+    fractions = np.true_divide(q if type(q) in (int, float) else checked, hundred)
+    return float(fractions) if fractions.ndim == 0 and fractions.dtype == np.result_type(dtype, 1.0) else fractions
 
 
 def _in_range(q: Any, most: int) -> Any:
@@ -374,6 +386,9 @@ def _median_by_selection(x: Any, axis: Any, keepdims: bool) -> Any:
         return NotImplemented
     # The method "averaged_inverted_cdf" is that of the median: the mean of the two middle elements.
     return _by_selection(x, np.asarray(0.5), axes, "averaged_inverted_cdf", keepdims, weak=True)
+
+
+implements(median, "small")(lambda x, axis, keepdims: np.median(x, axis=axis, keepdims=keepdims))
 
 
 @implements(median, "kernel")

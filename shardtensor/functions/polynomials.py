@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call
+from shardtensor.core import call, composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
@@ -32,6 +32,7 @@ def _coefficients(x: Any, caller: str) -> Any:
     return call("atleast_1d", given)
 
 
+@composition()
 def polyval(p: ArrayLike, x: ArrayLike) -> ShardedTensor:
     """Evaluates a polynomial at each element of x, by Horner's rule.
 
@@ -58,6 +59,7 @@ def _aligned(caller: str, a1: Any, a2: Any, combine: Callable[[Any, Any], Any]) 
     return combine(*[call("pad", a, ((count - shape_of(a)[0], 0),)) for a in (x, y)])
 
 
+@composition()
 def polyadd(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     """Returns the sum of two polynomials.
 
@@ -67,6 +69,7 @@ def polyadd(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     return _aligned("polyadd", a1, a2, add)  # type: ignore[no-any-return]
 
 
+@composition()
 def polysub(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     """Returns the difference of two polynomials.
 
@@ -91,6 +94,7 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     return convolve_valid(call("pad", long, shape_of(short)[0] - 1), short)
 
 
+@composition()
 def polyder(p: ArrayLike, m: int = 1) -> ShardedTensor:
     """Returns the m-th derivative of a polynomial.
 
@@ -109,6 +113,7 @@ def polyder(p: ArrayLike, m: int = 1) -> ShardedTensor:
     return call("asarray", found)  # type: ignore[no-any-return]
 
 
+@composition()
 def polyint(p: ArrayLike, m: int = 1, k: Any = None) -> ShardedTensor:
     """Returns the m-th integral of a polynomial.
 
@@ -135,6 +140,7 @@ def polyint(p: ArrayLike, m: int = 1, k: Any = None) -> ShardedTensor:
     return call("asarray", found)  # type: ignore[no-any-return]
 
 
+@composition()
 def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> ShardedTensor:
     """Returns the matrix of the powers of each element of x, in its rows.
 

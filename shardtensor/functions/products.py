@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import implements, operator
+from shardtensor.core import composition, implements, operator
 from shardtensor.errors import AxisError, ShapeError
 from shardtensor.functions.elementwise import multiply
 from shardtensor.functions.linear_algebra import matmul, tensordot
@@ -169,6 +169,7 @@ def _inner_rule(n: int, m: int) -> str:
     return f"{mine} k, {theirs} k -> {mine} {theirs}"
 
 
+@composition()
 def outer(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     """Computes the products of all elements of a with all elements of b: shape (a.size, b.size).
 
@@ -183,6 +184,7 @@ def outer(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     return multiply(expand_dims(x, axis=1), expand_dims(y, axis=0))
 
 
+@composition()
 def kron(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     """Computes the Kronecker product: blocks of b, each multiplied by one element of a.
 

@@ -249,9 +249,13 @@ def _joined(ndim: int, axis: int, prepared: Callable[[Any], Any] | None = None) 
 
 
 implements(hstack, "composite")(_joined(1, 1))
+implements(hstack, "small")(np.hstack)
 implements(vstack, "composite")(_joined(2, 0))
+implements(vstack, "small")(np.vstack)
 implements(dstack, "composite")(_joined(3, 2))
+implements(dstack, "small")(np.dstack)
 implements(column_stack, "composite")(_joined(2, 1, _columns))
+implements(column_stack, "small")(np.column_stack)
 
 
 # -- split -----------------------------------------------------------------------------------------
@@ -370,6 +374,9 @@ def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Sharde
     >>> st.append(st.asarray([1, 2]), st.asarray([3])).tolist()
     [1, 2, 3]
     """
+
+
+implements(append, "small")(np.append)
 
 
 @implements(append, "composite")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call
+from shardtensor.core import call, composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
@@ -29,6 +29,7 @@ from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_e
 # -- selection by conditions -----------------------------------------------------------------------
 
 
+@composition()
 def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], default: ArrayLike = 0) -> ShardedTensor:
     """Returns elements of the first choice whose condition is true, and of ``default`` where none is.
 
@@ -110,6 +111,7 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
     return made  # type: ignore[no-any-return]
 
 
+@composition()
 def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: str = "raise") -> ShardedTensor:
     """Returns for each element of a, an index, the element of that choice at the same position.
 
@@ -165,6 +167,7 @@ def _check_bounds(index: Any, first: int, end: int, name: str) -> None:
         raise ArgumentError(f"{name} has an index out of bounds; wanted integers from {first} to {end - 1}")
 
 
+@composition()
 def compress(
     condition: ArrayLike, a: ArrayLike, axis: int | None = None, out: ShardedTensor | None = None
 ) -> ShardedTensor:
@@ -193,6 +196,7 @@ def compress(
     return out
 
 
+@composition()
 def extract(condition: ArrayLike, arr: ArrayLike) -> ShardedTensor:
     """Returns the elements of the flattened ``arr`` at which a condition is true: ``arr[condition]``.
 
@@ -203,6 +207,7 @@ def extract(condition: ArrayLike, arr: ArrayLike) -> ShardedTensor:
     return take(array_like(arr, "extract"), call("nonzero", chosen)[0])
 
 
+@composition()
 def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | None = None) -> ShardedTensor:
     """Returns an array without the zeros at its beginning and its end, along each of the axes.
 

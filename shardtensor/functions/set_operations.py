@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardtensor.core import call
+from shardtensor.core import call, composition
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
@@ -21,6 +21,7 @@ def _flat(x: Any, caller: str) -> Any:
     return call("reshape", call("asarray", array_like(x, caller)), (-1,))
 
 
+@composition()
 def intersect1d(ar1: ArrayLike, ar2: ArrayLike, assume_unique: bool = False, return_indices: bool = False) -> Any:
     """Returns the distinct values that two arrays have in common.
 
@@ -44,6 +45,7 @@ def intersect1d(ar1: ArrayLike, ar2: ArrayLike, assume_unique: bool = False, ret
     return astype(values[common], dtype, copy=False), first[common], second[theirs]
 
 
+@composition()
 def union1d(ar1: ArrayLike, ar2: ArrayLike) -> ShardedTensor:
     """Returns the distinct values of two arrays.
 
@@ -53,6 +55,7 @@ def union1d(ar1: ArrayLike, ar2: ArrayLike) -> ShardedTensor:
     return unique(concat([_flat(x, "union1d") for x in (ar1, ar2)]))  # type: ignore[no-any-return]
 
 
+@composition()
 def setdiff1d(ar1: ArrayLike, ar2: ArrayLike, assume_unique: bool = False) -> ShardedTensor:
     """Returns the distinct values of ``ar1`` that are not in ``ar2``; if they are known to be distinct, in their order.
 
@@ -64,6 +67,7 @@ def setdiff1d(ar1: ArrayLike, ar2: ArrayLike, assume_unique: bool = False) -> Sh
     return values[isin(values, y, invert=True)]  # type: ignore[no-any-return]
 
 
+@composition()
 def setxor1d(ar1: ArrayLike, ar2: ArrayLike, assume_unique: bool = False) -> ShardedTensor:
     """Returns the distinct values that are in exactly one of two arrays.
 

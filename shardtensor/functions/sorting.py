@@ -275,6 +275,9 @@ def lexsort(keys: Sequence[ArrayLike], /, *, axis: int = -1) -> ShardedTensor:
     """
 
 
+implements(lexsort, "small")(np.lexsort)
+
+
 @implements(lexsort, "composite")
 def _lexsort(keys: Sequence[Any], axis: int) -> Any:
     shapes = [tuple(np.shape(key)) for key in keys]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call
+from shardtensor.core import call, composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.creation import zeros
@@ -41,6 +41,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 _Axis = int | tuple[int, ...] | None
 
 
+@composition()
 def ptp(a: ArrayLike, axis: _Axis = None, *, keepdims: bool = False) -> ShardedTensor:
     """Returns the difference of the greatest and the least element along ``axis``.
 

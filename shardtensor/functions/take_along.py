@@ -57,6 +57,9 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = -
     """
 
 
+implements(take_along_axis, "small")(np.take_along_axis)
+
+
 @implements(take_along_axis, "composite")
 def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
     check_integers(indices)

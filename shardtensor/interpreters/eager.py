@@ -7,13 +7,13 @@ from typing import Any
 
 from numpy.linalg import LinAlgError
 
-from shardtensor.core import Interpreter, Op, Operands, Params, set_default_interpreter
+from shardtensor.core import Function, Interpreter, Op, Operands, Params, set_default_interpreter
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, array_operands, raise_named
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
-from shardtensor.interpreters.small_results import small_result
+from shardtensor.interpreters.small_results import small_call, small_result
 from shardtensor.tensor.ownership import READS, is_new, reading, track
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
@@ -49,7 +49,7 @@ class EagerInterpreter(Interpreter):
                 if element is not None:
                     return element
             if op.composite:
-                if op.small and (small := small_result(op, operands, params)) is not None:
+                if op.small and (small := small_result(op, operands, params)) is not NotImplemented:
                     return small
                 result = op.composite(*(operands if not op.variadic else (operands,)), *params)
                 if result is not NotImplemented:
@@ -78,6 +78,11 @@ class EagerInterpreter(Interpreter):
             raise_named(op, error)
         finally:
             READS.pop(key, None)
+
+    def compose(self, function: Function, host: Function, args: Any, kwargs: Any, /) -> Any:
+        """Calls a function that is composed of operators; a small call is one of ``host``."""
+        result = small_call(function, host, args, kwargs)
+        return function(*args, **kwargs) if result is NotImplemented else result
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes one operator and writes its result into the tensor ``out``, in place where possible.

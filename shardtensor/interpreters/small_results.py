@@ -1,7 +1,7 @@
-"""Small results of composed operators where devices share a memory: one call of NumPy on whole buffers.
+"""Small results of compositions where devices share a memory: one call of NumPy on whole buffers.
 
-A composition takes several times as long as NumPy on a small array, because it calls several operators. What it would
-return is inferred once for each combination of operator, parameters and avals; then only the elements are computed.
+A composition takes several times as long as NumPy on small arrays, because it calls several operators. What it would
+return is inferred once for each combination of function, parameters and avals; then only the elements are computed.
 """
 
 from __future__ import annotations
@@ -13,72 +13,186 @@ import numpy as np
 
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording, recorded_by
-from shardtensor.core import Op, Operands, Params, interpreting
-from shardtensor.errors import ShardTensorError
+from shardtensor.core import Function, Op, Operands, Params, bind, interpreting
+from shardtensor.errors import ConcretizationError, ShardTensorError
 from shardtensor.host.memory_pool import POOLED_FROM
-from shardtensor.interpreters.execution.planning import kind_of
 from shardtensor.interpreters.infer import INFER
-from shardtensor.sharding.mesh import Mesh, default_mesh
-from shardtensor.tensor.operands import HostAval
-from shardtensor.tensor.storage import Storage
+from shardtensor.sharding.mesh import default_mesh
+from shardtensor.tensor.operands import host_aval
+from shardtensor.tensor.ownership import reading
+from shardtensor.tensor.storage import NoElements, Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
-from shardtensor.tensor.value import Aval, whole_of
+from shardtensor.tensor.value import Aval
+
+_Layout = Any
+"""The aval of a result, or (class, layouts of its items) of a sequence of results."""
+
+_MOST_BYTES = 1 << 17
+"""The size of operands up to which one call of NumPy in one thread takes less time than those of several operators."""
+
+_FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
+"""The errors of NumPy's functions."""
 
 
-def small_result(op: Op, operands: Operands, params: Params) -> ShardedTensor | None:
-    """Returns the result of an operator that has the implementation ``small``; None where its composition has to run.
-
-    That is the case for large results, which it computes in blocks, for other backends and other operands, while
-    transfers are recorded, and for every error, so that the composition raises it.
-    """
-    if is_recording() or not all(type(x) in _KNOWN for x in operands):
-        return None
-    try:
-        value = _layout(op, default_mesh(), *params, *map(kind_of, operands))
-    except (ShardTensorError, TypeError, OverflowError):  # A TypeError also for a parameter that is not hashable.
-        return None
-    if value is None:
-        return None
-    wholes = [_buffer(x, op.name) for x in operands]
+def small_result(op: Op, operands: Operands, params: Params) -> Any:
+    """Returns the result of an operator that has the implementation ``small``; see `small_call`."""
     assert op.small is not None
-    return tensor(value, Storage((whole_of(op.small(*wholes, *params), value),)))
-
-
-def is_small(op: Op, operands: Operands, params: Params) -> bool:
-    """Whether `small_result` computes the result for operands of these kinds, or of the kinds of these operands."""
-    kinds = [x if isinstance(x, (Aval, HostAval, type)) else kind_of(x) for x in operands]
-    try:
-        return _layout(op, default_mesh(), *params, *kinds) is not None
-    except (ShardTensorError, TypeError, OverflowError):
-        return False
-
-
-_KNOWN = frozenset((ShardedTensor, np.ndarray, bool, int, float, complex, type(None)))
-
-
-@functools.lru_cache(4096, typed=True)
-def _layout(op: Op, mesh: Mesh, *params_and_kinds: Any) -> Aval | None:
-    """Returns the aval of the result; None if ``op.small`` does not apply. ``mesh`` is the default mesh."""
-    count = len(op.params)
-    params, kinds = params_and_kinds[:count], params_and_kinds[count:]
-    tensors = [kind for kind in kinds if isinstance(kind, Aval)]
-    if not tensors or not all(kind.backend.on_host and not kind.offloaded for kind in tensors):
-        return None
     assert op.composite is not None
-    with interpreting(INFER), recorded_by():
-        value: Aval = op.composite(*map(_without_elements, kinds), *params)._aval
-    return value if value.ndim and value.nbytes < POOLED_FROM and value.backend.on_host else None
+    args = ((operands,) if op.variadic else operands) + params
+    return small_call(op.composite, op.small, args, {}, _bound(op))
 
 
-def _without_elements(kind: Any) -> Any:
-    if isinstance(kind, Aval):
-        return without_elements(kind)
-    if kind is None:  # An optional operand that is not given.
+@functools.cache
+def _bound(op: Op) -> Function:
+    """Returns an operator as a function of its operands and parameters, by position."""
+    count = 1 if op.variadic else len(op.operands)
+    return lambda *args: bind(op, args[0] if op.variadic else args[:count], args[count:])
+
+
+def small_call(
+    function: Function, host: Function, args: tuple[Any, ...], kwargs: dict[str, Any], inferred: Function | None = None
+) -> Any:
+    """Returns the result of ``host``, which computes the composition ``function`` on whole host arrays; NotImplemented
+    where the composition has to run.
+
+    That is the case for large arrays, for other backends, while transfers are recorded, and for every error, so that
+    the composition raises it. The layout of the result is inferred when a call is repeated, because a call that is not
+    repeated, such as one with ever different numbers, would only take longer.
+
+    Args:
+        function: the composition.
+        host: see `shardtensor.core.composition`.
+        args, kwargs: its arguments.
+        inferred: the function of the same arguments whose result is inferred, if it is not the composition.
+    """
+    if is_recording():
+        return NotImplemented
+    tensors: list[ShardedTensor] = []
+    try:
+        keywords = tuple([(name, _key(x, tensors)) for name, x in kwargs.items()]) if kwargs else ()
+        key = (function, default_mesh(), _key(args, tensors), keywords)
+        value = _layouts.get(key, _NEW)
+    except TypeError:  # An argument is not hashable.
+        return NotImplemented
+    if value is _NEW:
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()  # in one step, as other threads may do the same
+        _layouts[key] = _SEEN
+        return NotImplemented
+    if value is _SEEN:
+        try:
+            value = _inferred(inferred or function, args, kwargs, tensors)
+        except ConcretizationError:  # The composition reads elements, such as the range of a histogram.
+            result = function(*args, **kwargs)
+            _layouts[key] = _layout_of(result, Storage, tensors)
+            return result
+        except (ShardTensorError, *_FAILURES):  # The composition raises the error.
+            value = None
+        _layouts[key] = value
+    if value is None:
+        return NotImplemented
+    with reading(tensors):
+        return _computed(host, value, args, kwargs, function.__name__)
+
+
+_NEW, _SEEN = object(), object()
+
+_layouts: dict[Any, Any] = {}
+_MOST_LAYOUTS = 4096
+
+_MOST_ITEMS = 32
+"""The greatest number of items of a list for which a layout is kept."""
+
+
+def _key(x: Any, tensors: list[ShardedTensor]) -> Any:
+    """Returns what identifies an argument, without the elements of arrays; adds the tensors in it to ``tensors``.
+
+    Raises:
+        TypeError: a list is long.
+    """
+    kind = type(x)
+    if kind is ShardedTensor:
+        tensors.append(x)
+        return x._aval
+    if kind is tuple or kind is list:
+        if len(x) > _MOST_ITEMS:
+            raise TypeError("the list is long")
+        return (kind, *[_key(item, tensors) for item in x])
+    return host_aval(x.shape, x.dtype) if kind is np.ndarray else (kind, x)
+
+
+def _mapped(function: Function, x: Any) -> Any:
+    """Applies a function to the items of nested lists and tuples."""
+    return type(x)([_mapped(function, item) for item in x]) if type(x) in (list, tuple) else function(x)
+
+
+def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> _Layout | None:
+    """Returns the layout of the result of a composition of tensors without elements; None if it is not computed whole.
+
+    Raises:
+        ShardTensorError: the composition raises it.
+    """
+    avals = [x._aval for x in tensors]
+    if not tensors or not all(value.backend.on_host and not value.offloaded for value in avals):
         return None
-    return kind(1) if isinstance(kind, type) else np.empty(kind.shape, kind.dtype)
+    if sum([value.nbytes for value in avals]) > _MOST_BYTES:
+        return None
+    given: list[ShardedTensor] = []
+
+    def stand_in(x: Any) -> Any:
+        if type(x) is ShardedTensor:
+            given.append(without_elements(x._aval))
+            return given[-1]
+        return np.zeros(x.shape, x.dtype) if type(x) is np.ndarray else x
+
+    arrays, named = _mapped(stand_in, args), {name: _mapped(stand_in, x) for name, x in kwargs.items()}
+    with interpreting(INFER), recorded_by():
+        return _layout_of(function(*arrays, **named), NoElements, given)
 
 
-def _buffer(x: Any, caller: str) -> Any:
-    if type(x) is not ShardedTensor:
-        return x
-    return whole_array(x, caller)
+def _layout_of(result: Any, kind: type, operands: list[ShardedTensor]) -> _Layout | None:
+    """Returns the layout of the result of a composition; None for views of its operands, large results and other
+    objects than tensors. ``kind`` is the class of the storages of independent tensors.
+    """
+    if isinstance(result, (tuple, list)):
+        parts = [_layout_of(item, kind, operands) for item in result]
+        return None if None in parts else (type(result), parts)
+    if type(result) is not ShardedTensor:
+        return None
+    base = getattr(result._storage, "base", result)
+    if type(base._storage) is not kind or any(getattr(x._storage, "base", x) is base for x in operands):
+        return None
+    value, is_array = result._aval, not result.ndim and not result._is_scalar
+    return value if value.nbytes < POOLED_FROM and value.backend.on_host and not is_array else None
+
+
+def _computed(host: Function, layout: _Layout, args: Any, kwargs: dict[str, Any], caller: str) -> Any:
+    """Returns the result of ``host`` in a layout; NotImplemented if it fails or the result has another shape."""
+
+    def whole(x: Any) -> Any:
+        if type(x) is not ShardedTensor:
+            return x
+        array = whole_array(x, caller).view()
+        array.flags.writeable = False  # NumPy's functions that write to an operand raise an error.
+        return array
+
+    arrays = _mapped(whole, args)
+    named = {name: _mapped(whole, x) for name, x in kwargs.items()}
+    try:
+        made = host(*arrays, **named)
+    except _FAILURES:  # The composition raises an error of its own.
+        return NotImplemented
+    return NotImplemented if made is NotImplemented else _placed(layout, made)
+
+
+def _placed(layout: _Layout, made: Any) -> Any:
+    if not isinstance(layout, Aval):
+        kind, parts = layout
+        items = [_placed(*pair) for pair in zip(parts, made, strict=True)]
+        if any(item is NotImplemented for item in items):
+            return NotImplemented
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    array = np.asarray(made)
+    if array.shape != layout.shape or array.dtype != layout.dtype:  # They depend on elements.
+        return NotImplemented
+    return tensor(layout, Storage((array if array.base is None else array.copy(),)))  # It may be a view of an operand.

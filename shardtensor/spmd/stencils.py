@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from shardtensor.core import composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError
 from shardtensor.functions.differences import convolve_valid, same_dtype
 from shardtensor.functions.elementwise import conj
@@ -148,6 +149,19 @@ def _boundary(boundary: Any, dtype: Any) -> Any:
 # -- convolutions ----------------------------------------------------------------------------------
 
 
+def _on_host(a: Any, v: Any, mode: str, caller: str) -> Any:
+    """Computes `convolve` or `correlate` of whole host arrays: each element from the same products as on a device."""
+    first, second = [np.asarray(x) for x in _signals(a, v, mode, caller)]
+    swapped = len(second) > len(first)
+    if swapped:
+        first, second = second, first
+    n, halo, zeros = len(first), len(second) - 1, np.zeros(len(second) - 1, first.dtype)
+    kernel = second if caller == "convolve" else second[::-1].conj()
+    full = np.convolve(np.concatenate([zeros, first, zeros]), kernel, "valid")[_kept(mode, n, halo)]
+    return full[::-1].conj() if swapped and caller == "correlate" else full
+
+
+@composition(lambda a, v, mode="full": _on_host(a, v, mode, "convolve"))
 def convolve(a: ArrayLike, v: ArrayLike, mode: str = "full") -> ShardedTensor:
     """Computes the discrete linear convolution of two arrays of one dimension.
 
@@ -171,6 +185,7 @@ def convolve(a: ArrayLike, v: ArrayLike, mode: str = "full") -> ShardedTensor:
     return _convolved(first, second, mode) if len(first) >= len(second) else _convolved(second, first, mode)
 
 
+@composition(lambda a, v, mode="valid": _on_host(a, v, mode, "correlate"))
 def correlate(a: ArrayLike, v: ArrayLike, mode: str = "valid") -> ShardedTensor:
     """Computes the cross-correlation of two arrays of one dimension: sums of ``a[n + k] * conj(v[n])``.
 
@@ -209,5 +224,9 @@ def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
         return convolve_valid(block[: block.shape[0] - halo], v)
 
     full = map_overlap(on_device, longer, depth=halo, boundary=0)
-    begin, end = {"full": (0, n + halo), "same": (halo // 2, halo // 2 + n), "valid": (halo, n)}[mode]
-    return full if mode == "full" else copy(full[begin:end])
+    return full if mode == "full" else copy(full[_kept(mode, n, halo)])
+
+
+def _kept(mode: str, n: int, halo: int) -> slice:
+    """Returns the part of the full convolution of n elements that a mode keeps."""
+    return {"full": slice(0, n + halo), "same": slice(halo // 2, halo // 2 + n), "valid": slice(halo, n)}[mode]

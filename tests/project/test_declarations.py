@@ -63,6 +63,7 @@ def midpoint() -> Callable[..., Any]:
 def declared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """A new operator, which exists during one test, in place of the library's own one if that has the same name."""
     before, names = dict(OPS), set(globals())
+    OPS.pop(request.param.__name__, None)
     function = request.param()
     monkeypatch.setitem(CASES, function.__name__, elementwise_cases(function.__name__))
     yield function
@@ -249,3 +250,23 @@ def test_type_checkers_see_a_row_of_the_table(extended: Path) -> None:
         '6: error: Module has no attribute "degree"  [attr-defined]',
         '7: error: Module has no attribute "np"  [attr-defined]',
     ]
+
+
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(st.ArgumentError, match="operator: exp is declared already; wanted another name"):
+
+        @operator("... -> ...")
+        def exp(x: Any, /) -> Any: ...
+
+    assert OPS["exp"].dispatch is st.exp
+
+
+def test_errors_name_the_function_that_was_called() -> None:
+    x = st.ones(3)
+    for call in (st.nansum, st.nancumsum, st.nanmean, st.nanvar, st.nanargmax, st.cumulative_sum):
+        with pytest.raises(st.AxisError, match=f"{call.__name__}: axis 5 is out of range"):
+            call(x, axis=5)
+    with pytest.raises(st.AxisError, match="percentile: axis 5 is out of range"):
+        st.percentile(x, 20, axis=5)
+    with pytest.raises(st.ShapeError, match="hstack: array 1 has shape"):
+        st.hstack([st.ones((2, 2)), st.ones((3, 3))])

@@ -28,7 +28,6 @@ from shardtensor.interpreters.infer import INFER, derived
 from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
 from shardtensor.interpreters.mutation.write_ops import is_view
-from shardtensor.interpreters.small_results import is_small
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -181,7 +180,7 @@ class Tracer(Interpreter):
             return self._escape(op, operands, params)
         if op.name in PYTHON and all(type(x) in SCALARS or self._is_weak(x) for x in operands):
             return self._on_python_scalars(op, operands)
-        if not (op.name == "asarray" and self._is_unplaced(operands[0])) and not self._is_small(op, operands, params):
+        if not (op.name == "asarray" and self._is_unplaced(operands[0])):
             result = derived(op, operands, params)
             if result is not NotImplemented:
                 return result
@@ -420,13 +419,6 @@ class Tracer(Interpreter):
     def _is_unplaced(self, x: Any) -> bool:
         """Whether an operand is a traced host array or Python scalar."""
         return _is_traced(x) and not isinstance(x._storage.value.kind, Aval)
-
-    def _is_small(self, op: Op, operands: Operands, params: Params) -> bool:
-        """Whether eager computes the result of a composed operator from whole arrays, which may have other bits."""
-        if not op.small or self.in_map:
-            return False
-        kinds = tuple([x._storage.value.kind if _is_traced(x) else x for x in operands])
-        return is_small(op, kinds, params)
 
     def _named(self, state: Traced) -> str:
         bits = self.trace.depends([state.value])

@@ -1,0 +1,151 @@
+"""Small results that NumPy computes from whole arrays have the elements, to the last bit, and the layouts of those that
+the compositions of operators compute.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.core import OPS, composition
+from shardtensor.interpreters import small_results
+from tests.layouts import mesh_of, meshes, specs
+from tests.numpy_calls import FFT, MAIN, Operands
+from tests.numpy_table import leaves
+
+_MADE_BY = composition(lambda: None)(lambda: None).__code__  # type: ignore[attr-defined]
+
+
+def _is_declared(module: Any, name: str) -> bool:
+    function = getattr(module, name, None)
+    op = OPS.get(name)
+    return getattr(function, "__code__", None) is _MADE_BY or bool(op and op.dispatch is function and op.small)
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    **{name: call for name, call in MAIN.items() if _is_declared(st, name)},
+    **{f"fft.{name}": call for name, call in FFT.items() if _is_declared(st.fft, name)},
+    "linspace": MAIN["linspace"], "logspace": MAIN["logspace"], "geomspace": MAIN["geomspace"],
+    "choose, clip": lambda o: np.choose(o.k, [o.v, o.w], mode="clip"),
+    "convolve, same": lambda o: np.convolve(o.s[:5], o.v, "same"),
+    "correlate, full": lambda o: np.correlate(o.g, o.g[:4], "full"),
+    "correlate, longer second": lambda o: np.correlate(o.g[:3], o.g, "same"),
+    "gradient, two axes": lambda o: np.gradient(o.x, 0.1, o.v[: o.x.shape[1]], edge_order=2),
+    "histogram, integers": lambda o: np.histogram(o.n, 7, (0, 5)),
+    "histogram, density": lambda o: np.histogram(o.x, [-1.0, 0.0, 0.5, 2.0], density=True),
+    "histogram, weights": lambda o: np.histogram(o.v, 4, weights=o.w),
+    "histogram2d, weights": lambda o: np.histogram2d(o.v, o.w, 3, weights=o.w),
+    "isclose, NaN": lambda o: np.isclose(o.f, o.f, equal_nan=True),
+    "median of NaN": lambda o: np.median(o.f, axis=1, keepdims=True),
+    "nanquantile of two dimensions": lambda o: np.nanquantile(o.f, np.array([[0.25, 0.5], [0.75, 1.0]]), axis=0),
+    "percentile, lower": lambda o: np.percentile(o.n, [10, 20], axis=1, method="lower"),
+    "take of rows": lambda o: np.take(o.x, o.k[:3] % 2, axis=0),
+}  # fmt: skip
+
+
+def computed(call: Callable[[Any], Any], operands: Any) -> list[Any] | type[Exception]:
+    """The results of a call, or the class of its error."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            return leaves(call(operands))
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+            return type(error)
+
+
+def same(found: Any, wanted: Any) -> None:
+    if not isinstance(wanted, list):
+        assert found is wanted
+        return
+    assert isinstance(found, list)
+    for x, y in zip(found, wanted, strict=True):
+        assert (x._aval, x._is_scalar) == (y._aval, y._is_scalar)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
+def test_elements_and_layouts_are_those_of_the_composition(backend: str) -> None:
+    @hypothesis.settings(max_examples=120 if backend == "numpy" else 20)
+    @hypothesis.given(name=some.sampled_from(sorted(CALLS)), data=some.data())
+    def run(name: str, data: Any) -> None:
+        check(name, data, backend)
+
+    run()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CALLS)
+def test_every_composition(name: str) -> None:
+    @hypothesis.settings(max_examples=25)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        check(name, data, "numpy")
+
+    run()
+
+
+def check(name: str, data: Any, backend: str) -> None:
+    rows, columns = data.draw(some.integers(0, 40), "rows"), data.draw(some.integers(0, 6), "columns")
+    mesh, narrow = data.draw(meshes(backend), "mesh"), data.draw(some.booleans(), "narrow")
+
+    def place(x: np.ndarray) -> st.ShardedTensor:
+        small = {"f": "f4", "c": "c8", "i": "i2"}.get(x.dtype.kind) if narrow else None
+        return st.device_put(x.astype(small or x.dtype), st.NamedSharding(mesh, data.draw(specs(mesh, x.ndim))))
+
+    operands = Operands(place, rows=rows, columns=columns)
+    placed = {n: place(x) for n, x in operands._arrays.items()}
+    kept = {n: np.array(x) for n, x in placed.items()}
+    view = type("Placed", (), placed)
+    with st.transfers():  # They are counted, so that the composition runs.
+        wanted = computed(CALLS[name], view)
+    for _ in range(3):  # The layout is inferred at the second call.
+        same(computed(CALLS[name], view), wanted)
+    for n, x in placed.items():
+        np.testing.assert_array_equal(np.asarray(x), kept[n])
+
+
+def test_one_call_of_numpy_computes_repeated_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = st.device_put(np.linspace(0, 1, 24).reshape(8, 3), mesh_of((4,), "numpy"))
+    hosts: list[Any] = []
+    known = small_results._computed
+    monkeypatch.setattr(small_results, "_computed", lambda host, *rest: hosts.append(host) or known(host, *rest))
+    for atol in (0.1, 0.1, 0.1, 0.2):
+        st.isclose(x, 0.5, atol=atol)
+    assert hosts == [np.isclose] * 2  # Neither at the first call, nor for another number.
+    for _ in range(2):
+        st.percentile(x, 20)
+    assert len(hosts) == 3
+    st.isclose(np.ones(3), 0.5)  # Host arrays have no layout.
+    st.choose(st.asarray([0, 1]), [x[0, :2], x[1, :2]])
+    with st.transfers():
+        st.percentile(x, 20)
+    large = st.zeros((1 << 15,))
+    for _ in range(3):
+        st.isclose(large, 1.0)
+    assert len(hosts) == 3
+
+
+def test_operands_are_not_written(backend: str) -> None:
+    """NumPy writes to an operand: the call is that of the composition, which writes to the tensor."""
+    x = st.device_put(np.array([1.0, np.nan, 3.0]), mesh_of((2,), backend))
+    for _ in range(3):
+        y = x.copy()
+        assert np.nan_to_num(y, copy=False) is y
+        assert y.tolist() == [1, 0, 3]
+        out = st.zeros(2, device=x.sharding.mesh)
+        assert np.choose([1, 0], [x[:2], x[1:]], out=out) is out
+        assert out.tolist()[0] != out.tolist()[0]
+
+
+def test_signatures_are_those_of_the_functions() -> None:
+    assert list(inspect.signature(st.isclose).parameters) == ["a", "b", "rtol", "atol", "equal_nan"]
+    assert st.isclose.__doc__
+    assert st.isclose.__name__ == "isclose"
