@@ -663,6 +663,8 @@ def test_integers_are_rounded_to_tens() -> None:
 def test_errors_name_unsupported_dtypes() -> None:
     with pytest.raises(TypeError, match="uint16"):
         st.device_put(np.zeros(3, "uint16"), st.devices("torch")[0])
+    wide = st.asarray(np.full(3, 60000, "uint16"), dtype=st.int32, device=st.devices("torch")[0])
+    assert wide.tolist() == [60000] * 3
     x = put(np.full(4, 200, "uint8"))
     totals = [st.sum, st.prod, st.nansum, st.nanprod]
     for total in (*totals, st.cumulative_sum, st.cumulative_prod, st.nancumsum, st.nancumprod):

@@ -45,7 +45,7 @@ def check(name: str, data: Any, backend: str) -> None:
     refused = wanted is None or any(str(np.asarray(x).dtype) not in dtypes for x in leaves(wanted))
     mesh = data.draw(meshes(backend))
     with quiet(), st.use_mesh(mesh):
-        operands = [placed(data, x, backend, mesh) for x in call.operands]
+        operands = [operand(data, x, backend, mesh) for x in call.operands]
         if operands and not any(isinstance(x, st.ShardedTensor) for x in operands):
             operands[0] = placed(data, call.operands[0], backend, None)
         if refused:
@@ -54,6 +54,21 @@ def check(name: str, data: Any, backend: str) -> None:
             return
         found = call.function(st, *operands)
     compare(found, wanted, call)
+
+
+def operand(data: Any, x: np.ndarray, backend: str, mesh: st.Mesh) -> Any:
+    """Returns the array as it is placed, or as a view of its mirror image; from a host array of drawn strides."""
+    how = data.draw(some.sampled_from(["row-major", "column-major", "negative", "gaps"]))
+    if mirrored := x.ndim > 0 and data.draw(some.booleans()):
+        x = np.flip(x, -1).copy()
+    if how == "column-major":
+        x = np.asarray(x, order="F")
+    elif how == "negative":
+        x = np.flip(np.flip(x).copy())
+    elif how == "gaps":
+        x = np.stack([x, x], -1)[..., 0]
+    made = placed(data, x, backend, mesh)
+    return made[..., ::-1] if mirrored else made
 
 
 def compare(found: Any, wanted: Any, call: Call) -> None:
@@ -81,7 +96,7 @@ def compare(found: Any, wanted: Any, call: Call) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
 def test_drawn_functions(backend: str) -> None:
-    @hypothesis.settings(max_examples=80)
+    @hypothesis.settings(max_examples=60)
     @hypothesis.given(name=some.sampled_from(NAMES), data=some.data())
     def run(name: str, data: Any) -> None:
         check(name, data, backend)
