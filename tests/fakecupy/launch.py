@@ -287,7 +287,7 @@ def call_view(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> An
 def _writable(source: Any, raw: Any) -> Any:
     """The same view of a source's memory, writable: in CuPy everything is, what was broadcast, too."""
     block = source.data.mem.block
-    if raw.flags.writeable or block is None:
+    if block is None or _quiet(lambda: raw.flags.writeable, (), {}):  # NumPy warns where `broadcast_arrays` made it.
         return raw
     start = raw.__array_interface__["data"][0] - block.ptr
     return np.ndarray(raw.shape, raw.dtype, block.raw, start, raw.strides)

@@ -10,10 +10,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shardtensor.core import OPS, Op, Operands, Params, execute
 from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.rules import reduced_axes
+from shardtensor.sharding.rules import normalize_axis, reduced_axes
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.tensor import ShardedTensor, tensor
@@ -154,10 +156,14 @@ def _both(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
 
 def _one_of(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
     sums = _sums(kinds)
-    if all(sums):
-        return None
+    return None if all(sums) else _wide_call(kinds, ())
+
+
+def _wide_call(kinds: Sequence[Any], params: Params) -> Call:
+    """Returns the call in which the partial sums broadcast with operands that are not unreduced."""
     ndim = max(getattr(k, "ndim", 0) for k in kinds)
-    return Call((), [_wide(k, ndim) if unreduced else None for k, unreduced in zip(kinds, sums, strict=True)])
+    sums = zip(kinds, _sums(kinds), strict=True)
+    return Call(params, [_wide(k, ndim) if unreduced else None for k, unreduced in sums])
 
 
 def _numerator(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
@@ -168,6 +174,38 @@ def _in_shape(kinds: Sequence[Any], params: dict[str, Any]) -> Call:
     shape = make_plan(OPS["reshape"], [reduced(kinds[0])], tuple(params.values())).result.shape
     partials = stacked(kinds[0]).shape
     return Call(((partials[0], *shape), params["copy"]), [partials])
+
+
+def _wider(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    """Casts the partial sums to a dtype that represents them exactly."""
+    dtype = np.dtype(params["dtype"])
+    if params["device"] is not None or kinds[0].dtype.kind not in "fc" or not np.can_cast(kinds[0].dtype, dtype):
+        return None
+    return Call(tuple(params.values()), [stacked(kinds[0]).shape])
+
+
+def _broadcast(kinds: Sequence[Any], params: dict[str, Any]) -> Call:
+    shape = make_plan(OPS["broadcast_to"], [reduced(kinds[0])], tuple(params.values())).result.shape
+    partials = _wide(kinds[0], len(shape))
+    return Call(((partials[0], *shape),), [partials])
+
+
+def _chosen(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    return _wide_call(kinds, ()) if _sums(kinds) == [False, True, True] else None
+
+
+def _vectors(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
+    axis, ndims = params["axis"], {k.ndim for k in kinds}
+    if all(_sums(kinds)) or (axis >= 0 and len(ndims) > 1):
+        return None
+    return _wide_call(kinds, (axis if axis < 0 else axis - max(ndims),))
+
+
+def _joined(kinds: Sequence[Any], params: dict[str, Any], new: int = 0) -> Call | None:
+    if not all(_sums(kinds)):
+        return None
+    axis = normalize_axis(params["axis"], kinds[0].ndim + new)
+    return Call((axis + 1,), [stacked(k).shape for k in kinds])
 
 
 def _over_axes(kinds: Sequence[Any], params: dict[str, Any]) -> Call | None:
@@ -215,5 +253,11 @@ _RULES: dict[str, Rule] = {
     "matmul": _matrices,
     "tensordot": functools.partial(_contraction, name="tensordot"),
     "contract": functools.partial(_contraction, name="contract"),
+    "vecdot": _vectors,
+    "astype": _wider,
+    "broadcast_to": _broadcast,
+    "where": _chosen,
+    "concat": _joined,
+    "stack": functools.partial(_joined, new=1),
 }
 """The linear operators. Views of unreduced tensors are unreduced, too: see `infer_view`."""
