@@ -321,6 +321,15 @@ def test_equal_steps_are_one() -> None:
     assert k.call("add", x, x) == k.call("add", x, x)
 
 
+def test_python_scalars_stay_weak_in_steps_of_their_own() -> None:
+    k = KernelBuilder(1)
+    x, a, b = k.input("f4", (True,)), k.input(float), k.input(int)
+    condition = k.call("greater", a, b)
+    both = k.call("logical_and", condition, condition)
+    assert k.dtype(k.call("multiply", x, k.call("add", both, a))) == "f4"
+    assert k.dtype(k.call("multiply", x, condition)) == "f4"
+
+
 def test_misuse_is_named() -> None:
     k = KernelBuilder(1)
     x = k.input("f4", (True,))
