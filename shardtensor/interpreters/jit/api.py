@@ -27,6 +27,7 @@ from shardtensor.interpreters.jit.arguments import (
     static_key,
 )
 from shardtensor.interpreters.jit.executable import Executable, Output
+from shardtensor.interpreters.jit.layouts import with_layouts
 from shardtensor.interpreters.jit.lowered import Lowered
 from shardtensor.interpreters.jit.program import Program
 from shardtensor.interpreters.jit.trace import Trace, Traced, Tracer, tracing
@@ -233,6 +234,7 @@ class JitFunction:
             [o.value for o in outputs if o.value is not None],
             {before: after for before, after in finals.items() if before is not after and before in arrays},
         )
+        program = with_layouts(program, trace.count)
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
         return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated, self._executor)

@@ -143,15 +143,14 @@ class _Grouping:
             self._all.append(made)
         made.row_ndim = made.row_ndim or rows
         for other in groups[1:]:
-            if (
-                other.shape == made.shape
-                and other.row_ndim in (0, made.row_ndim)
-                and (len(other.equations) + len(made.equations) < _MOST)
-            ):
+            together = len(other.equations) + len(made.equations) < _MOST
+            lengths = {made.row_ndim, other.row_ndim} - {0}
+            if other.shape == made.shape and len(lengths) < 2 and together:
                 self._merge(made, other)
         return made
 
     def _merge(self, group: _Group, other: _Group) -> None:
+        group.row_ndim = group.row_ndim or other.row_ndim
         group.equations = sorted(group.equations + other.equations, key=lambda pair: pair[0])
         for _, equation in other.equations:
             if equation.results.number in self._open:

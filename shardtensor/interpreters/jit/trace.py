@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import operator as python
 import sys
@@ -112,6 +111,7 @@ class Trace:
         captured: the tensors that it closes over, by identity.
         roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
         ended: whether the function has returned.
+        count: the number of values so far.
     """
 
     def __init__(self, name: str, where: str, arguments: Sequence[str]) -> None:
@@ -121,12 +121,13 @@ class Trace:
         self.captured: dict[int, Captured] = {}
         self.roots: dict[int, ShardedTensor] = {}
         self.ended = False
-        self._numbers = itertools.count()
+        self.count = 0
         self._depends: dict[int, int] = {}
 
     def new(self, kind: ValueKind, depends: int) -> Var:
         """Returns a new value, which depends on the inputs that the bits of ``depends`` give."""
-        value = Var(next(self._numbers), kind)
+        value = Var(self.count, kind)
+        self.count += 1
         self._depends[value.number] = depends
         return value
 

@@ -63,9 +63,11 @@ def test_chains_and_rows(dtype: str) -> None:
 def test_what_is_one_kernel() -> None:
     x = rows()
     assert sizes(softmax, x) == [(5, 1)]
-    assert sizes(black_scholes, x, x, x) == [(17, 2)]
+    assert sizes(black_scholes, x, x, x) == [(19, 2)]
     assert sizes(lambda x: st.sort(x * 2 + 1, axis=1) * 2 + 1, x) == [(2, 1), (2, 1)]
     assert sizes(lambda x: (x * 2 + 1).sum() * x * 2, x) == [(2, 1), (2, 1)]
+    assert sizes(lambda x, a: softmax(x * a), x, 2.0) == [(6, 1)]
+    assert sizes(lambda x, a: x * a - x.max(axis=1, keepdims=True), x, 2.0) == [(3, 1)]
     assert sizes(softmax, rows(spec=(None, "x"))) == [(2, 1)]  # The rows are split.
 
 

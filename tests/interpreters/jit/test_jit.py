@@ -13,6 +13,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.errors import LinearAlgebraError
+from shardtensor.interpreters.jit import executable
 from tests.interpreters.jit.test_operators import agrees
 from tests.interpreters.test_infer import split
 from tests.layouts import everywhere, mesh_of
@@ -459,3 +460,67 @@ def test_simulated_costs_are_those_of_calls(backend: str) -> None:
         st.jit(f)(*given)
     assert st.jit(f).lower(*given).cost().bytes == log.bytes == sum(o.bytes for o in report.operators)
     assert st.eval_shape(st.jit(f), x, w).shape == (4,)
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_partial_sums_of_a_split_result_are_scattered(backend: str) -> None:
+    mesh = mesh_of((4,), backend)
+    rows, replicated = st.NamedSharding(mesh, st.P("x")), st.NamedSharding(mesh, st.P())
+    x = st.device_put(np.arange(80, dtype="float32").reshape(8, 10), rows)
+    f = lambda x: (x.T @ x, (x * 2).sum(axis=0))  # noqa: E731
+
+    def placed(x: Any) -> Any:
+        return [st.with_sharding_constraint(y, rows) for y in f(x)]
+
+    traced = st.jit(f, out_shardings=rows)
+    with st.transfers() as eager:
+        wanted = placed(x)
+    with st.transfers() as sent:
+        found = traced(x)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.sharding == b.sharding == rows
+        np.testing.assert_array_equal(a, b)
+    assert sent.bytes == traced.lower(x).cost().bytes < eager.bytes
+    assert st.jit(f, out_shardings=replicated).lower(x).cost().bytes == eager.bytes
+
+
+# -- compiled kernels ------------------------------------------------------------------------------
+
+
+def test_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = st.asarray(np.linspace(-3, 3, 1 << 15).reshape(64, 512))
+
+    def f(x: Any, a: float) -> Any:
+        e = st.exp(x * a - x.max(axis=-1, keepdims=True))
+        return e / e.sum(axis=-1, keepdims=True), st.where(x > 0, x + 1, -x) * 2
+
+    g = st.jit(f, executor="c")
+    lowered = g.lower(x, 0.5)
+    assert "exp" in lowered.as_text("c")
+    assert lowered.as_text("groups").count("one kernel:") == 2
+    for a in (0.5, 2.0):
+        (soft, sides), (wanted, exact) = g(x, a), f(x, a)
+        np.testing.assert_allclose(soft, wanted, rtol=1e-14)
+        np.testing.assert_array_equal(sides, exact)
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        g(x * 1000, 2.0)
+    waiting = st.jit(f).lower(x, 0.5)
+    assert waiting.cost().executor == "numpy"
+    waiting.compile()
+    assert waiting.cost().executor == "c"
+    np.testing.assert_array_equal(st.jit(f, executor="numpy")(x, 0.5)[0], f(x, 0.5)[0])
+    assert st.jit(f, executor="numpy").lower(x, 0.5).compile()(x, 0.5)[0].shape == x.shape
+    monkeypatch.setattr(executable, "compile_kernels", no_compiler)
+    with pytest.raises(st.BackendError, match="no C compiler"):
+        st.jit(lambda x: (x + 1) * 2, executor="c")(x)
+    without = st.jit(lambda x: (x + 1) * 2).lower(x).compile()
+    np.testing.assert_array_equal(without(x), (x + 1) * 2)
+    with pytest.raises(st.ArgumentError, match="executor"):
+        st.jit(f, executor="cuda")
+
+
+def no_compiler(kernels: Any) -> Any:
+    raise st.BackendError("jit: there is no C compiler")
