@@ -16,7 +16,6 @@ import numpy as np
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of, is_remote, shared_memory
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.across import all_reduce_across
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
@@ -188,6 +187,8 @@ class Strategies:
         combine_group = self._combination(monoid)
 
         def across(operands: Operands) -> ShardedTensor:
+            from shardtensor.communication.across import all_reduce_across  # Programs of one process do not need it.
+
             rows = self.rows(operands)
             computed = {k: self.run(partial, k, rows[k]) for k in computing}
             self.announce()
