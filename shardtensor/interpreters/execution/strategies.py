@@ -163,9 +163,14 @@ class Strategies:
 
     def per_shard(self) -> Run:
         """Returns the plan that runs the operator once per shard, each on its own device."""
+        own = next((d for d in self.devices if not is_remote(d)), None)
+        # NumPy's ufuncs return new arrays.
+        new = self.value.spans and self.op.is_ufunc and own is not None and backend_of(own).on_host
 
         def run_plan(operands: Operands) -> ShardedTensor:
             arrays = [self.run(self.kernel, k, row) for k, row in enumerate(self.rows(operands))]
+            if new:
+                return tensor(self.value, of_shards(arrays, tuple([[] for _ in arrays])))
             return tensor(self.value, offloaded(self.value, arrays))
 
         return run_plan
