@@ -194,6 +194,11 @@ def backend_of(device: Device) -> Backend:
     return _loaded.get(device.backend) or (_host if device == HOST else load(device.backend))
 
 
+def in_job() -> bool:
+    """Whether this process belongs to a job of several processes."""
+    return bool(_spanning)
+
+
 def is_remote(device: Device) -> bool:
     """Whether a device belongs to another process."""
     return device.process_index != _process and device.backend in _spanning

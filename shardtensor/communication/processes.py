@@ -6,7 +6,6 @@ know the shapes and dtypes of all arrays, so that they know which messages there
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -68,6 +67,8 @@ def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) ->
         devices: the devices.
         caller: the name of the operator.
     """
+    import json  # Programs of one process do not need it.
+
     own = {k: _layout(results[k]) for k, device in enumerate(devices) if not is_remote(device)}
     made = list(results)
     for text in gather_texts(f"{caller}: shapes", json.dumps(own)):

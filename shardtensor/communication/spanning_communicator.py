@@ -14,19 +14,13 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import is_remote, is_spanning
+from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.across import all_reduce_across
 from shardtensor.communication.all_reduce import Group, combine, tree_of
 from shardtensor.communication.array_communicator import ArrayCommunicator, parts_along
 from shardtensor.communication.processes import cross, process_of
 from shardtensor.sharding.layout import Ints
-
-
-def communicator(caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> ArrayCommunicator:
-    """Returns the communicator of devices, some of which may belong to other processes."""
-    kind = SpanningCommunicator if is_spanning(tuple(devices)) else ArrayCommunicator
-    return kind(caller, axis, devices, sizes)
 
 
 class SpanningCommunicator(ArrayCommunicator):

@@ -7,8 +7,6 @@ same order.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,10 +25,6 @@ from shardtensor.tensor.pytree import form_of, leaves, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
 from shardtensor.tensor.value import aval
-
-
-def nothing(program: Program) -> None:
-    """The task of a program that runs in another process."""
 
 
 def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Device, ...]:
@@ -86,6 +80,8 @@ def met(found: Sequence[Rendezvous]) -> list[Sequence[Any]]:
     Raises:
         CollectiveError: programs make different calls, or some make none.
     """
+    import json  # Programs of one process do not need it.
+
     across = next(member.run.across for rendezvous in found for member in rendezvous.arrived)
     own = {rendezvous.numbers: rendezvous for rendezvous in found}
     groups: dict[tuple[int, ...], dict[int, Any]] = {}
@@ -116,13 +112,13 @@ def met(found: Sequence[Rendezvous]) -> list[Sequence[Any]]:
 def _described(rendezvous: Rendezvous) -> tuple[Any, ...]:
     """Returns the numbers of the programs of a rendezvous, its call, and what the programs of this process give."""
     call = rendezvous.call
-    digest = hashlib.blake2b(repr(call.details).encode(), digest_size=4).hexdigest()
+    details = repr(call.details)
     members = {
         k: [_kind(leaf, contribution[0][0]) for leaf in contribution[1]]
         for k, contribution in enumerate(rendezvous.contributions)
         if contribution is not None
     }
-    return rendezvous.numbers, f"{call.description} ({digest})", members
+    return rendezvous.numbers, f"{call.description} with {details}", members
 
 
 def _kind(leaf: Any, device: Device) -> Any:
@@ -148,6 +144,8 @@ def results_across(results: Sequence[Any], across: Sequence[Device], caller: str
         ShapeError: programs return pytrees of different forms.
         BackendError: a program returns something else than tensors and numbers.
     """
+    import json  # See `met`.
+
     own = {n: x for n, x in enumerate(results) if not is_remote(across[n])}
     first = next(iter(own.values()))
     record = {n: (str(form_of(x)), [_result_kind(leaf, caller) for leaf in leaves(x)]) for n, x in own.items()}

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of, in_job, is_remote
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
 from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
@@ -25,7 +25,6 @@ from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_sub
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.spmd.across import devices_across, nothing, results_across
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
@@ -220,9 +219,9 @@ def _map_shards(*arguments: Any) -> list[Any]:
             return _infer_map(*arguments)
     modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
     # Only the tasks hold the arguments, so that donated arrays are exclusive.
-    across = devices_across(called.submeshes, called.caller)
+    across = _devices_across(called) if in_job() else ()
     tasks = [
-        nothing
+        _nothing
         if across and is_remote(across[i])
         else functools.partial(_call_on, called, i, *given, modes.get(called.submeshes[i].flat[0].backend))
         for i, given in enumerate(called.arguments(_array_onto))
@@ -232,10 +231,26 @@ def _map_shards(*arguments: Any) -> list[Any]:
         backend.wait_for_caller(device)
     try:
         results = called.run(tasks, max([backend.helper_delay for backend in backends], default=0.0), across)
-        return results_across(results, across, called.caller) if across else results
+        return _results_across(results, across, called.caller) if across else results
     finally:
         for backend, device in queues:
             backend.make_caller_wait(device)
+
+
+def _devices_across(called: _Map) -> tuple[Device, ...]:
+    from shardtensor.spmd.across import devices_across  # Programs of one process do not need it.
+
+    return devices_across(called.submeshes, called.caller)
+
+
+def _results_across(results: Sequence[Any], across: Sequence[Device], caller: str) -> list[Any]:
+    from shardtensor.spmd.across import results_across  # See `_devices_across`.
+
+    return results_across(results, across, caller)
+
+
+def _nothing(program: Program) -> None:
+    """The task of a program that runs in another process."""
 
 
 @implements(map_shards, "infer")

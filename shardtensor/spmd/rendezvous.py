@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, in_job
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
 from shardtensor.communication.communicator import Communicator
-from shardtensor.communication.spanning_communicator import communicator
+from shardtensor.communication.communicators import communicator
 from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
-from shardtensor.spmd.across import programs_across
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import CollectiveCall, Program, current
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
@@ -67,7 +66,7 @@ def rendezvous(
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
     call = CollectiveCall(f"{caller} over {at.description}", compared, at.key_at)
-    numbers = programs_across(program, at, caller)
+    numbers = _programs_across(program, at, caller) if in_job() else ()
     kind = communicator if numbers else program.communicator
 
     def work(contributions: list[Any]) -> Sequence[Any]:
@@ -80,6 +79,12 @@ def rendezvous(
 
     results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work, numbers)
     return replaced(x, results) if form is not None else results[0]
+
+
+def _programs_across(program: Program, at: AxisPosition, caller: str) -> tuple[int, ...]:
+    from shardtensor.spmd.across import programs_across  # Programs of one process do not need it.
+
+    return programs_across(program, at, caller)
 
 
 def _column(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.spanning_communicator import communicator
+from shardtensor.communication.communicators import communicator
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, shards_of

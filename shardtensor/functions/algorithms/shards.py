@@ -13,9 +13,9 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
+from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed, everywhere, note
-from shardtensor.communication.spanning_communicator import communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements

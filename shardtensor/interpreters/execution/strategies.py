@@ -17,7 +17,6 @@ import numpy as np
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.across import all_reduce_across
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
 from shardtensor.communication.array_communicator import each_array, reduce_ops
 from shardtensor.communication.offload import offloaded
@@ -159,6 +158,9 @@ class Strategies:
             groups = [[k] for k in range(len(self.devices))]
         devices, contexts = [self.devices[group[0]] for group in groups], [self._around(group) for group in groups]
         parts = [() if move is None else move.cells.parts(groups) or () for move in moves]
+        own = next((d for d in self.devices if not is_remote(d)), None)
+        # NumPy's ufuncs return new arrays.
+        new = value.spans and self.op.is_ufunc and own is not None and backend_of(own).on_host
 
         def run_plan(operands: Operands) -> ShardedTensor:
             columns = [
@@ -170,6 +172,8 @@ class Strategies:
                 self.run(kernel, group[0], row, context)
                 for group, row, context in zip(groups, rows, contexts, strict=True)
             ]
+            if new:
+                return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
             return tensor(value, offloaded(value, results))
 
         return run_plan
@@ -200,6 +204,8 @@ class Strategies:
         kept = [group[0] for group in cells.positions] if whole else range(len(self.devices))
 
         def across(operands: Operands) -> ShardedTensor:
+            from shardtensor.communication.across import all_reduce_across  # Programs of one process do not need it.
+
             rows = self.rows(operands)
             computed = {k: self.run(partial, k, rows[k]) for k in computing}
             self.announce()
