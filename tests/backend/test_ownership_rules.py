@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
+from shardtensor.host import memory_pool
+from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor import ownership
 from shardtensor.tensor.storage import PendingWrite, Storage
 from shardtensor.tensor.tensor import mark_donated, shard_arrays, tensor, without_elements, write_state_of
@@ -84,6 +87,60 @@ def test_many_leases_are_looked_through_seldom() -> None:
     for _ in range(1024):
         ownership.lease(x._storage, held)
     assert len(calls) <= 2048
+
+
+@pytest.mark.parametrize("dtype", ["f8", "M8[s]"])
+def test_an_export_that_has_ended_is_forgotten(dtype: str) -> None:
+    x = st.device_put(np.ones(6, dtype), st.devices("numpy")[0])
+    x[0] = np.zeros((), dtype)
+    before = places(x)
+    np.asarray(x)
+    x[0] = np.zeros((), dtype)
+    assert places(x) == before
+
+
+# -- arrays of user code -----------------------------------------------------------------------------
+
+
+class Subclass(np.ndarray):
+    """As memory maps and masked arrays are: more than the elements may depend on the array."""
+
+
+def test_exclusive_arrays() -> None:
+    base = np.ones(4)
+    assert counting.is_exclusive([np.ones(4)])
+    assert counting.is_exclusive([np.ones(4)[1:]])
+    assert counting.is_exclusive([base], 1)
+    assert not counting.is_exclusive([base])
+    assert not counting.is_exclusive([base[1:]])
+    assert not counting.is_exclusive([np.frombuffer(bytearray(32))])
+    assert not counting.is_exclusive([np.frombuffer(bytearray(32))[1:]])
+    assert not counting.is_exclusive([Subclass(4)])
+
+
+def test_writable_arrays() -> None:
+    array = np.ones(4)
+    array.flags.writeable = False
+    assert counting.make_writable(array)
+    assert array.flags.writeable
+    lent = counting.read_only(array)
+    assert not counting.make_writable(lent)
+    assert not counting.make_writable(lent[1:])
+    assert not counting.make_writable(np.frombuffer(b"12345678"))
+    view = array[1:]
+    array.flags.writeable = view.flags.writeable = False
+    assert counting.make_writable(view)
+    assert view.flags.writeable
+
+
+def test_the_memory_of_arrays() -> None:
+    array = np.ones(4)
+    assert counting.memory_of(array) == counting.memory_of(array[1:][:2]) is not None
+    assert counting.memory_of(array) != counting.memory_of(np.ones(4))
+    pooled = memory_pool.empty((1 << 16,), np.dtype("f8"))
+    assert counting.memory_of(pooled) == counting.memory_of(pooled[1:]) is not None
+    assert counting.memory_of(np.frombuffer(bytearray(32))) is None
+    assert counting.memory_of(np.frombuffer(bytearray(32))[1:]) is None
 
 
 # -- writes to memory of which nothing is known ------------------------------------------------------
@@ -303,6 +360,84 @@ def test_partial_sums_stay_as_they_are(count: int, backend: str) -> None:
         made[0] = 7
         np.testing.assert_array_equal(seen(shard_data(unreduced)), shards)
     np.testing.assert_array_equal(np.asarray(unreduced), VALUE.T @ VALUE)
+
+
+@everywhere
+def test_a_write_takes_the_value_out_of_its_handle(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it looks for holders: no reader gets a reference to the value after that."""
+    x, seen_by = put(VALUE, backend), []
+    look = writes.exclusive_arrays
+
+    def looks(base: Any, storage: Any) -> Any:
+        seen_by.append(type(base._storage))
+        return look(base, storage)
+
+    monkeypatch.setattr(writes, "exclusive_arrays", looks)
+    x += 1
+    x[0, 0] = 7
+    x[[0, 3]] = 8
+    assert seen_by == [PendingWrite] * 3
+
+
+@pytest.mark.parametrize("backend", ["checked", "torch"], indirect=True)
+def test_a_write_empties_the_caches_of_views(backend: str) -> None:
+    """What they hold would take up memory until they are read again."""
+    x = put(VALUE, backend)
+    view = x[1:]
+    view + 0
+    x += 1
+    assert view._storage._cache is None
+    assert not write_state_of(x).caches
+
+
+@everywhere
+def test_writes_are_counted(backend: str) -> None:
+    """Readers that have begun before a write find that the value is another one."""
+    x = put(VALUE, backend)
+    for k in range(1, 4):
+        x += 1
+        x[0, 0] = 7
+        assert write_state_of(x).version == 2 * k
+
+
+def test_arrays_that_a_write_joins_are_copied_once() -> None:
+    x = put(VALUE, "numpy")
+    x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
+    with st.transfers() as log:
+        x += 1
+    assert sum(record.copied for record in log) <= x.nbytes
+
+
+def test_arrays_that_user_code_made_read_only_can_be_written() -> None:
+    def fn(p: Any) -> Any:
+        made = p + 1
+        made.flags.writeable = False
+        return made
+
+    for write in (lambda x: x.__setitem__((0, 0), 7), lambda x: x.__iadd__(1)):
+        (x,) = st.pmap(fn, [put(VALUE, "numpy", (1,))])
+        before = x._storage.array
+        write(x)
+        assert x._storage.array is before
+
+
+@everywhere
+def test_results_of_collectives_that_leaked_stay_as_they_are(backend: str) -> None:
+    """A mapped function keeps what it returns, which all of its calls share."""
+    kept: list[Any] = []
+
+    def fn(p: Any) -> Any:
+        kept.append(st.psum(p, "i"))
+        return kept[-1]
+
+    x = put(VALUE, backend)
+    parts = st.pmap(fn, st.shard(x, devices=x.sharding.mesh), axis_name="i")
+    before = seen(kept)
+    for part in parts:
+        part += 1
+        part[0, 0] = 7
+    np.testing.assert_array_equal(seen(kept), before)
+    np.testing.assert_array_equal(np.asarray(parts[0])[1:], before[0][1:] + 1)
 
 
 def test_the_storage_of_a_write_in_progress_is_that_of_the_new_value() -> None:
