@@ -96,6 +96,13 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
             before = initial(first, dtype=backend.dtype_of(sums) if backend else sums.dtype)
         return _concat([before, sums], axis=along)
 
+    @implements(function, "small")
+    def on_host(x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
+        exact = x.dtype.kind in "biu" and np.dtype(dtype or x.dtype).kind in "biu"
+        if include_initial or not exact:  # How other numbers are rounded depends on the shards.
+            return NotImplemented
+        return getattr(np, local)(x, axis=_axis(axis, x.ndim), dtype=dtype)
+
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
         return getattr(xp, local)(x, axis=_axis(axis, x.ndim), dtype=dtype)

@@ -1,0 +1,113 @@
+"""What each function of NumPy costs on tiny arrays, beyond NumPy's own time.
+
+``python benchmarks/tiny_functions.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target, Worker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # The calls are those of the tests, which are no installed package.
+
+from tests.numpy_calls import FFT, LINALG, MAIN, NO_ARRAYS, Operands
+
+TITLE = f"Functions of NumPy on arrays of 16 rows over {DEVICES} logical devices: those that miss the target"
+TARGET = Target(1.0, NUMPY, more=20e-6)
+
+CALLS = {
+    f"{module}{name}": call
+    for module, calls in (("", MAIN), ("linalg.", LINALG), ("fft.", FFT))
+    for name, call in calls.items()
+    if name not in NO_ARRAYS
+}
+
+
+# -- the cases, each function in a process of its own ----------------------------------------------
+
+
+def shardtensor_cases() -> dict[str, Case]:
+    """The library itself, eager, on the numpy backend. All operands are split by their first dimension."""
+    import shardtensor as st
+
+    split = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
+    return _cases(lambda x: st.device_put(x, split))
+
+
+def numpy_cases() -> dict[str, Case]:
+    """NumPy's functions on its arrays."""
+    return _cases(lambda x: x)
+
+
+def _cases(place: Callable[[Any], Any]) -> dict[str, Case]:
+    warnings.simplefilter("ignore")
+    operands = Operands(rows=16, columns=6)
+    placed = type("Placed", (), {name: place(x) for name, x in operands._arrays.items()})
+    cases = {name: functools.partial(call, placed) for name, call in CALLS.items()}
+    return {name: case for name, case in cases.items() if _is_accepted(case)}
+
+
+def _is_accepted(case: Case) -> bool:
+    try:
+        case()
+    except (AttributeError, TypeError, ValueError):  # It is refused: docs/numpy_functions.md says why.
+        return False
+    return True
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many rounds there are."""
+
+    rounds: int = 15
+
+
+QUICK = Effort(rounds=1)
+
+
+def measure(effort: Effort) -> Table:
+    """Measures everything once through."""
+    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
+    with (
+        Worker("shardtensor", "tiny_functions:shardtensor_cases", ours) as mine,
+        Worker("numpy", "tiny_functions:numpy_cases") as numpys,
+    ):
+        return measured(effort, {PROJECT: mine, NUMPY: numpys})
+
+
+def measured(effort: Effort, found: Mapping[str, Any]) -> Table:
+    """Measures everything once through, with these workers; the table has the functions that miss the target."""
+    samplers = {(name, c): functools.partial(found[c].sample, name) for name, c in itertools.product(CALLS, found)}
+    cells = harness.interleave(samplers, effort.rounds, "functions")
+    table = Table(TITLE, {}, tuple(found), tuple([Row(name, name, (TARGET,)) for name in CALLS]), cells)
+    more = {row: _more(table, row) for row in table.rows}
+    known = [row for row, seconds in more.items() if seconds is not None]
+    missed = sorted([row for row in known if more[row] > TARGET.more], key=lambda row: -more[row])
+    environment = harness.describe_environment(("numpy", "shardtensor")) | {
+        "rounds": str(effort.rounds),
+        "functions": f"{len(known)} measured, {len(missed)} miss the target",
+    }
+    return dataclasses.replace(table, environment=environment, rows=tuple(missed))
+
+
+def _more(table: Table, row: Row) -> Any:
+    """Returns by how many seconds a call takes longer than NumPy's; None if it is refused."""
+    mine, numpys = table.cell(row, PROJECT).median, table.cell(row, NUMPY).median
+    return None if mine is None or numpys is None else mine - numpys
+
+
+if __name__ == "__main__":
+    harness.run("tiny_functions", "What functions of NumPy cost on tiny arrays.", measure, Effort(), QUICK)

@@ -1,0 +1,32 @@
+"""The benchmark of NumPy's functions on tiny arrays, rehearsed: every case, measured by nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rehearsal import Here, modules_of
+
+
+class Slower(Here):
+    """A worker whose calls of one function take longer."""
+
+    def sample(self, case: str) -> float:
+        return super().sample(case) + (3e-5 if case == "median" else 1e-5)
+
+
+def test_the_table_has_the_functions_that_miss_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with modules_of(monkeypatch, "tiny_functions") as (benchmark,):
+        kept = {name: benchmark.CALLS[name] for name in ("add", "median", "fft.fft", "linalg.inv", "is_busday")}
+        monkeypatch.setattr(benchmark, "CALLS", kept)
+        found: dict[str, Any] = {
+            benchmark.PROJECT: Slower(benchmark.harness, benchmark.shardtensor_cases()),
+            benchmark.NUMPY: Here(benchmark.harness, benchmark.numpy_cases()),
+        }
+        table = benchmark.measured(benchmark.Effort(1), found)
+        assert [row.name for row in table.rows] == ["median"]
+        assert table.environment["functions"] == "4 measured, 1 miss the target"
+        benchmark.harness.report(table, tmp_path, "tiny_functions")
+        assert "median" in (tmp_path / "tiny_functions.txt").read_text()
