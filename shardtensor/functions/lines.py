@@ -27,6 +27,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_WHOLE_LINES = "a line that no other dimension can split is given to the function whole"
+
 # -- any function ----------------------------------------------------------------------------------
 
 
@@ -42,6 +44,7 @@ def _lines_rule(shapes: Sequence[Shape], *, tail: Shape, **params: Any) -> tuple
     dtype=lambda x, function, tail, dtype: np.empty(1, dtype),
     keeps_arrays=True,
     error_name="apply_along_axis",
+    gathers=_WHOLE_LINES,
 )
 def mapped_lines(x: ArrayLike, /, function: Callable[[Any], Any], tail: Shape, dtype: Any) -> ShardedTensor:
     """Returns the results of a function of each line along the last dimension, which have shape ``tail``.
@@ -113,7 +116,7 @@ def _bits_rule(size: Callable[[int], int]) -> Callable[..., tuple[str, Shape]]:
     return rule
 
 
-@operator(_bits_rule(lambda n: -(-n // 8)), dtype="uint8", error_name="packbits")
+@operator(_bits_rule(lambda n: -(-n // 8)), dtype="uint8", error_name="packbits", gathers=_WHOLE_LINES)
 def packed(x: ArrayLike, /, little: bool) -> ShardedTensor:
     """Returns `packbits` along the last dimension.
 
@@ -123,7 +126,7 @@ def packed(x: ArrayLike, /, little: bool) -> ShardedTensor:
     """
 
 
-@operator(_bits_rule(lambda n: 8 * n), dtype="uint8", error_name="unpackbits")
+@operator(_bits_rule(lambda n: 8 * n), dtype="uint8", error_name="unpackbits", gathers=_WHOLE_LINES)
 def unpacked(x: ArrayLike, /, little: bool) -> ShardedTensor:
     """Returns `unpackbits` along the last dimension.
 

@@ -305,7 +305,13 @@ def _interp_dtype(x: Any, xp: Any, fp: Any, **params: Any) -> Any:
     return np.empty(1, np.complex128 if np.asarray(fp).dtype.kind == "c" else np.float64)
 
 
-@operator(_interp_rule, operands=("x", "xp", "fp"), dtype=_interp_dtype, error_name="interp")
+@operator(
+    _interp_rule,
+    operands=("x", "xp", "fp"),
+    dtype=_interp_dtype,
+    error_name="interp",
+    gathers="every device gets the points between which values are interpolated",
+)
 def interpolated(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, /, left: Any, right: Any) -> ShardedTensor:
     """Returns `interp` of points without a period.
 
