@@ -190,6 +190,9 @@ class Kernel:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:  # The hash differs between processes.
+        return Kernel, (self.ndim, self.inputs, self.nodes, self.outputs, self.row_ndim)
+
     @functools.cached_property
     def _hash(self) -> int:  # A kernel is the key of caches that every call of a program looks up.
         return hash((self.ndim, self.inputs, self.nodes, self.outputs, self.row_ndim))

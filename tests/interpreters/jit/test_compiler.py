@@ -114,7 +114,9 @@ def test_libraries_of_other_texts_compilers_and_cpus_have_other_names(monkeypatc
     assert one.key("a") != key
 
 
-@pytest.mark.parametrize("size", [0, 10, 1000, -1])
+@pytest.mark.parametrize(
+    "size", [pytest.param(0, marks=pytest.mark.full), 1000, pytest.param(-1, marks=pytest.mark.full)]
+)
 def test_a_truncated_library_is_compiled_again(size: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "from tests.interpreters.jit.test_compiler import plus, run; assert run(plus(3)) == 4"
     subprocess.run([sys.executable, "-c", code], check=True)  # This process must not have loaded the library.
@@ -257,14 +259,14 @@ def test_kernels_run_in_the_child_of_a_fork(home: Path) -> None:
 def test_an_interrupt_ends_a_long_kernel_and_leaves_the_operands(home: Path) -> None:
     k = KernelBuilder(1)
     x = value = k.input("f8", (True,))
-    for _ in range(60):
+    for _ in range(40):
         value = k.call("sin", value)
     k.output(value)
     kernel = k.build()
     compiled = c_executor.compile_kernels([kernel])[kernel]
     a = np.full(1 << 24, 0.5)
     out = np.empty_like(a)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     begin = time.perf_counter()
     timer.start()
     with pytest.raises(KeyboardInterrupt):

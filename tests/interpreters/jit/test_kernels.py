@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +22,7 @@ from tests.interpreters.jit.random_kernels import Case, assert_same, random_case
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 Run = Callable[[Kernel, tuple[int, ...], Sequence[Any], Sequence[Any]], None]
-COUNT = 40
+COUNT = 24
 
 
 @pytest.fixture(autouse=True)
@@ -311,6 +314,8 @@ def test_kernels_are_values() -> None:
     assert softmax() == softmax()
     assert hash(softmax()) == hash(softmax())
     assert softmax() != softmax("f8")
+    code = "import pickle, sys; k = pickle.load(sys.stdin.buffer); assert k in {eval(repr(k), vars(sys.modules[type(k).__module__]))}"
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(softmax()), check=True)
     assert "reduce max v0" in str(softmax())
     assert "f4 = astype v3" in str(layer_norm())
 
