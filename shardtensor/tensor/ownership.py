@@ -364,7 +364,7 @@ def _link(made: Storage, value: Aval, sources: Sources, new: bool) -> None:
                     if given is not None:
                         _add(leases, weakref.ref(given))
                 # A write would be repeated for each of the buffers.
-                if memory in seen and len(made.buffers) == len(value.cells.positions):
+                if memory in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
                     leases.append(_held)
             sources.setdefault(memory, (made, leases))
             seen.add(memory)

@@ -456,7 +456,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
     "old storages are not kept": (ownership, "_base_of", lambda x: None if ownership.READS else x, test_what_an_operator_in_progress_reads_stays_shared),
     "all arrays are exclusive": (writes, "exclusive_arrays", lambda x, storage: [True] * 8, lambda: check_holder("a copy", "checked")),
     "no array is exclusive": (writes, "exclusive_arrays", lambda x, storage: (), lambda: check_holder("a copy", "numpy")),
-    "copied shards stay linked": (writes, "replaced", lambda storage, arrays, new, _: type(storage)(None, arrays, storage.leases), lambda: check_linked()),
+    "copied shards stay linked": (writes, "replaced", lambda storage, arrays, new, _: type(storage)(arrays, storage.leases), lambda: check_linked()),
 }  # fmt: skip
 
 
