@@ -166,7 +166,7 @@ def test_keyword_arguments_and_statics() -> None:
     with pytest.raises(st.ArgumentError, match="static_argnums has 3"):
         st.jit(lambda x: x, static_argnums=3)
     with pytest.raises(st.ArgumentTypeError, match="wanted a function"):
-        st.jit(3)  # type: ignore[call-overload]
+        st.jit(3)  # type: ignore[arg-type]
 
 
 @everywhere
