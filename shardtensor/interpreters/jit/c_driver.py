@@ -12,6 +12,10 @@ HEAD = """\
 
 DRIVER = """
 enum { ST_CHUNK = 256, ST_DIMS = 64 };
+#define ST_ROOM(n) (((n) * 8 + 127) / 64 * 64)
+#define ST_ROW long long n, char *const *p, char *scratch, long long room, long long *totals, long long *parts, \\
+    long long begin, long long end
+#define ST_ROW_ARGUMENTS n, p, scratch, room, totals, parts, begin, end
 
 /* Copies n elements between strided arrays. */
 static void st_copy(char *to, long long to_stride, const char *from, long long from_stride, int size, long long n) {
@@ -94,12 +98,12 @@ static void st_copy_row(char *array, char *memory, int size, bool out, long long
     }
 }
 
-/* Computes rows of a kernel with reductions. */
-static int st_rows(void (*body)(long long, char *const *, char *, long long), int ops, int inputs,
-                   const unsigned char *sizes, const unsigned char *moves, int stored, const long long *g,
-                   char *const *p, long long begin, long long end) {
+/* Computes rows of a kernel with reductions, in steps for the whole row. */
+static int st_rows(void (*body)(int, ST_ROW), int steps, int ops, int inputs, const unsigned char *sizes,
+                   const unsigned char *moves, int stored, int reductions, const long long *g, char *const *p,
+                   long long begin, long long end) {
     const long long nd = g[0], row_nd = g[1], outer = nd - row_nd, *shape = g + 2, *strides = shape + nd;
-    long long index[ST_DIMS], n = 1, room;
+    long long index[ST_DIMS], n = 1, room, segments, *totals;
     char *line[ops], *q[ops], *scratch;
     bool packed[ops];
     int buffers = stored;
@@ -113,9 +117,11 @@ static int st_rows(void (*body)(long long, char *const *, char *, long long), in
         }
         buffers += packed[op];
     }
-    room = (n * 8 + 127) / 64 * 64;
-    scratch = malloc((size_t)(buffers * room + 64));
+    room = ST_ROOM(n);
+    segments = (n + ST_SEGMENT - 1) / ST_SEGMENT;
+    scratch = malloc((size_t)(buffers * room + reductions * (segments + 1) * 8 + 64));
     if (!scratch) return 1;
+    totals = (long long *)(scratch + buffers * room);
     st_seek(begin, ops, outer, nd, shape, strides, p, index, line);
     for (; begin < end; begin++) {
         char *buffer = scratch + stored * room;
@@ -127,7 +133,8 @@ static int st_rows(void (*body)(long long, char *const *, char *, long long), in
             if (op < inputs)
                 st_copy_row(line[op], q[op], sizes[op], false, row_nd, shape + outer, strides + op * nd + outer, n);
         }
-        body(n, q, scratch, room);
+        for (int step = 0; step <= steps; step++)
+            body(step, n, q, scratch, room, totals, totals + reductions, 0, step == steps ? n : segments);
         for (int op = inputs; op < ops; op++)
             if (packed[op])
                 st_copy_row(line[op], q[op], sizes[op], true, row_nd, shape + outer, strides + op * nd + outer, n);
@@ -136,5 +143,29 @@ static int st_rows(void (*body)(long long, char *const *, char *, long long), in
     free(scratch);
     return 0;
 }
+
+/* Functions that combine partial results: those of the lanes of a segment, by a tree, and those of segments, along a
+   binary counter. They are apart, since compiling them takes long. */
+#define ST_COMBINING(NAME, T, STEP, LANES) \\
+static ST_APART T st_tree_##NAME(T *lanes) { \\
+    for (int half = LANES / 2; half > 0; half /= 2) { \\
+        _Pragma("GCC unroll 1") \\
+        for (int j = 0; j < half; j++) { const T a = lanes[j], b = lanes[j + half]; lanes[j] = STEP; } \\
+    } \\
+    return lanes[0]; \\
+} \\
+static ST_APART T st_join_##NAME(const long long *results, long long count) { \\
+    T parts[64]; \\
+    int depth = 0; \\
+    for (long long k = 0; k < count; k++) { \\
+        T b = *(const T *)(results + k); \\
+        for (long long c = k; c & 1; c >>= 1) { const T a = parts[--depth]; b = STEP; } \\
+        parts[depth++] = b; \\
+    } \\
+    T b = parts[--depth]; \\
+    while (depth > 0) { const T a = parts[--depth]; b = STEP; } \\
+    return b; \\
+}
+
 """
 """The functions that call the body of a kernel for each line or row."""

@@ -7,18 +7,20 @@ Calls release the GIL and divide long loops over the thread team. Floating-point
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from shardtensor.errors import BackendError, DeviceMemoryError
+from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each, num_threads
-from shardtensor.interpreters.jit.c_source import c_source
+from shardtensor.interpreters.jit.c_source import SEGMENT, c_source, row_parts
 from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
@@ -33,6 +35,9 @@ _PIECE = 2e-3
 _ALIGNED = 1 << 12
 """The pieces of a loop begin at multiples of this number of elements, so that threads write different cache lines."""
 
+
+_LONG_ROW = 1 << 16
+"""The number of elements from which a row is divided over threads if there are few rows."""
 
 _LAYOUTS = 64
 """The number of shapes and strides that a kernel keeps."""
@@ -50,6 +55,11 @@ class CompiledKernel:
         self._library = library
         self._function = library[f"kernel_{number}"]
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+        if kernel.row_ndim:
+            self._part = library[f"kernel_{number}_part"]
+            pointer, integer = ctypes.c_void_p, ctypes.c_longlong
+            self._part.argtypes = (ctypes.c_int, integer, pointer, pointer, pointer, pointer, integer, integer)
+            self._part.restype = None
         expensive = sum(node.name in EXPENSIVE for node in kernel.nodes)
         self._seconds = expensive * _FUNCTION + len(kernel.nodes) * 1e-10
         self._geometries: dict[Any, _Geometry] = {}
@@ -88,8 +98,11 @@ class CompiledKernel:
     def _divide(self, geometry: _Geometry, pointers: Any) -> None:
         """Runs the function for all elements or rows, in several threads if it takes long."""
         rows = geometry.rows
-        if geometry.seconds < LONG or rows == 1:
+        if geometry.seconds < LONG:
             self._call(geometry.array, pointers, 0, rows)
+            return
+        if geometry.row_size >= _LONG_ROW and rows < 4 * num_threads():
+            self._divide_rows(geometry, pointers)
             return
         count = max(4 * num_threads(), int(geometry.seconds / _PIECE))
         piece = -(-rows // min(count, rows))
@@ -99,6 +112,35 @@ class CompiledKernel:
             lambda k: self._call(geometry.array, pointers, k * piece, min((k + 1) * piece, rows)),
             -(-rows // piece),
         )
+
+    def _divide_rows(self, geometry: _Geometry, pointers: Any) -> None:
+        """Runs the function for a few long rows, each of which is divided over threads."""
+        n = geometry.row_size
+        steps, stored, reductions = row_parts(self.kernel)
+        room = -(-(n * 8) // 64) * 64 + 64
+        # The threads write into these arrays, which this frame holds until the last one has returned.
+        scratch = memory_pool.empty((stored * room + 64,), np.dtype("u1"))
+        segments = -(-n // SEGMENT)
+        totals = np.empty(reductions + reductions * segments, np.int64)
+        memory = address(scratch), address(totals), address(totals) + 8 * reductions
+        per_piece = max(segments // max(4 * num_threads(), int(geometry.seconds / _PIECE)), 1)
+        for offsets in geometry.offsets():
+            places = self._pointers(*[p + offset for p, offset in zip(pointers, offsets, strict=True)])
+
+            def part(step: int, begin: int, end: int, places: Any = places) -> None:
+                self._part(step, n, places, *memory, begin, end)
+
+            for step in range(steps):
+                unit = SEGMENT if step == steps - 1 else 1
+                if step % 2:
+                    part(step, 0, 0)
+                    continue
+
+                def work(k: int, step: int = step, unit: int = unit) -> None:
+                    first, last = k * per_piece, min((k + 1) * per_piece, segments)
+                    part(step, first * unit, min(last * unit, n))
+
+                each(work, -(-segments // per_piece))
 
     def _call(self, geometry: Any, pointers: Any, begin: int, end: int) -> None:
         if self._function(geometry, pointers, begin, end):
@@ -117,6 +159,7 @@ class _Geometry:
     Attributes:
         array: what the compiled function reads.
         rows: the number of rows, or of elements if the kernel reduces nothing.
+        row_size: the number of elements of a row, if all rows are contiguous; otherwise 0.
         seconds: the estimated time in one thread.
     """
 
@@ -130,11 +173,30 @@ class _Geometry:
             first, last = self._merged(dims[:outer]), self._merged(dims[outer:])
         else:
             first, last = self._merged(self._order(kernel)), []
+        self._outer = first
+        self.row_size = self._contiguous(kernel, last)
         columns = [*first, *last] or [(1, [0] * len(strides))]
         numbers = [len(columns), len(last), *[n for n, _ in columns]]
         for k in range(len(strides)):
             numbers += [column[k] for _, column in columns]
         self.array = (ctypes.c_longlong * len(numbers))(*numbers)
+
+    @staticmethod
+    def _contiguous(kernel: Kernel, last: Sequence[tuple[int, list[int]]]) -> int:
+        if len(last) != 1:
+            return 0
+        n, column = last[0]
+        moving = [not kernel.is_row(v) for v in range(len(kernel.inputs))] + [not out.per_row for out in kernel.outputs]
+        values = [*range(len(kernel.inputs)), *[out.value for out in kernel.outputs]]
+        sizes = [np.dtype(kernel.dtype(v)).itemsize for v in values]
+        fit = [not m or s == size for m, s, size in zip(moving, column, sizes, strict=True)]
+        return n if all(fit) else 0
+
+    def offsets(self) -> Iterator[list[int]]:
+        """Yields, for each row, the offsets of the arrays in bytes."""
+        for index in itertools.product(*[range(n) for n, _ in self._outer]):
+            columns = [[i * s for s in column] for i, (_, column) in zip(index, self._outer, strict=True)]
+            yield [sum(offsets) for offsets in zip(*columns, strict=True)] or [0] * len(self._strides)
 
     def _order(self, kernel: Kernel) -> list[int]:
         """Returns the dimensions in the order of the first output's memory. The last one has to be one along which the

@@ -10,15 +10,17 @@ The function walks over lines, and a body computes one line, in which each array
 array with another stride is packed into contiguous scratch memory first, a part of the line at a time. The loops of the
 body carry ``omp simd``, which is right also where an output is an input: elements are computed independently.
 
-The body of a kernel with reductions computes one row in stages, each of which needs the reductions of those before it.
-Expensive functions are stored for later stages, and others are computed again. Elements are combined in `LANES` partial
-results, then by a tree, and segments of `SEGMENT` elements along a binary counter, so that the order of additions
-depends on neither the CPU nor the number of threads.
+A kernel with reductions computes a row in stages, each of which needs the reductions of those before it. Expensive
+functions are stored for later stages, and others are computed again. Elements are combined in `LANES` partial results,
+then by a tree, and segments of `SEGMENT` elements along a binary counter, so that the order of additions depends on
+neither the CPU nor the number of threads. ``kernel_0_part`` computes a part of one long contiguous row: in step 2 s
+some segments of stage s, in step 2 s + 1 the totals of all segments, in the last step the results of some elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from shardtensor.interpreters.jit.c_driver import DRIVER, HEAD
 from shardtensor.interpreters.jit.expressions import (
@@ -57,7 +59,28 @@ def c_source(kernels: Sequence[Kernel], vectorized: Iterable[str]) -> str:
     bodies = [
         _Rows(k, kernel).text() if kernel.row_ndim else _Lines(k, kernel).text() for k, kernel in enumerate(kernels)
     ]
-    return "\n".join([HEAD, *lines, PRELUDE, DRIVER, *bodies])
+    return "\n".join(
+        [HEAD, *lines, PRELUDE, f"enum {{ ST_SEGMENT = {SEGMENT} }};", DRIVER, *_combining(kernels), *bodies]
+    )
+
+
+class RowParts(NamedTuple):
+    """What ``kernel_0_part`` needs to compute a row.
+
+    Attributes:
+        steps: the number of steps.
+        stored: the number of values that are stored for every element, in 8 bytes each (see ``ST_ROOM``).
+        reductions: the number of reductions.
+    """
+
+    steps: int
+    stored: int
+    reductions: int
+
+
+def row_parts(kernel: Kernel) -> RowParts:
+    """Returns what a row of a kernel with rows is computed from."""
+    return _Rows(0, kernel).parts()
 
 
 class _Body:
@@ -213,39 +236,61 @@ class _Rows(_Body):
 
     def text(self) -> str:
         """Returns the text."""
-        outs = self.kernel.outputs
-        moving = [self.moves(v) for v in range(self.inputs)] + [not out.per_row for out in outs]
-        body = [f"{self.memory_type(v)} *const w{v} = ({self.memory_type(v)} *)(scratch + {k} * room);"
-                for k, v in enumerate(self._stored)]  # fmt: skip
-        for stage in range(self._count):
-            body += [f"/* stage {stage} */", *self._stage(stage)]
-        body += [f"*y{k} = v{out.value};" for k, out in enumerate(outs) if out.per_row]
+        name, steps = self.name, self._count - 1
+        moving = [self.moves(v) for v in range(self.inputs)] + [not out.per_row for out in self.kernel.outputs]
+        lines = [self.comment(), *self.tables(moving)]
+        for stage in range(steps):
+            lines += self._stage(stage)
+        lines += [f"static ST_APART void {name}_finish(ST_ROW) {{", *_indented(self._finish()), "}"]
+        lines += [f"static void {name}_step(int step, ST_ROW) {{", "    switch (step) {"]
+        for s in range(steps):
+            lines.append(f"        case {2 * s}: {name}_stage{s}(ST_ROW_ARGUMENTS); break;")
+            lines.append(f"        case {2 * s + 1}: {name}_join{s}(ST_ROW_ARGUMENTS); break;")
+        lines += [f"        default: {name}_finish(ST_ROW_ARGUMENTS);", "    }", "}"]
+        table = f"{len(moving)}, {self.inputs}, {name}_sizes, {name}_moves"
+        reductions = len(self._totals)
         return "\n".join(
             [
-                self.comment(),
-                *self.tables(moving),
-                f"static ST_APART void {self.name}_row(long long n, char *const *p, char *scratch, long long room) {{",
-                *_indented([*self.pointers(), *body]),
+                *lines,
+                f"int {name}(const long long *g, char *const *p, long long begin, long long end) {{",
+                f"    return st_rows({name}_step, {2 * steps}, {table}, {len(self._stored)}, {reductions}, g, p, "
+                "begin, end);",
                 "}",
-                f"int {self.name}(const long long *g, char *const *p, long long begin, long long end) {{",
-                f"    return st_rows({self.name}_row, {len(moving)}, {self.inputs}, {self.name}_sizes, "
-                f"{self.name}_moves, {len(self._stored)}, g, p, begin, end);",
+                f"void {name}_part(int step, long long n, char *const *p, char *scratch, long long *totals, "
+                "long long *parts, long long begin, long long end) {",
+                f"    {name}_step(step, n, p, scratch, ST_ROOM(n), totals, parts, begin, end);",
                 "}",
             ]
         )
 
-    def _stage(self, stage: int) -> list[str]:
-        lines = [
-            self.define(v)
-            for v, node in enumerate(self.kernel.nodes, self.inputs)
-            if not self.moves(v) and not node.reduces and self._stage_of[v] == stage
-        ]
-        reductions = self._reductions(stage)
-        if reductions:
-            lines += self._reduce(stage, reductions)
-        elif self._needed[stage] or any(not out.per_row for out in self.kernel.outputs):
-            lines += ["#pragma omp simd", "for (long long i = 0; i < n; i++) {", *_indented(self._element(stage)), "}"]
+    def parts(self) -> RowParts:
+        """Returns what a row is computed from."""
+        return RowParts(2 * (self._count - 1) + 1, len(self._stored), len(self._totals))
+
+    @property
+    def _totals(self) -> list[Value]:
+        """The reductions, in the order of their totals."""
+        return [v for v, node in enumerate(self.kernel.nodes, self.inputs) if node.reduces]
+
+    def _known_in(self, stage: int) -> list[str]:
+        """Returns the definitions of pointers and of values that do not move, as far as a stage knows them."""
+        lines = self.pointers()
+        for k, v in enumerate(self._stored):
+            kind = self.memory_type(v)
+            lines.append(f"{kind} *const w{v} = ({kind} *)(scratch + {k} * room);")
+        for v, node in enumerate(self.kernel.nodes, self.inputs):
+            if not self.moves(v) and self._stage_of[v] <= stage:
+                total = f"*(const {self.type(v)} *)(totals + {self._totals.index(v)})" if node.reduces else ""
+                lines.append(f"const {self.type(v)} v{v} = {total};" if node.reduces else self.define(v))
         return lines
+
+    def _finish(self) -> list[str]:
+        outs = list(enumerate(self.kernel.outputs))
+        lines = self._known_in(self._count - 1)
+        if any(not out.per_row for _, out in outs):
+            element = _indented(self._element(self._count - 1))
+            lines += ["#pragma omp simd", "for (long long i = begin; i < end; i++) {", *element, "}"]
+        return lines + [f"if (begin == 0) *y{k} = v{out.value};" for k, out in outs if out.per_row]
 
     def _element(self, stage: int) -> list[str]:
         """Returns the statements for one element of a stage, that of index i."""
@@ -260,55 +305,65 @@ class _Rows(_Body):
             lines += [f"y{k}[i] = v{out.value};" for k, out in outs if not out.per_row]
         return lines
 
-    def _reduce(self, stage: int, reductions: Sequence[tuple[Value, Node]]) -> list[str]:
-        """Returns the statements that compute the reductions of a stage."""
-        lines, lanes, ends = [], [], []
+    def _stage(self, stage: int) -> list[str]:
+        """Returns the function of a stage, which reduces segments from ``begin`` to ``end``, and that which joins the
+        segments.
+        """
+        lanes, ends, joins = [], [], []
         element = self._element(stage)
-        for v, node in reductions:
-            kind = C_TYPES[node.dtype]
+        for k, (v, node) in enumerate(self._reductions(stage)):
+            kind, name = C_TYPES[node.dtype], _suffix(node)
             (x,) = [f"v{u}" for u in node.operands]
             term = f"({x} * {x})" if node.name == "sum_of_squares" else x
             term = f"({x} != 0)" if node.name in ("any", "all") else term
-            lines += [f"{kind} parts{v}[64], r{v} = {neutral(node)};", f"int depth{v} = 0;"]
             lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < {LANES}; j++) a{v}[j] = {neutral(node)};"]
             element += [f"const {kind} t{v} = {term};", f"a{v}[j] = {_step(node, f'a{v}[j]', f't{v}')};"]
-            ends += [
-                f"for (int h = {LANES // 2}; h > 0; h /= 2)",
-                f"    for (int j = 0; j < h; j++) a{v}[j] = {_step(node, f'a{v}[j]', f'a{v}[j + h]')};",
-                f"r{v} = a{v}[0];",
-                f"for (long long c = k; c & 1; c >>= 1) {{ const {kind} e = parts{v}[--depth{v}]; "
-                f"r{v} = {_step(node, 'e', f'r{v}')}; }}",
-                f"parts{v}[depth{v}++] = r{v};",
-            ]
-        lines += [
-            f"for (long long k = 0; k * {SEGMENT} < n; k++) {{",
-            f"    const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
-            *_indented(lanes),
-            f"    for (long long begin = k * {SEGMENT}; begin < stop; begin += {LANES}) {{",
-            f"        const int m = stop - begin < {LANES} ? (int)(stop - begin) : {LANES};",
-            "        #pragma omp simd",
-            "        for (int j = 0; j < m; j++) {",
-            *_indented(["const long long i = begin + j;", *element], 3),
+            ends.append(f"*({kind} *)(parts + {k} * segments + k) = st_tree_{name}(a{v});")
+            empty = "0" if STEPS[node.name] == "add" else neutral(node)
+            total = f"segments ? st_join_{name}(parts + {k} * segments, segments) : {empty}"
+            total = f"({total}) / ({kind})n" if node.name == "mean" else total
+            joins.append(f"*({kind} *)(totals + {self._totals.index(v)}) = {total};")
+        return [
+            f"static ST_APART void {self.name}_stage{stage}(ST_ROW) {{",
+            *_indented(self._known_in(stage)),
+            f"    const long long segments = (n + {SEGMENT - 1}) / {SEGMENT};",
+            "    for (long long k = begin; k < end; k++) {",
+            f"        const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
+            *_indented(lanes, 2),
+            f"        for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
+            f"            const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
+            "            #pragma omp simd",
+            "            for (int j = 0; j < m; j++) {",
+            *_indented(["const long long i = first + j;", *element], 4),
+            "            }",
             "        }",
+            *_indented(ends, 2),
             "    }",
-            *_indented(ends),
+            "}",
+            f"static ST_APART void {self.name}_join{stage}(ST_ROW) {{",
+            f"    const long long segments = (n + {SEGMENT - 1}) / {SEGMENT};",
+            *_indented(joins),
             "}",
         ]
-        for v, node in reductions:
-            kind = C_TYPES[node.dtype]
-            lines += [
-                f"if (n > 0) r{v} = parts{v}[--depth{v}];",
-                f"while (depth{v} > 0) {{ const {kind} e = parts{v}[--depth{v}]; "
-                f"r{v} = {_step(node, 'e', f'r{v}')}; }}",
-            ]
-            total = f"n > 0 ? r{v} : 0" if STEPS[node.name] == "add" else f"r{v}"
-            lines.append(f"const {kind} v{v} = {f'({total}) / ({kind})n' if node.name == 'mean' else total};")
-        return lines
 
 
 def _step(node: Node, a: str, b: str) -> str:
     """Returns the expression that combines two partial results of a reduction."""
     return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
+
+
+def _suffix(node: Node) -> str:
+    """Returns the suffix of the functions that combine partial results of a reduction."""
+    return f"{STEPS[node.name]}_{node.dtype}"
+
+
+def _combining(kernels: Sequence[Kernel]) -> list[str]:
+    """Returns the functions that combine the partial results of the kernels' reductions."""
+    nodes = {_suffix(node): node for kernel in kernels for node in kernel.nodes if node.reduces}
+    return [
+        f"ST_COMBINING({name}, {C_TYPES[node.dtype]}, {_step(node, 'a', 'b')}, {LANES})"
+        for name, node in sorted(nodes.items())
+    ]
 
 
 def _indented(lines: Iterable[str], times: int = 1) -> list[str]:

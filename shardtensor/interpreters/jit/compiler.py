@@ -89,8 +89,11 @@ def find_compiler() -> Compiler | None:
 
 @functools.lru_cache(8)
 def _compiler(given: str | None, path: str | None) -> Compiler | None:
-    tried = [shlex.split(given)] if given else [[name] for name in _COMMANDS]
     reasons = []
+    try:
+        tried = [shlex.split(given)] if given else [[name] for name in _COMMANDS]
+    except ValueError as error:  # Unbalanced quotes.
+        tried, reasons = [], [f"SHARDTENSOR_CC is {given!r}: {error}"]
     for command in tried:
         found = shutil.which(command[0], path=path) if command else None
         if found is None:

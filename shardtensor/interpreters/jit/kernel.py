@@ -219,6 +219,9 @@ def dtype_name(dtype: Any) -> str:
     return str(given.str[1:])
 
 
+_PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
 class KernelBuilder:
     """Builds a `Kernel` step by step. Each step returns the number of its value; equal steps are one value.
 
@@ -262,9 +265,17 @@ class KernelBuilder:
         Raises:
             ArgumentTypeError: NumPy has no such function, or it is not defined for the dtypes.
         """
-        *taken, made = _loop_dtypes(name, tuple([self._weak.get(v) or self.dtype(v) for v in operands]))
+        *taken, made = _loop_dtypes(name, tuple([self._promoting(v) for v in operands]))
         cast = tuple([self.astype(v, dtype) for v, dtype in zip(operands, taken, strict=True)])
-        return self._step(Node(name, cast, dtype_name(made)))
+        value = self._step(Node(name, cast, dtype_name(made)))
+        if all(v in self._weak for v in operands):  # As Python computes with its scalars.
+            self._weak[value] = _PYTHON[made.kind]
+        return value
+
+    def _promoting(self, value: Value) -> Any:
+        """Returns what NumPy promotes: the dtype, or the type of a Python scalar; bools have a dtype in any case."""
+        weak = self._weak.get(value)
+        return self.dtype(value) if weak in (None, bool) else weak
 
     def astype(self, value: Value, dtype: Any) -> Value:
         """Casts a value; returns the value itself if it has the dtype."""

@@ -29,6 +29,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "_TASK", 64)
     monkeypatch.setattr(c_executor, "LONG", 0.0)
     monkeypatch.setattr(c_executor, "_ALIGNED", 8)
+    monkeypatch.setattr(c_executor, "_LONG_ROW", 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -227,6 +228,26 @@ def test_the_number_of_threads_changes_no_bit(run: Run, written: None) -> None:
             assert_same(a, b)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_long_rows_are_divided_over_threads_without_a_change_of_bits(
+    count: int, written: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    x = np.random.default_rng(3).normal(size=(count, 3, 33_000)).astype("f4")[:, 1]
+    results = []
+    for longest, threads in [(1 << 62, 1), (1, 1), (1, 2), (1, 7)]:
+        monkeypatch.setattr(c_executor, "_LONG_ROW", longest)
+        with st.set_num_threads(threads):
+            out, rows = np.empty_like(x), [np.empty(count, "f4") for _ in range(2)]
+            run_c(softmax(), x.shape, [x], [out])
+            run_c(log_sum_exp("f4"), x.shape, [x], rows)
+            results.append([out, *rows])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert_same(a, b)
+
+
 def test_sums_of_long_rows_are_accurate() -> None:
     if find_compiler() is None:
         pytest.skip("no C compiler")
@@ -298,6 +319,15 @@ def test_equal_steps_are_one() -> None:
     k = KernelBuilder(1)
     x = k.input("f4", (True,))
     assert k.call("add", x, x) == k.call("add", x, x)
+
+
+def test_python_scalars_stay_weak_in_steps_of_their_own() -> None:
+    k = KernelBuilder(1)
+    x, a, b = k.input("f4", (True,)), k.input(float), k.input(int)
+    condition = k.call("greater", a, b)
+    both = k.call("logical_and", condition, condition)
+    assert k.dtype(k.call("multiply", x, k.call("add", both, a))) == "f4"
+    assert k.dtype(k.call("multiply", x, condition)) == "f4"
 
 
 def test_misuse_is_named() -> None:

@@ -1,0 +1,51 @@
+"""Generated C under AddressSanitizer, which finds reads and writes outside of arrays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GCC = shutil.which("gcc")
+LIBRARY = (
+    subprocess.run([GCC, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip() if GCC else ""
+)
+
+CODE = """
+import numpy as np, sys
+from shardtensor.interpreters.jit import c_executor
+from tests.interpreters.jit.random_kernels import assert_same, random_case, reference
+c_executor.LONG, c_executor._ALIGNED, c_executor._LONG_ROW = 0.0, 8, 1
+first = int(sys.argv[1])
+with np.errstate(all="ignore"):
+    for begin in range(first, first + 40, 20):
+        cases = [random_case(seed) for seed in range(begin, begin + 20)]
+        made = c_executor.compile_kernels([case.kernel for case in cases])
+        for case in cases:
+            if case.kernel in made:
+                outs = case.outputs()
+                made[case.kernel].run(case.shape, case.inputs, outs)
+                for out, wanted in zip(outs, reference(case), strict=True):
+                    assert_same(out, wanted, case)
+print("done")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path(LIBRARY).is_absolute(), reason="no gcc with AddressSanitizer")
+@pytest.mark.parametrize("chunk", range(50))
+def test_generated_c_stays_inside_of_its_arrays(chunk: int, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": LIBRARY,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "SHARDTENSOR_CC": f"{GCC} -fsanitize=address -fno-omit-frame-pointer",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    command = [sys.executable, "-c", CODE, str(10**6 + 40 * chunk)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr[-4000:]
