@@ -80,9 +80,6 @@ class _Cache:
         self.lock = threading.RLock()
 
 
-_caches: weakref.WeakKeyDictionary[Any, dict[Any, _Cache]] = weakref.WeakKeyDictionary()
-
-
 class JitFunction(Generic[Arguments, Result]):
     """A function that is traced and then run as a program; `jit` returns it."""
 
@@ -365,18 +362,33 @@ def _from_struct(x: Any) -> Any:
     return without_elements(x._aval) if isinstance(x, ShapeDtypeStruct) else x
 
 
+_ATTRIBUTE = "__shardtensor_jit__"
+"""The attribute of a function that has its caches, which end with it: the garbage collector sees the cycle."""
+
+
+class _Caches(dict[Any, _Cache]):
+    """The caches of one function, by options. Functions that wrap it copy its attributes, and have other caches.
+
+    Attributes:
+        owner: a weak reference to the function.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__()
+        self.owner = weakref.ref(owner)
+
+
 def _cache_of(fn: Any, options: Any) -> _Cache:
-    """Returns the cache that functions jit of one function with equal options share; it ends with the function."""
+    """Returns the cache that functions jit of one function with equal options share."""
     try:
-        caches = _caches.setdefault(fn, {})
-        return caches.setdefault(_hashable(options), _Cache())
-    except TypeError:  # It has no weak references, or is not hashable.
+        hash(options)
+        caches: _Caches | None = vars(fn).get(_ATTRIBUTE)
+        if caches is None or caches.owner() is not fn:
+            caches = _Caches(fn)
+            setattr(fn, _ATTRIBUTE, caches)
+    except (TypeError, AttributeError):  # It has no attributes, as bound methods and functions in C.
         return _Cache()
-
-
-def _hashable(options: Any) -> Any:
-    hash(options)
-    return options
+    return caches.setdefault(options, _Cache())
 
 
 def _name_of(fn: Any) -> str:
