@@ -9,7 +9,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -80,15 +80,12 @@ class _Cache:
         self.lock = threading.RLock()
 
 
-_caches: weakref.WeakKeyDictionary[Any, dict[Any, _Cache]] = weakref.WeakKeyDictionary()
-
-
-class JitFunction:
+class JitFunction(Generic[Arguments, Result]):
     """A function that is traced and then run as a program; `jit` returns it."""
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[Arguments, Result],
         in_shardings: Any,
         out_shardings: Any,
         static: Signature,
@@ -112,12 +109,12 @@ class JitFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Returns the result of the function, which is traced if no call with such arguments has been."""
         if innermost() is not None or _disabled.get():
-            return self._inline(args, kwargs)
+            return self._inline(args, kwargs)  # type: ignore[no-any-return]
         made, executable = self._found(args, kwargs)
-        return executable(made.units)
+        return executable(made.units)  # type: ignore[no-any-return]
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces the function for these arguments, of which `ShapeDtypeStruct` may stand for tensors, and returns the
@@ -365,18 +362,33 @@ def _from_struct(x: Any) -> Any:
     return without_elements(x._aval) if isinstance(x, ShapeDtypeStruct) else x
 
 
+_ATTRIBUTE = "__shardtensor_jit__"
+"""The attribute of a function that has its caches, which end with it: the garbage collector sees the cycle."""
+
+
+class _Caches(dict[Any, _Cache]):
+    """The caches of one function, by options. Functions that wrap it copy its attributes, and have other caches.
+
+    Attributes:
+        owner: a weak reference to the function.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__()
+        self.owner = weakref.ref(owner)
+
+
 def _cache_of(fn: Any, options: Any) -> _Cache:
-    """Returns the cache that functions jit of one function with equal options share; it ends with the function."""
+    """Returns the cache that functions jit of one function with equal options share."""
     try:
-        caches = _caches.setdefault(fn, {})
-        return caches.setdefault(_hashable(options), _Cache())
-    except TypeError:  # It has no weak references, or is not hashable.
+        hash(options)
+        caches: _Caches | None = vars(fn).get(_ATTRIBUTE)
+        if caches is None or caches.owner() is not fn:
+            caches = _Caches(fn)
+            setattr(fn, _ATTRIBUTE, caches)
+    except (TypeError, AttributeError):  # It has no attributes, as bound methods and functions in C.
         return _Cache()
-
-
-def _hashable(options: Any) -> Any:
-    hash(options)
-    return options
+    return caches.setdefault(options, _Cache())
 
 
 def _name_of(fn: Any) -> str:
@@ -392,27 +404,8 @@ def _line_of(fn: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else type(fn).__name__
 
 
-@overload
-def jit(fn: Callable[Arguments, Result], /) -> Callable[Arguments, Result]: ...
-
-
-@overload
 def jit(
-    fn: Callable[..., Any],
-    /,
-    *,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Sequence[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Sequence[str] | None = ...,
-    executor: str | None = ...,
-) -> JitFunction: ...
-
-
-def jit(
-    fn: Callable[..., Any],
+    fn: Callable[Arguments, Result],
     /,
     *,
     in_shardings: Any = None,
@@ -422,7 +415,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
     executor: str | None = None,
-) -> Any:
+) -> JitFunction[Arguments, Result]:
     """Returns a function with the results of ``fn`` that traces it once and then runs its program.
 
     Tensors, host arrays and Python scalars among the leaves of the arguments are traced; everything else is static. The

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import operator as python
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -217,11 +216,13 @@ class Tracer(Interpreter):
                 self._rebind(base, made)
                 return
             self.inner.write(target, op, (target, *given[1:]) if op.assigns else given, params)
+        if not out.size or (op.assigns and at is not None and 0 in view_spec.at(at).shape):
+            return  # Nothing is written.
         others, window = held, out._aval
         if op.assigns:
             others = held[1:]
             # A write to elements that a basic index selects is one to a view, so that all such equations look alike.
-            if at is not None and math.prod(view_spec.at(at).shape):
+            if at is not None:
                 view_spec = view_spec.at(at)
                 window = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
                 others = (held[1], ...)

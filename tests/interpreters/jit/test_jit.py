@@ -120,6 +120,21 @@ def test_functions_jit_of_one_function_share_programs() -> None:
     for _ in range(3):
         st.jit(fn)(st.ones(3))
     assert len(traces) == 1
+    other = functools.wraps(fn)(lambda x: fn(x) * 2)
+    assert st.jit(other)(st.ones(3)).tolist() == [4.0] * 3
+
+
+def test_a_class_with_methods_under_jit_ends() -> None:
+    class Model:
+        @st.jit
+        def call(self, x: Any) -> Any:
+            return x + 1
+
+    Model().call(st.ones(2))
+    gone = weakref.ref(Model)
+    del Model
+    gc.collect()
+    assert gone() is None
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -166,7 +181,7 @@ def test_keyword_arguments_and_statics() -> None:
     with pytest.raises(st.ArgumentError, match="static_argnums has 3"):
         st.jit(lambda x: x, static_argnums=3)
     with pytest.raises(st.ArgumentTypeError, match="wanted a function"):
-        st.jit(3)  # type: ignore[call-overload]
+        st.jit(3)  # type: ignore[arg-type]
 
 
 @everywhere

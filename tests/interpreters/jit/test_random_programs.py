@@ -46,7 +46,7 @@ def run_step(xp: Any, values: list[Any], step: Step, placed: Any) -> None:
         case "sum":
             values.append(x - x.sum(axis=-1, keepdims=True))
         case "mean":
-            values.append(x * xp.mean(x))
+            values.append(x * xp.mean(x) if x.size else x + 0)
         case "copy":
             values.append(x.copy())
         case "where":
