@@ -7,7 +7,8 @@ the names that plugin authors use. Tensors and shardings must not be imported he
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_only, references
-from shardtensor.backend.protocol import Backend, current_device, logical_device_count
+from shardtensor.backend.protocol import Backend, logical_device_count
+from shardtensor.backend.registry import current_device_of_plugin as current_device
 from shardtensor.host.blockwise import copied
 from shardtensor.host.limits import memory as host_memory
 from shardtensor.host.memory_pool import owner_of

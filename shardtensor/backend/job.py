@@ -38,6 +38,10 @@ class ProcessBackend:
         self.__dict__[name] = found
         return found
 
+    def own(self, device: Device) -> Device:
+        """Returns the plugin's device that is a device of the job."""
+        return self._inner[device]
+
     def devices(self) -> Sequence[Device]:
         """See `Backend`: the devices of all processes."""
         return self._devices

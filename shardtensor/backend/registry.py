@@ -12,7 +12,14 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.job import ProcessBackend, SpanningBackend
-from shardtensor.backend.protocol import MOST_DEVICES, Backend, device_counts, requested_devices, starting
+from shardtensor.backend.protocol import (
+    MOST_DEVICES,
+    Backend,
+    current_device,
+    device_counts,
+    requested_devices,
+    starting,
+)
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
 from shardtensor.host.fork import in_children
 
@@ -192,6 +199,17 @@ def backend_of(device: Device) -> Backend:
     if device.process_index != _process and device.backend in _spanning:
         return _spanning[device.backend]
     return _loaded.get(device.backend) or (_host if device == HOST else load(device.backend))
+
+
+def current_device_of_plugin() -> Device | None:
+    """Returns the device on which the enclosing mapped function runs, as the plugin that drives it numbers its devices;
+    None outside of mapped functions.
+    """
+    here = current_device()
+    if here is None or not _spanning:
+        return here
+    backend: Any = _loaded.get(here.backend)
+    return backend.own(here) if type(backend) is ProcessBackend else here
 
 
 def in_job() -> bool:

@@ -115,6 +115,8 @@ def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str) -> list[A
     here, results = process_index(), [m[0] for m in messages]
     pairs: dict[tuple[int, int], list[int]] = {}
     for n, (_, source, destination) in enumerate(messages):
+        if source.backend == HOST.backend and is_remote(destination):
+            results[n] = RemoteArray(results[n].shape, _dtype(results[n]))
         ends = process_of(source), process_of(destination)
         if ends[0] != ends[1] and HOST.backend not in (source.backend, destination.backend):
             pairs.setdefault(ends, []).append(n)
@@ -135,7 +137,7 @@ def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str) -> list[A
             if receiver == here:
                 results[n] = _received(incoming[sender], begin, results[n], messages[n][2])
             elif sender == here:
-                results[n] = RemoteArray(results[n].shape, backend_of(messages[n][1]).dtype_of(results[n]))
+                results[n] = RemoteArray(results[n].shape, _dtype(results[n]))
     return results
 
 
@@ -207,6 +209,8 @@ def _packed(parts: Sequence[Any], begins: Sequence[int]) -> Any:
 
 
 def _on_host(array: Any, device: Device) -> HostArray:
+    if type(array) is np.ndarray:
+        return array
     backend = backend_of(device)
     with backend.on(device):
         return np.asarray(backend.to_host(array, device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor import distributed
+from shardtensor.testing.layouts import on_host
+from tests import fakecupy
 
 ROWS = np.arange(21.0).reshape(7, 3)
 
@@ -28,7 +31,7 @@ def same(x: Any, wanted: Any) -> None:
     assert found.dtype == np.asarray(wanted).dtype
     np.testing.assert_array_equal(found, wanted)
     for shard in x.addressable_shards:
-        np.testing.assert_array_equal(shard.data, np.asarray(wanted)[shard.index])
+        np.testing.assert_array_equal(on_host(shard.data, shard.device), np.asarray(wanted)[shard.index])
 
 
 def devices_are_numbered_over_all_processes() -> None:
@@ -224,6 +227,8 @@ CHECKS = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
+    if "CUPY_DOUBLE" in os.environ:
+        fakecupy.install()
     distributed.initialize(timeout=20)
     for check in CHECKS:
         if not sys.argv[1:] or check.__name__ in sys.argv[1:]:

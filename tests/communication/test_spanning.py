@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases import CASES
 from tests.communication.test_distributed import FULL, launch
+from tests.conftest import NO_GPU, NO_TORCH
 
 HERE = Path(__file__).parent
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
@@ -38,6 +39,21 @@ def test_tensors_span_processes(engine: str, processes: int, devices: int) -> No
     status, text = launch(engine, processes, CHECKS, limit=120)
     assert status == 0, text
     assert text.count("passed") == processes * text.count("[0] passed")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("count", [2])
+@pytest.mark.parametrize("backend", ["checked", "cupy", "torch"])
+def test_tensors_of_separate_memories_span_processes(
+    backend: str, devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "torch" and NO_TORCH:
+        pytest.skip(NO_TORCH)
+    monkeypatch.setenv("SHARDTENSOR_BACKEND", backend)
+    if backend == "cupy" and NO_GPU:
+        monkeypatch.setenv("CUPY_DOUBLE", "1")
+    status, text = launch("mpi", 2, CHECKS, limit=120)
+    assert status == 0, text
 
 
 def lines_of(path: Path) -> dict[str, str]:
@@ -69,4 +85,4 @@ def test_operators_have_the_bits_of_one_process(
     found = lines_of(spanning)
     errors = [f"{name}: {line}" for name, line in found.items() if len(line) != 16]
     assert not errors
-    assert found == alone(tmp_path / "alone.txt", examples, names, processes * devices, "numpy")
+    assert found == alone(tmp_path / "alone.txt", examples, names, processes * devices, "checked")
