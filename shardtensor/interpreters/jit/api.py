@@ -456,7 +456,7 @@ def jit(
       v3:f8[3]P('d') = multiply v1 v0
       v4:f8[]P() = sum(keepdims=False) v3
       v5:f8[]P() = multiply v2 v4
-      v6:f8[3]P('d') = subtract v0 v5
+      v6:f8[3]P('d') = put[0:3] subtract v0 v0 v5
       in () v0 := v6 }
     """
     if not callable(fn):

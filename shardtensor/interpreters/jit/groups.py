@@ -248,7 +248,8 @@ def _function_of(equation: Equation) -> str | None:
         return None
     builder = KernelBuilder(1)
     try:
-        values = [builder.input(k) for k in kinds]
+        # A dtype is equal to the Python type of the same numbers, which is weak; its text is not.
+        values = [builder.input(k if isinstance(k, type) else k.str) for k in kinds]
         made = builder.dtype(builder.call(name, *values))
     except ArgumentTypeError:
         return None
@@ -315,7 +316,7 @@ class Fused:
                     varies = [n == m for n, m in zip(x.kind.shape, own, strict=True)] + [False] * after
                     varies = [False] * (len(self.shape) - len(varies)) + varies
                     index = None if len(x.kind.shape) in (0, len(self.shape)) else _expanding(x.kind.shape, self, flat)
-                    self._values[key] = self._builder.input(x.kind.dtype, varies)
+                    self._values[key] = self._builder.input(x.kind.dtype.str, varies)
                     self._inputs.append((x.number, None, index))
 
     def _add(self, equation: Equation) -> None:
@@ -347,6 +348,8 @@ class Fused:
             inputs.append(x if index is None else x[index])
         if self._ordered and self.compiled is None and not blocked.is_exact(self.kernel, self.shape, inputs):
             return False
+        if self.compiled is None and not all(map(_is_row_major, inputs)):
+            return False  # NumPy's results have the order of their operands, on which the bits of later sums depend.
         outputs = [memory_pool.empty(kind.shape, kind.dtype) for _, kind, _ in self._kept]
         targets = [out if index is None else out[index] for out, (_, _, index) in zip(outputs, self._kept, strict=True)]
         if self.compiled is not None and not _reports_errors():
@@ -362,6 +365,14 @@ def _expanding(shape: Shape, fused: Fused, flat: bool) -> Any:
     """Returns the index that gives an array of that shape the dimensions of the loop."""
     after = (None,) * fused._group.row_ndim if flat else ()
     return ((None,) * (len(fused.shape) - len(shape) - len(after)) + (...,) + after) if shape else None
+
+
+def _is_row_major(x: Any) -> bool:
+    """Whether NumPy gives results of an operand row-major order: its strides decrease."""
+    if not isinstance(x, np.ndarray) or x.ndim < 2 or x.flags.c_contiguous:
+        return True
+    strides = [abs(step) for step, n in zip(x.strides, x.shape, strict=True) if n > 1 and step]
+    return strides == sorted(strides, reverse=True)
 
 
 def _reports_errors() -> bool:

@@ -252,7 +252,7 @@ class KernelBuilder:
         if self._steps:
             raise ArgumentError("KernelBuilder.input: wanted all inputs before the first step")
         at = len(self._inputs)
-        if dtype in (int, float, complex):
+        if isinstance(dtype, type) and dtype in (int, float, complex):  # NumPy's float64 dtype equals the type float.
             self._weak[at] = dtype
         self._inputs.append(Input(dtype_name(dtype), tuple(varies) if varies else (False,) * self._ndim))
         return at

@@ -134,11 +134,15 @@ class Trace:
         """Returns the inputs that values depend on, as bits."""
         return functools.reduce(python.or_, [self._depends[v.number] for v in values], 0)
 
+    def names(self, values: Sequence[Var]) -> str:
+        """Returns the arguments that values depend on."""
+        bits = self.depends(values)
+        return ", ".join([name for k, name in enumerate(self.arguments) if bits >> k & 1])
+
     def needs_elements(self, caller: str, values: Sequence[Var]) -> ConcretizationError:
         """Returns the error for a call that needs the elements of values."""
-        bits = self.depends(values)
-        names = [name for k, name in enumerate(self.arguments) if bits >> k & 1]
-        on = f"depend on {', '.join(names)}" if names else "are those of a tensor that the function closes over"
+        names = self.names(values)
+        on = f"depend on {names}" if names else "are those of a tensor that the function closes over"
         return ConcretizationError(
             f"{caller}: needs the elements of a tensor, and jit traces {self.name} without elements ({user_line()}). "
             f"They {on}. Use st.where or another operator in place of a branch, make the argument static "
@@ -203,18 +207,13 @@ class Tracer(Interpreter):
         before = self._state(base)
         if not isinstance(before.value.kind, Aval):
             raise ConcretizationError(
-                f"{op.error_name}: {self._named(before)} is a host array, which jit does not write ({user_line()}); "
-                "give st.asarray(array), or return the new value"
+                f"{op.error_name}: {self.trace.names([before.value])} is a host array, which jit does not "
+                f"write ({user_line()}); give st.asarray(array), or return the new value"
             )
         held, given = self._operands(op, operands)
         written = mark_array(without_elements(base._aval))
         target = written if out is base else tensor(out._aval, View(written, view_spec))
         with interpreting(self.inner), self._located(op, held):
-            if out is base and self._overwrites(op, held, given, params, base._aval):
-                made = self._traced(base._aval, written, self.trace.depends(vars_of(held)))
-                self._add(Equation(op, held, params, made.value))
-                self._rebind(base, made)
-                return
             self.inner.write(target, op, (target, *given[1:]) if op.assigns else given, params)
         if not out.size or (op.assigns and at is not None and 0 in view_spec.at(at).shape):
             return  # Nothing is written.
@@ -230,14 +229,6 @@ class Tracer(Interpreter):
         made = self._traced(base._aval, written, self.trace.depends(vars_of(operands)))
         self._add(Equation(op, operands, params, made.value, view_spec, window, True))
         self._rebind(base, made)
-
-    def _overwrites(self, op: Op, held: Operands, given: Operands, params: Params, value: Aval) -> bool:
-        """Whether the result of a ufunc is the new value of the whole base, without a copy or a transfer."""
-        kinds = [x.kind for x in held if type(x) is Var and isinstance(x.kind, Aval)]
-        if not op.is_ufunc or not value.ndim or any(k.ndim and k.sharding != value.sharding for k in kinds):
-            return False
-        result = self.inner.apply(op, given, params)
-        return type(result) is ShardedTensor and result._aval is value
 
     def _rebind(self, base: ShardedTensor, made: Traced) -> None:
         if type(base._storage) is Traced:
@@ -292,7 +283,7 @@ class Tracer(Interpreter):
 
     @contextlib.contextmanager
     def _located(self, op: Op, held: Any) -> Iterator[None]:
-        """Raises the error of an inference that needs elements as one that names the arguments that they depend on."""
+        """Raises the error of an inference that needs elements as one that names the arguments they depend on."""
         try:
             yield
         except ConcretizationError as error:
@@ -419,13 +410,7 @@ class Tracer(Interpreter):
         return _is_traced(x) and isinstance(x._storage.value.kind, type)
 
     def _is_unplaced(self, x: Any) -> bool:
-        """Whether an operand is a traced host array or Python scalar."""
         return _is_traced(x) and not isinstance(x._storage.value.kind, Aval)
-
-    def _named(self, state: Traced) -> str:
-        bits = self.trace.depends([state.value])
-        names = [name for k, name in enumerate(self.trace.arguments) if bits >> k & 1]
-        return names[0] if len(names) == 1 else "the base"
 
 
 def _is_traced(x: Any) -> bool:
