@@ -438,7 +438,7 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
     wanted = None if dtype is None else sharded_dtype(dtype)
     if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
         raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
-    if copy is False and not isinstance(obj, (ShardedTensor, np.ndarray, np.generic)) and (backend := array_backend(obj)):
+    if copy is False and not isinstance(obj, ShardedTensor) and (backend := array_backend(obj)):
         raise ShapeError(
             f"asarray: copy=False, and an array of the backend {backend.name!r} is copied; st.from_dlpack(x, copy=False) "
             "shares its memory where that is possible"
