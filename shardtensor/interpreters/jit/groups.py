@@ -343,8 +343,7 @@ class Fused:
         for number, constant, index in self._inputs:
             x = constant if number < 0 else values[number]
             if type(x) is ShardedTensor:
-                array = x._storage.array
-                x = whole_array(x, "jit") if array is None else array
+                x = whole_array(x, "jit")
             inputs.append(x if index is None else x[index])
         if self._ordered and self.compiled is None and not blocked.is_exact(self.kernel, self.shape, inputs):
             return False
@@ -357,7 +356,7 @@ class Fused:
         else:
             blocked.run(self.kernel, self.shape, inputs, targets)
         for out, (number, kind, _) in zip(outputs, self._kept, strict=True):
-            values[number] = tensor(kind, Storage(out, None, ([],)))
+            values[number] = tensor(kind, Storage((out,), ([],)))
         return True
 
 

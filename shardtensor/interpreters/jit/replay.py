@@ -119,7 +119,7 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
         made = run(taken)
         storage = made._storage
         if type(storage) is not Storage or not storage.leases:
-            if type(storage) is Storage and is_new(storage.array, taken):
+            if type(storage) is Storage and is_new(storage, taken):
                 storage.leases = ([],)
             else:
                 track([taken], made)
