@@ -390,7 +390,8 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
     text = str(error)
     name, _, rest = text.partition(":")
     try:
-        if op.composite and not op.spmd and name != op.error_name and name in OPS:
+        # `place_result` is called with the operator that the user called.
+        if op.composite and not op.spmd and "op" not in op.params and name != op.error_name and name in OPS:
             text = rest.strip()
         elif name.isidentifier():
             raise error

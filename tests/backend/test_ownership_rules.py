@@ -33,7 +33,7 @@ def test_one_shared_array_makes_a_storage_shared() -> None:
     x[2:] = 5
     assert not ownership.is_shared(x._storage)
     assert_same(y, VALUE)
-    assert ownership.is_shared(Storage(VALUE))  # Nothing is known of its memory.
+    assert ownership.is_shared(Storage((VALUE,)))  # Nothing is known of its memory.
 
 
 def test_a_written_shard_is_alone_on_both_sides() -> None:
@@ -164,9 +164,9 @@ def test_unknown_memory_that_was_joined_is_copied(monkeypatch: pytest.MonkeyPatc
     parts = [st.device_put(row, device) for row, device in zip(VALUE, st.devices("numpy"), strict=True)]
     x = st.stack(st.pmap(lambda p: p + 1, parts))
     st.sum(x)  # An operator joins them.
-    before = x._storage.array
+    before = x._storage.buffers[0]
     x += 1
-    assert x._storage.array is not before
+    assert x._storage.buffers[0] is not before
     np.testing.assert_array_equal(before, VALUE + 1)
     assert_same(x, VALUE + 2)
 
@@ -179,10 +179,10 @@ def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
     x = put(VALUE, "numpy")
     whole = VALUE.copy()
     leases: list[Any] = [[], []]
-    storage = Storage(None, (whole[:4], whole[4:]), tuple(leases))
-    others = [Storage(part, None, (lease,)) for part, lease in zip((whole[:4], whole[4:]), leases, strict=True)]
+    storage = Storage((whole[:4], whole[4:]), tuple(leases))
+    others = [Storage((part,), (lease,)) for part, lease in zip((whole[:4], whole[4:]), leases, strict=True)]
     ownership.set_joined(x, storage, whole, 0)
-    assert storage.array is whole
+    assert storage.buffers[0] is whole
     assert ownership.is_shared(storage)
     assert all(map(ownership.is_shared, others))
 
@@ -191,15 +191,15 @@ def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
     """An operator returns one of them, which another tensor shares, after a copy has replaced them."""
     x = put(VALUE, "numpy")
     parts, leases = [VALUE[:4].copy(), VALUE[4:].copy()], ([], [])
-    x._storage = Storage(None, tuple(parts), leases)
-    other = Storage(parts[0], None, leases[:1])
+    x._storage = Storage(tuple(parts), leases)
+    other = Storage((parts[0],), leases[:1])
     leases[0].append(weakref.ref(other))
     entry: list[Any] = [(x,)]
     ownership.READS[id(entry)] = entry
     ownership.set_joined(x, x._storage, VALUE.copy(), VALUE.nbytes)
     del ownership.READS[id(entry)]
     made = put(parts[0], "numpy")
-    made._storage = Storage(parts[0])
+    made._storage = Storage((parts[0],))
     ownership.track(entry, made)
     assert ownership.is_shared(made._storage)
     assert ownership.is_shared(other)
@@ -209,7 +209,7 @@ def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
 def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
     x = put(VALUE, "numpy")
     whole, leases = VALUE.copy(), []
-    storage = Storage(None, (whole[:4], whole[4:]), (leases, leases))
+    storage = Storage((whole[:4], whole[4:]), (leases, leases))
     ownership.set_joined(x, storage, whole, 0)
     assert not ownership.is_shared(storage)
     leases.append(lambda: x)
@@ -221,7 +221,7 @@ def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
 
 def test_an_array_of_an_operand_is_not_new() -> None:
     x = put(VALUE, "numpy")
-    array = x._storage.array
+    array = x._storage.buffers[0]
     assert ownership.is_new(np.empty(2), [x])
     assert not ownership.is_new(array, [x])
     assert not ownership.is_new(array, [x[:]])
@@ -251,7 +251,7 @@ def test_what_was_donated_meanwhile_may_be_held(backend: str) -> None:
     for operand in (x, view):
         entry = [(operand,)]
         mark_donated(x, "a test")
-        made = tensor(value, Storage(storage.array, storage.arrays))
+        made = tensor(value, Storage(storage.buffers))
         ownership.track(entry, made)
         made += 1
         assert_same(third, VALUE)
@@ -262,7 +262,7 @@ def test_what_only_one_tensor_donated_becomes_the_results(backend: str) -> None:
     x = put(VALUE, backend)
     storage, value, entry = x._storage, x._aval, [(x,)]
     mark_donated(x, "a test")
-    made = tensor(value, Storage(storage.array, storage.arrays))
+    made = tensor(value, Storage(storage.buffers))
     ownership.track(entry, made)
     del storage
     before = places(made)
@@ -277,10 +277,10 @@ def test_a_view_that_is_read_may_share_what_it_had_cached(backend: str) -> None:
     view = x[1:]
     held, entry = shard_data(view), [(view,)]
     ownership.READS[id(entry)] = entry
-    array, arrays = (x._storage.array[1:], None) if x._storage.array is not None else (None, shard_arrays(view))
+    buffers = (x._storage.buffers[0][1:],) if len(x._storage.buffers) == 1 else shard_arrays(view)
     x += 1
     del ownership.READS[id(entry)]
-    made = tensor(view._aval, Storage(array, arrays))
+    made = tensor(view._aval, Storage(tuple(buffers)))
     ownership.track(entry, made)
     made += 1
     np.testing.assert_array_equal(np.concatenate(seen(held)), VALUE[1:])
@@ -288,7 +288,7 @@ def test_a_view_that_is_read_may_share_what_it_had_cached(backend: str) -> None:
 
 def test_results_that_share_new_memory_know_of_one_another() -> None:
     x = put(VALUE, "numpy")
-    made = [tensor(x._aval, Storage(array)) for array in [VALUE.copy()] * 2]
+    made = [tensor(x._aval, Storage((array,))) for array in [VALUE.copy()] * 2]
     ownership.track([()], made)
     made[0] += 1
     assert_same(made[1], VALUE)
@@ -307,7 +307,7 @@ def test_two_handles_never_have_one_storage() -> None:
 
 def test_known_holders_of_a_memory_count_more_than_unknown_ones() -> None:
     x = put(VALUE, "numpy")
-    known, unknown = x._storage, Storage(x._storage.array)
+    known, unknown = x._storage, Storage((x._storage.buffers[0],))
     for order in ((known, unknown), (unknown, known)):
         found: ownership.Sources = {}
         for storage in order:
@@ -416,9 +416,9 @@ def test_arrays_that_user_code_made_read_only_can_be_written() -> None:
 
     for write in (lambda x: x.__setitem__((0, 0), 7), lambda x: x.__iadd__(1)):
         (x,) = st.pmap(fn, [put(VALUE, "numpy", (1,))])
-        before = x._storage.array
+        before = x._storage.buffers[0]
         write(x)
-        assert x._storage.array is before
+        assert x._storage.buffers[0] is before
 
 
 @everywhere

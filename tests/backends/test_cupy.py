@@ -939,9 +939,9 @@ def test_writes_are_in_place(gpus: Machine) -> None:
         host[-1] = 0
         assert [address(x, k) for k in range(4)] == places
         same(x, host)
-    shard = x.addressable_shards[2].data  # the holder of a shard
+    shard = x.addressable_shards[2].data  # It holds the buffer of its GPU.
     x += 1
-    assert [address(x, k) == places[k] for k in range(4)] == [True, True, False, True]
+    assert [address(x, k) == places[k] for k in range(4)] == [True, True, False, False]
     with cupy.cuda.Device(1):
         assert shard.get().tolist() == host[12:18].tolist()
     same(x, host + 1)
