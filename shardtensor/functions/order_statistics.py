@@ -276,7 +276,8 @@ def _ranks_aval(value: Aval, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -
 def _ranks_of_whole(x: Any, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> Any:
     rest = [d for d in range(x.ndim) if d not in axes]
     shape = [x.shape[d] for d in rest]
-    lines = np.transpose(x, (*rest, *axes)).reshape(math.prod(shape), -1)
+    size = math.prod([x.shape[d] for d in axes])
+    lines = np.transpose(x, (*rest, *axes)).reshape(math.prod(shape), size)
     return np.moveaxis(picked(np, lines, ranks), -1, 0).reshape(len(ranks), *shape)
 
 

@@ -236,6 +236,22 @@ class ViewSpec:
         boxes, chains = (*self.boxes, whole_box(shape)), reshaped_chains(self.shape, shape, self.chains)[1]
         return ViewSpec(boxes, strides, self.offset, chains, self.part)
 
+    def then(self, inner: ViewSpec) -> ViewSpec:
+        """Returns the view spec of a view of this view, which ``inner`` describes as one of an array.
+
+        Where ``inner`` reshapes, NumPy must be able to reshape this view without a copy.
+        """
+        made = self
+        for box in inner.boxes:
+            if box.over != made.shape:
+                reshaped = made.reshaped(box.over)
+                assert reshaped is not None
+                made = reshaped
+            made = made.at(Index(box.entries)).permuted(box.axes).at(box.new)
+        for step in part_steps(inner.part):
+            made = (made.real_or_imag(step) or made) if isinstance(step, str) else made.bits(step)
+        return made
+
     @property
     def reverses(self) -> bool:
         """Whether a slice of the view has a negative step."""

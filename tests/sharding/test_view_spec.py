@@ -252,6 +252,21 @@ def test_windows_have_the_strides_of_numpy(data: Any) -> None:
         assert (walked, view_spec.offset) == in_elements(base, seen)
 
 
+@hypothesis.given(data=some.data())
+def test_views_of_views_are_views_of_the_base(data: Any) -> None:
+    outer, base, a = some_window(data, data.draw(shapes()))
+    inner, _, _ = some_window(data, a.shape)
+    if not a.size or (len(inner.boxes) > 1 and outer.reshaped((a.size,)) is None):
+        return
+    both = outer.then(inner)
+    wanted = inner.of(HERE, a)
+    assert both.shape == wanted.shape
+    np.testing.assert_array_equal(both.of(HERE, base), wanted)
+    if wanted.size:
+        walked = [s for s, n in zip(both.strides, both.shape, strict=True) if n > 1]
+        assert (walked, both.offset) == in_elements(base, wanted)
+
+
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(data=some.data())
 def test_reshapes_are_views_exactly_where_they_are_in_numpy(data: Any) -> None:

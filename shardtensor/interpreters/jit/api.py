@@ -22,6 +22,7 @@ from shardtensor.interpreters.jit.arguments import (
     argument_names,
     checked_call,
     flattened,
+    is_strided,
     joined,
     plain_leaves,
     static_key,
@@ -71,12 +72,15 @@ class _Cache:
     Attributes:
         programs: the traced functions by key.
         captured: the tensors that the function closes over, by identity.
+        by_window: whether the function reshapes arguments and writes or returns views, so that its results depend on
+            the strides of arguments that are views.
         lock: held while the function is traced.
     """
 
     def __init__(self) -> None:
         self.programs: dict[Any, Executable] = {}
         self.captured: dict[int, ShardedTensor] = {}
+        self.by_window = False
         self.lock = threading.RLock()
 
 
@@ -146,7 +150,8 @@ class JitFunction(Generic[Arguments, Result]):
         if self._static:
             mine, args, kwargs = self._static.split(args, kwargs)
         found, form = flattened(args, kwargs)
-        made = checked_call(found, lambda: self._names(mine, args, kwargs), self._cache.captured)
+        cache = self._cache
+        made = checked_call(found, lambda: self._names(mine, args, kwargs), cache.captured, cache.by_window)
         return made, (form, static_key(mine) if mine else ())
 
     def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
@@ -183,8 +188,8 @@ class JitFunction(Generic[Arguments, Result]):
     # -- tracing -------------------------------------------------------------------------------------
 
     def _trace(self, made: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Executable | None:
-        """Returns the traced function; None if a tensor that it closes over is among the arguments, which was not known
-        when the call was looked up.
+        """Returns the traced function; None if a tensor that it closes over is among the arguments, or if the strides of
+        an argument matter, which was not known when the call was looked up.
         """
         mine: Sequence[tuple[int | str, Any]] = ()
         if self._static:
@@ -201,6 +206,8 @@ class JitFunction(Generic[Arguments, Result]):
         for unit, x in zip(made.units, inputs, strict=True):
             if id(unit) in self._cache.captured:
                 trace.roots[id(unit)] = x
+            if is_strided(unit):
+                trace.strided.add(id(x))
         tree = (tuple(args), dict(kwargs))
         given = [
             x if leaf.unit is None else _leaf(inputs[leaf.unit], leaf.view_spec, x)
@@ -218,6 +225,10 @@ class JitFunction(Generic[Arguments, Result]):
         unknown = [c.source for k, c in sources.items() if k not in self._cache.captured]
         self._cache.captured.update({id(x): x for x in unknown})
         if any(id(x) in bases for x in unknown):
+            return None
+        views = any(o.view_spec is not None for o in outputs)
+        if trace.reshapes_strided and (views or any(e.writes for e in tracer.equations)):
+            self._cache.by_window = True
             return None
         captured = list(trace.captured.values())
         finals = {v: x._storage.value for v, x in zip(variables, inputs, strict=True)}

@@ -109,12 +109,19 @@ def joined(mine: Sequence[tuple[int | str, Any]], others: Sequence[Any], named: 
     return args, {**named, **{n: x for n, x in mine if isinstance(n, str)}}
 
 
-def call_of(found: list[Any], captured: Mapping[int, Any]) -> Call:
+def is_strided(x: Any) -> bool:
+    """Whether a leaf is a view that NumPy copies where it reshapes a new array of that shape without a copy."""
+    view_spec = getattr(getattr(x, "_storage", None), "view_spec", None)
+    return view_spec is not None and view_spec.reshaped((view_spec.size,)) is None
+
+
+def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> Call:
     """Returns leaves of arguments as a `Call`. Arrays of backends among them become tensors, in ``found`` itself.
 
     Args:
         found: the leaves.
         captured: the tensors that the function closes over, by identity.
+        by_window: whether a leaf that `is_strided` is an input of its own, or a view of its base.
 
     Raises:
         DonatedError: the memory of a tensor was donated.
@@ -122,7 +129,7 @@ def call_of(found: list[Any], captured: Mapping[int, Any]) -> Call:
     """
     kinds: list[Any] = []
     bases: list[Any] = []
-    plain = True
+    plain, windows = True, False
     for k, x in enumerate(found):
         kind = type(x)
         if kind is ShardedTensor:
@@ -135,6 +142,9 @@ def call_of(found: list[Any], captured: Mapping[int, Any]) -> Call:
             bases.append((k, base))
             value = x._aval
             kinds.append(value if value.ndim else (value, x._is_scalar))
+            if base is not x and is_strided(x):
+                kinds[k] = value, "strided"
+                windows = windows or by_window
         elif kind in SCALARS:
             kinds.append(kind)
         elif kind is np.ndarray and x.dtype.kind in "biufcmM":
@@ -145,17 +155,17 @@ def call_of(found: list[Any], captured: Mapping[int, Any]) -> Call:
             kinds.append((host_aval(x.shape, x.dtype), kind))
         elif array_backend(x) is not None:
             found[k] = as_operand(x, "jit")
-            return call_of(found, captured)
+            return call_of(found, captured, by_window)
         else:
             kinds.append(_Static(x))
             plain = False
-    if len(bases) > 1 or captured:
+    if len(bases) > 1 or captured or windows:
         counts: dict[int, int] = {}
         for _, base in bases:
             i = id(base)
             counts[i] = counts.get(i, 0) + 1
-        if len(counts) < len(bases) or any(i in captured for i in counts):
-            return _aliased(found, kinds, bases, counts, captured)
+        if windows or len(counts) < len(bases) or any(i in captured for i in counts):
+            return _aliased(found, kinds, bases, counts, captured, by_window)
     units = found if plain else [x for x, kind in zip(found, kinds, strict=True) if type(kind) is not _Static]
     return Call(tuple(kinds), units, ())
 
@@ -173,10 +183,19 @@ def plain_leaves(call: Call) -> Sequence[Leaf]:
 
 
 def _aliased(
-    found: Sequence[Any], kinds: list[Any], bases: Sequence[Any], counts: Mapping[int, int], captured: Mapping[int, Any]
+    found: Sequence[Any],
+    kinds: list[Any],
+    bases: Sequence[Any],
+    counts: Mapping[int, int],
+    captured: Mapping[int, Any],
+    by_window: bool,
 ) -> Call:
-    """Returns the call where several leaves have one base, or a leaf and the function do."""
-    shared = {k: base for k, base in bases if counts[id(base)] > 1 or id(base) in captured}
+    """Returns the call where several leaves have one base, a leaf and the function do, or views are no inputs."""
+    shared = {
+        k: base
+        for k, base in bases
+        if counts[id(base)] > 1 or id(base) in captured or (by_window and is_strided(found[k]))
+    }
     units: list[Any] = []
     where: list[Leaf] = []
     numbers: dict[int, int] = {}
@@ -245,10 +264,12 @@ def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
     return tuple(made)
 
 
-def checked_call(found: list[Any], names: Callable[[], Sequence[str]], captured: Mapping[int, Any]) -> Call:
+def checked_call(
+    found: list[Any], names: Callable[[], Sequence[str]], captured: Mapping[int, Any], by_window: bool
+) -> Call:
     """Returns `call_of` the leaves; its error names the argument that is not hashable."""
     try:
-        return call_of(found, captured)
+        return call_of(found, captured, by_window)
     except _NotHashable as error:
         x = error.args[0]
         at = next(k for k, leaf in enumerate(found) if leaf is x)

@@ -109,6 +109,8 @@ class Trace:
         arguments: the access paths of the inputs.
         captured: the tensors that it closes over, by identity.
         roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
+        strided: the traced inputs that are views with strides, by identity, which traced code takes for new arrays.
+        reshapes_strided: whether one of them is reshaped, which NumPy may do by a copy.
         ended: whether the function has returned.
         count: the number of values so far.
     """
@@ -119,6 +121,8 @@ class Trace:
         self.arguments = arguments
         self.captured: dict[int, Captured] = {}
         self.roots: dict[int, ShardedTensor] = {}
+        self.strided: set[int] = set()
+        self.reshapes_strided = False
         self.ended = False
         self.count = 0
         self._depends: dict[int, int] = {}
@@ -185,6 +189,8 @@ class Tracer(Interpreter):
         if op.name in PYTHON and all(type(x) in SCALARS or self._is_weak(x) for x in operands):
             return self._on_python_scalars(op, operands)
         if not (op.name == "asarray" and self._is_unplaced(operands[0])):
+            if op.name == "reshape" and self.trace.strided and type(operands[0]) is ShardedTensor:
+                self.trace.reshapes_strided |= id(operands[0]._base_and_view()[0]) in self.trace.strided
             result = derived(op, operands, params)
             if result is not NotImplemented:
                 return result

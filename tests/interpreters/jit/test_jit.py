@@ -210,6 +210,34 @@ def test_host_arrays_are_put_where_the_rule_asks_for_them(backend: str) -> None:
 
 
 @everywhere
+def test_arguments_that_are_views_are_reshaped_as_numpy_does(backend: str) -> None:
+    """A reshape of a view may be a copy, to which a write does not show; where none shows, no view is traced again."""
+
+    def written(x: Any) -> Any:
+        y = x.reshape(-1)
+        y[::2] = 9
+        return y
+
+    plain = np.arange(20.0).reshape(4, 5)
+    x = st.device_put(plain, mesh_of((2,), backend))
+    for at in (np.s_[:, 1:3], np.s_[:, 2:4], np.s_[1:3], np.s_[::-1]):
+        traced = Counted(written)
+        for _ in range(2):
+            wanted, found = written(plain[at]), traced(x[at])
+            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(x, plain)
+    flat = st.jit(lambda x: x.reshape(-1))
+    for at in (np.s_[1:3], np.s_[:, 1:3], np.s_[:, ::-1], np.s_[::2]):
+        flat(x[at])[...] = 7
+        plain[at].reshape(-1)[...] = 7
+        np.testing.assert_array_equal(x, plain)
+    read = Counted(lambda x: x.reshape(-1) * 2)
+    for k in range(3):
+        np.testing.assert_array_equal(read(x[:, k : k + 2]), plain[:, k : k + 2].reshape(-1) * 2)
+    assert read.traces == 1
+
+
+@everywhere
 def test_arguments_that_alias_one_another(backend: str) -> None:
     def f(a: Any, b: Any) -> Any:
         a += 1
