@@ -63,7 +63,7 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
         raise ShapeError("shard: x has no dimensions to split; wanted at least one")
     if devices is None and isinstance(x, ShardedTensor) and x._aval.spans:
         raise ArgumentError(
-            "shard: x spans processes, and by default a list is on the devices of this process, others in each of them; "
+            "shard: x spans processes, and by default a list is on the devices of this process, others in each; "
             "give devices, the same in all processes, or use x.addressable_shards"
         )
     along = normalize_axis(axis, x.ndim)
