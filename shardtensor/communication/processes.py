@@ -17,6 +17,7 @@ from shardtensor.backend.registry import array_backend, backend_of, is_remote, p
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
+from shardtensor.sharding.layout import NamedSharding
 
 if TYPE_CHECKING:  # Programs of one process need none of it.
     from shardtensor.communication.agreement import Agreement
@@ -48,6 +49,40 @@ def connected(caller: str) -> Agreement:
 def note(call: str) -> None:
     """Adds a call, which all processes have to make in the same order, to what the next exchange compares."""
     connected(call).note(call)
+
+
+def described(x: Any) -> str:
+    """Returns a text of an operand or a parameter that is the same in all processes exactly if they give the same: of a
+    tensor its aval, of a host array a checksum of its elements, or of some of them if there are many.
+    """
+    if isinstance(x, np.ndarray):
+        return f"host array {x.dtype}{list(x.shape)} with checksum {_checksum(x):08x}"
+    if isinstance(x, tuple):
+        return f"({', '.join(map(described, x))})"
+    if x is None or x is Ellipsis or isinstance(x, (*_EXACT, np.generic, np.dtype)):
+        return repr(x)
+    if hasattr(x, "sharding"):
+        return f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
+    return x.__name__ if isinstance(x, type) else type(x).__name__
+
+
+_EXACT = (bool, int, float, complex, str, slice, NamedSharding)
+
+_SAMPLED_FROM = 1 << 16
+"""Bytes of a host array from which on only some of its elements are compared between processes."""
+
+_SAMPLE = 1 << 11
+"""About as many of them are compared."""
+
+
+def _checksum(array: HostArray) -> int:
+    import zlib  # Programs of one process do not need it.
+
+    if array.nbytes >= _SAMPLED_FROM:
+        array = array.flat[:: -(-array.size // _SAMPLE)]
+    if array.dtype.char in "gG":  # Some of their bytes are padding.
+        array = array.astype(np.complex128)
+    return zlib.crc32(array.tobytes())
 
 
 def gather_texts(call: str, text: str) -> list[str]:
@@ -175,8 +210,17 @@ def everywhere(
     return results
 
 
+_LISTED = 2
+"""The number of messages up to which the text of an exchange lists them."""
+
+
 def _described(caller: str, sizes: Sequence[tuple[int, int, int]]) -> str:
-    """Returns the text of an exchange, with a hash of who sends how many bytes to whom, which the processes compare."""
+    """Returns the text of an exchange, which the processes compare: which process sends how many bytes to which, or a
+    hash of that.
+    """
+    if len(sizes) <= _LISTED:
+        ends = [(f"{n} bytes from process {i}", "all" if k < 0 else f"process {k}") for i, k, n in sizes]
+        return f"{caller}: {', '.join([' to '.join(pair) for pair in ends])}"
     return f"{caller}: {sum(n for _, _, n in sizes)} bytes in {len(sizes)} messages ({hash(tuple(sizes)) % 2**32:x})"
 
 

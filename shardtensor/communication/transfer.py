@@ -19,7 +19,7 @@ from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning, process_index, shared_memory
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.processes import cross, everywhere, process_of
+from shardtensor.communication.processes import cross, described, everywhere, note, process_of
 from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError, NotAddressableError
@@ -123,6 +123,9 @@ class TransferPlan(RecordedPlan):
         self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool, fill: Any
     ) -> tuple[Any, ...]:
         """Executes the plan on devices of several processes: the arrays for other processes are one message to each."""
+        for grid, arrays in zip(self.sources, operands, strict=True):
+            if grid.devices == (HOST,):  # Each process has the whole array, and takes its own elements of it.
+                note(described(arrays[0]))
         rows = [self._messages(k, operands) for k in range(len(self.result.devices))]
         arrived = iter(cross([message for row in rows for message in row], "transfer"))
         results = []

@@ -310,6 +310,12 @@ def _memory_of(x: ShardedTensor, devices: Sequence[Device], caller: str) -> Memo
     Raises:
         InterchangeError: it is on several devices that do not all use host memory.
     """
+    if x._aval.spans:
+        raise InterchangeError(
+            f"{caller}: the tensor spans processes, {x.sharding.mesh!r}, and other libraries accept arrays of one; "
+            "x.addressable_shards[k].data is the array of the k-th device of this process, and "
+            "st.distributed.process_allgather(x) returns all elements"
+        )
     memories = {
         HOST_MEMORY if isinstance(x._storage, OffloadedStorage) else backend_of(d).dlpack_device(d) for d in devices
     }

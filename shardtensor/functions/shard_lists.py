@@ -48,6 +48,7 @@ def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | Non
         ShapeError: x is 0-d.
         ShardingError: ``devices`` is empty, or a device occurs twice.
         ArgumentTypeError: ``devices`` is neither a mesh nor a sequence of devices.
+        ArgumentError: x spans processes, and no devices are given.
 
     >>> parts = st.shard(np.arange(10), devices=st.devices()[:4])
     >>> [p.tolist() for p in parts], parts[1].device
@@ -60,6 +61,11 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
     x = as_operand(x, "shard")
     if not np.ndim(x):
         raise ShapeError("shard: x has no dimensions to split; wanted at least one")
+    if devices is None and isinstance(x, ShardedTensor) and x._aval.spans:
+        raise ArgumentError(
+            "shard: x spans processes, and by default a list is on the devices of this process, others in each; "
+            "give devices, the same in all processes, or use x.addressable_shards"
+        )
     along = normalize_axis(axis, x.ndim)
     sharding = NamedSharding(device_row(devices, "shard"), P(*[None] * along, "d"))
     return split_over(transfer_to(x, sharding, "shard"), ("d",))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor import distributed
+from shardtensor.communication.agreement import Agreement
+from shardtensor.communication.processes import JOB
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
 
@@ -210,6 +214,68 @@ def calls_that_differ_are_errors() -> None:
         over(np.arange(st.device_count()))
 
 
+def what_differs(k: int) -> dict[str, Callable[[st.ShardedTensor], object]]:
+    """Calls that get other values in each process ``k``."""
+    sharding, long = st.NamedSharding(everything(), st.P("x")), np.full((300, 100), float(k))
+    return {
+        r"multiply\(float64\[7, 3\] P\('x'\), 1.5": lambda x: x * (k + 0.5),
+        r"host array float64\[3\] with checksum": lambda x: x + np.full(3, float(k)),
+        r"host array float64\[7, 3\] with": lambda x: st.device_put(ROWS * k, sharding),
+        r"host array float64\[300, 100\]": lambda x: st.asarray(long),
+        r"setitem\(float64\[7, 3\] P\('x'\), \(3, ": lambda x: x.__setitem__(k, 1.0),
+        r"setitem\(.*np.float64\(1.0\)\) in": lambda x: x.__setitem__(0, float(k)),
+        r"setitem\(.*, \(host array": lambda x: x.__setitem__(np.array([k, 3]), 1.0),
+        r"setitem\(.*, host array bool": lambda x: x.__setitem__(k < ROWS, 1.0),
+        r"getitem\(.*, \(host array": lambda x: x[np.array([k, 3])],
+        r"full\(1, 8": lambda x: st.full(8, k, device=sharding),
+        r"normal\(1, \(8\)": lambda x: st.random.normal(st.random.key(k), (8,), device=sharding),
+        r"quantile\(.*, 0.25": lambda x: st.quantile(x, k / 4),
+        r"multiply\(.*, 1\.0": lambda x: st.jit(lambda a: a * float(k))(x),
+    }
+
+
+def values_that_differ_are_errors() -> None:
+    engine = JOB.agreement.engine
+
+    def until_next_exchange(call: Callable[[st.ShardedTensor], object]) -> None:
+        x = tensor()
+        call(x)
+        x.sum()
+
+    for text, call in what_differs(distributed.process_index()).items():
+        with pytest.raises(st.DistributedError, match=text):
+            until_next_exchange(call)
+        JOB.agreement = Agreement(engine, 20)
+
+
+def jit_has_the_bits_of_eager_mode() -> None:
+    def step(w: Any, a: Any) -> Any:
+        error = st.exp(-a) @ w - a.sum(axis=1, keepdims=True)
+        a[1:3] = error[1:3, :1]
+        return w - (a.T @ error) / 7, error.std()
+
+    rows = np.linspace(0, 1, 21).reshape(7, 3)
+    w, x, y = tensor(np.ones((3, 3)), None), tensor(rows), tensor(rows)
+    compiled = st.jit(step)
+    for _ in range(3):
+        for found, wanted in zip((*compiled(w, x), x), (*step(w, y), y), strict=True):
+            same(found, distributed.process_allgather(wanted))
+            assert found.sharding == wanted.sharding
+
+
+def what_needs_one_array_is_an_error() -> None:
+    x = tensor()
+    with pytest.raises(st.NotAddressableError, match="process_allgather"):
+        pickle.dumps(x)
+    with pytest.raises(st.NotAddressableError, match="process_allgather"):
+        st.save(io.BytesIO(), x)
+    with pytest.raises(st.InterchangeError, match=r"spans processes.*addressable_shards.*process_allgather"):
+        np.from_dlpack(x)
+    with pytest.raises(st.ArgumentError, match="shard: x spans processes"):
+        st.shard(x)
+    same(x, ROWS)
+
+
 def local_tensors_concern_nobody_else() -> None:
     if distributed.process_index() == 0:  # The others do not call this.
         mesh = st.make_mesh((len(st.local_devices()),), ("x",), devices=st.local_devices())
@@ -223,7 +289,8 @@ CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, reductions_and_products,
     views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
-    lists_are_of_this_process, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
+    lists_are_of_this_process, jit_has_the_bits_of_eager_mode, what_needs_one_array_is_an_error,
+    values_that_differ_are_errors, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.communication.test_distributed import FULL, launch
 from tests.conftest import NO_GPU, NO_TORCH
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
@@ -54,6 +56,37 @@ def test_tensors_of_separate_memories_span_processes(
         monkeypatch.setenv("CUPY_DOUBLE", "1")
     status, text = launch("mpi", 2, CHECKS, limit=120)
     assert status == 0, text
+
+
+def trained(engine: str, processes: int, path: Path) -> set[str]:
+    """The loss and a hash of the weights, as each process prints them that runs the example of the page."""
+    status, text = launch(engine, processes, str(path), limit=60)
+    assert status == 0, text
+    lines = sorted(line.split("] ")[1] for line in text.splitlines())
+    assert len(lines) == 2 * processes
+    return set(lines)
+
+
+@pytest.mark.parametrize(
+    ("engine", "processes"),
+    [("mpi", 4), pytest.param("mpi", 2, marks=FULL), pytest.param("gloo", 4, marks=FULL)],
+)
+def test_training_has_the_bits_of_one_process(
+    engine: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = [c for c in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S) if "load_digits" in c]
+    program = tmp_path / "digits.py"
+    code = code.replace('engine="local"', "")
+    program.write_text(
+        f"import numpy as np\nimport shardtensor as st\nimport zlib\n{code}print(zlib.crc32(np.asarray(weights)))"
+    )
+    devices = 4
+    found = []
+    for count in (processes, 1):
+        monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", str(devices // count))
+        found.append(trained(engine, count, program))
+    assert found[0] == found[1]
+    assert "0.7467" in found[0]
 
 
 def lines_of(path: Path) -> dict[str, str]:

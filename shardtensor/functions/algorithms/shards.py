@@ -15,7 +15,7 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.processes import completed, everywhere, note
+from shardtensor.communication.processes import completed, described, everywhere, note
 from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
@@ -378,7 +378,7 @@ def distributed(
                 kind = communicator
                 value = _laid_out(x, shardings[0])
                 if len(processes_of(value.sharding.mesh.flat)) > 1:
-                    note(f"{op.name}({value.dtype}{list(value.shape)} {value.sharding.spec})")
+                    note(f"{op.name}({', '.join(map(described, (*operands, *params)))})")
                 shards = [_operand(y, target, op.name) for y, target in zip(operands, shardings, strict=True)]
             along = functools.partial(MeshCommunicator, op.name, shards[0].value, kind=kind, explicit=not moves)
             return body(*shards, along, **dict(zip(op.params, params, strict=True)))

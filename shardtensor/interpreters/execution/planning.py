@@ -18,7 +18,7 @@ from shardtensor.backend.device import HOST
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of, processes_of
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.processes import note
+from shardtensor.communication.processes import described, note
 from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import (
     OperandTransfer,
@@ -159,24 +159,19 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     plan = _plan(op, kinds, params)
     known = [k.sharding.mesh.flat for k in (plan.result, *kinds) if isinstance(k, Aval)]
     if len(processes_of(tuple(itertools.chain.from_iterable(known)))) > 1:
-        run, call = plan.run, f"{op.name}({', '.join([*map(_text, kinds), *map(_text, params)])})"
+        run = plan.run
+        texts = [described(x) for x in (*kinds, *params)]
+        scalars = [n for n, kind in enumerate(kinds) if isinstance(kind, type)]
 
         def noted(operands: Operands) -> Any:
-            note(call)
+            given = texts.copy()
+            for n in scalars:
+                given[n] = repr(operands[n])
+            note(f"{op.name}({', '.join(given)})")
             return run(operands)
 
         plan.run = noted
     return plan
-
-
-def _text(x: Any) -> str:
-    """Returns a text of an operand or a parameter that is the same in all processes."""
-    if isinstance(x, (Aval, HostAval)):
-        spec = f" {x.sharding.spec}" if isinstance(x, Aval) else ""
-        return f"{x.dtype}{list(x.shape)}{spec}"
-    if isinstance(x, tuple):
-        return f"({', '.join(map(_text, x))})"
-    return repr(x) if isinstance(x, (bool, int, float, complex, str, np.dtype, NamedSharding)) else type(x).__name__
 
 
 def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:

@@ -19,6 +19,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.communication import transfer
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
@@ -268,6 +269,8 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
     if shared:
         with indexing_errors():
             return tensor(value, Storage((np.asarray(gather_unrecorded(x, "getitem")[chosen.numpy]),)))
+    if value.spans:
+        note(f"getitem({described(x)}, {described(chosen.numpy)})")
     rows = plan.run(local_views(here, arrays()), x.dtype)
     return tensor(value, offloaded(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
 

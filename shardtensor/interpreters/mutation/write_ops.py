@@ -16,6 +16,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
+from shardtensor.communication.processes import described
 from shardtensor.communication.transfer import TransferPlan, as_dtype, copied
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.host import blockwise
@@ -65,6 +66,10 @@ class WriteOp(abc.ABC):
         self.operands = operands
         self.inside: Sequence[bool] = ()
         self.value: ShardedTensor | None = None
+
+    def described(self) -> str:
+        """Returns a text of the operands, which is the same in all processes; see `processes.described`."""
+        return ", ".join(map(described, self.operands))
 
     def is_written(self, error: BaseException) -> bool:
         """Whether the elements were written although this error was raised.
@@ -269,6 +274,10 @@ class Masked(WriteOp):
             "setitem", [mask if mask.ndim == ndim else mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))]
         )
 
+    def described(self) -> str:
+        """See `WriteOp`."""
+        return f"{super().described()}, {described(self.scalar)}"
+
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`."""
         (mask,) = self.operands
@@ -318,6 +327,10 @@ class Scattered(WriteOp):
         self.dtype = dtype
         self.computes = ufunc is not None
         self.reverses = any(type(entry) is tuple and entry[2] < 0 for entry in chosen.basic)
+
+    def described(self) -> str:
+        """See `WriteOp`."""
+        return f"{super().described()}, {described(self.chosen.numpy)}"
 
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`."""

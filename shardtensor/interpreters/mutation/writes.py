@@ -21,6 +21,7 @@ import numpy as np
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading, are_joined, joined
 from shardtensor.communication.transfer_log import is_recording, record_copy, recorded_by
 from shardtensor.core import OPS, Op, Operands, Params, call, implements
@@ -431,6 +432,9 @@ class WriteTransaction:
         self._join(write_op.name)
         arrays, cells = storage.buffers, value.cells
         taken = tensor(value, Storage(arrays))
+        if value.spans:
+            part = self.view_spec.offset, self.view_spec.shape, self.view_spec.strides
+            note(f"{write_op.name}({described(self.base)}, {part}, {write_op.described()})")
         if any(write_op.inside):
             write_op.enter(self.base, self.view_spec, taken)
         if not cells.apart:
