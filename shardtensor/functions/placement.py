@@ -238,6 +238,8 @@ def _put_separate(
         return storage if value.offloaded else storage.coming()
     if value.offloaded and not isinstance(x, ShardedTensor):
         return pinned(value, np.asarray(x))
+    if value.offloaded:  # The copies to host memory read the shards where they are.
+        return offloaded(value, move.shards(x, caller, explicit=True))
     arrays = move.buffers(x, caller, explicit=True)
     if not may_alias and (value.spans or isinstance(x, ShardedTensor)):
         devices = move.cells.grid.devices

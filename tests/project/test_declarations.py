@@ -222,8 +222,12 @@ st.np
 
 @pytest.fixture
 def extended(tmp_path: Path) -> Path:
-    """A copy of the package whose table of elementwise functions has one row more."""
+    """A copy of the package whose table of elementwise functions has one row more, which another module has lost."""
     shutil.copytree(PACKAGE, tmp_path / "shardtensor", ignore=shutil.ignore_patterns("__pycache__"))
+    module = tmp_path / "shardtensor" / "functions" / "ufuncs.py"
+    code, count = re.subn(r'@operator\(.*\)\ndef degrees\((.|\n)*?"""(.|\n)*?"""\n', "", module.read_text())
+    assert count == 1
+    module.write_text(code)
     with (tmp_path / "shardtensor" / "functions" / "elementwise.py").open("a") as file:
         file.write(f"\n\n{ROW}")
     return tmp_path

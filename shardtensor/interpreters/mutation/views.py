@@ -460,7 +460,7 @@ def operand_shards(x: Any) -> tuple[Grid, Callable[[], Sequence[Any]]]:
     if type(storage) is ScalarElement:
         grid = storage.grid()
         return grid, lambda: storage.parts * (len(grid.devices) // len(storage.parts))
-    if is_recording() and (lacks_elements(x) or not x._aval.cells.apart):
+    if is_recording():  # The arrays may be read later, where nothing is recorded.
         announce_reading(x)
     return _grid_read(x._aval), lambda: read(x)
 
