@@ -67,7 +67,7 @@ def make_array_from_process_local_data(
     Args:
         sharding: the sharding of the tensor, of a mesh that may span processes.
         local_data: the part of this process. A dimension may also have its whole size, of which the devices take their
-            parts.
+            parts. Processes that hold the same elements have to give the same: they are not compared.
         global_shape: the shape of the tensor; by default, it follows from the sizes of all parts, which the processes
             exchange.
 

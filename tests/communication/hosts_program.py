@@ -1,4 +1,4 @@
-"""A program of two hosts, which exchanges arrays, and then either ends or goes on until the link is lost.
+"""A program of two hosts, which exchanges arrays and uses a tensor that spans them, and then either ends or goes on until the link is lost.
 
 Its arguments are ``core`` or ``down``, the folder in which each process writes what it prints, and, where there is no
 launcher, the address of process 0 and the number of the process.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+import shardtensor as st
 from shardtensor import distributed
 
 EVENT, FOLDER, *REST = sys.argv[1:]
@@ -36,11 +37,31 @@ def exchange() -> None:
     distributed.assert_equal(received)
 
 
+def span() -> None:
+    """Uses a tensor that spans the hosts."""
+    mesh = st.make_mesh((st.device_count(),), ("x",))
+    assert {d.process_index for d in mesh.flat} == set(range(PROCESSES))
+    rows, columns = (st.NamedSharding(mesh, spec) for spec in (st.P("x"), st.P(None, "x")))
+    whole = np.arange(35.0).reshape(7, 5)
+    x = distributed.make_array_from_callback(whole.shape, rows, whole.__getitem__)
+    assert float(x.sum()) == whole.sum()
+    np.testing.assert_array_equal(distributed.process_allgather(x @ whole.T), whole @ whole.T)
+    np.testing.assert_array_equal(distributed.process_allgather(x.T @ x), whole.T @ whole)
+    y = st.reshard(x, columns)
+    for shard in y.addressable_shards:
+        np.testing.assert_array_equal(shard.data, whole[shard.index])
+    for root in range(PROCESSES):
+        found = distributed.gather_to(y, root)
+        assert (found is None) == (distributed.process_index() != root)
+        assert found is None or np.array_equal(found, whole)
+
+
 if __name__ == "__main__":
     distributed.initialize(ADDRESS, PROCESSES if ADDRESS else None, NUMBER, timeout=LIMIT)
     # A launcher's own way for the output is the link, which may be lost.
     sys.stdout = sys.stderr = (Path(FOLDER) / f"{distributed.process_index()}.txt").open("w", buffering=1)
     exchange()
+    span()
     print(f"exchanged from {os.listdir('/sys/class/net')}")
     if EVENT == "down":
         while True:  # Until the test takes the link down.

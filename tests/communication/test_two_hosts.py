@@ -94,9 +94,12 @@ class Hosts:
             launcher = ["-launcher", "ssh", "-launcher-exec", str(self.agent), "-hosts", ",".join(ADDRESSES)]
             commands = [[mpiexec, *launcher, "-n", "2", *program]]
         else:
-            commands = [[*program, f"{ADDRESSES[0]}:{free_port()}", str(k)] for k in range(2)]
+            address = f"{ADDRESSES[0]}:{free_port()}"
+            commands = [[*program, address, str(k)] for k in range(2)]
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "OMPI", "SHARDTENSOR"))}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+        # UCX, on which some MPIs stand, finds that both namespaces are of one machine, and uses shared memory.
+        environ["UCX_TLS"] = "tcp"
         environ["RES_OPTIONS"] = "timeout:1 attempts:1"  # No server of names can be reached from here.
         running = [
             subprocess.Popen(["ip", "netns", "exec", name, *command], env=environ, start_new_session=True)
