@@ -95,9 +95,11 @@ def _spacings(given: Sequence[Any], shape: Shape, axes: Sequence[int]) -> list[A
             raise ShapeError(
                 f"gradient: the coordinates of axis {a} have shape {points.shape}; wanted ({shape[a]},) or a number"
             )
-        steps = np.diff(points.astype(np.float64)) if points.ndim else points.item()
-        even = points.ndim and len(steps) and (steps == steps[0]).all()
-        found.append(steps[0].item() if even else steps)
+        if not points.ndim:
+            found.append(h if isinstance(h, (int, float)) else points[()])  # Python's numbers keep the dtype of f.
+            continue
+        steps = np.diff(points if points.dtype.kind == "f" else points.astype(np.float64))
+        found.append(steps[0] if len(steps) and (steps == steps[0]).all() else steps)
     return found
 
 
@@ -113,25 +115,43 @@ def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
         return part(i % n, i % n + 1)
 
     if np.ndim(h):
-        before, after = [s.reshape((-1,) + (1,) * (x.ndim - axis - 1)).astype(x.dtype) for s in (h[:-1], h[1:])]
+        before, after = [s.reshape((-1,) + (1,) * (x.ndim - axis - 1)) for s in (h[:-1], h[1:])]
         left, middle = -after / (before * (before + after)), (after - before) / (before * after)
-        inner = left * part(0, n - 2) + middle * part(1, n - 1) + before / (after * (before + after)) * part(2, n)
-        steps = h.tolist()  # Python's numbers keep the dtype.
-        first, last = steps[:2], steps[:-3:-1]
+        right = before / (after * (before + after))
+        inner = _weighted((left, middle, right), part(0, n - 2), part(1, n - 1), part(2, n))
+        first, last = h[:2], h[-2:]
     else:
         inner = (part(2, n) - part(0, n - 2)) / (2.0 * h)
-        first = last = (h, h)
+        first = last = (h,)
     if edge_order == 1:
-        edges = [(at(1) - at(0)) / first[0], (at(-1) - at(-2)) / last[0]]
+        edges = [(at(1) - at(0)) / first[0], (at(-1) - at(-2)) / last[-1]]
     else:
-        edges = [_edge(first, at(0), at(1), at(2)), -_edge(last, at(-1), at(-2), at(-3))]
-    return concat([edges[0], inner, edges[1]], axis=axis)
+        edges = [
+            _weighted(_at_the_begin(*first), at(0), at(1), at(2)),
+            _weighted(_at_the_end(*last), at(-3), at(-2), at(-1)),
+        ]
+    made = concat([edges[0], inner, edges[1]], axis=axis)
+    return made if made.dtype == x.dtype else astype(made, x.dtype)
 
 
-def _edge(steps: Sequence[Any], x0: Any, x1: Any, x2: Any) -> Any:
-    """Returns the second-order one-sided difference at the first of three points at these distances."""
-    a, b = steps
-    return x0 * (-(2.0 * a + b) / (a * (a + b))) + x1 * ((a + b) / (a * b)) - x2 * (a / (b * (a + b)))
+def _weighted(weights: Sequence[Any], x0: Any, x1: Any, x2: Any) -> Any:
+    """Returns the weighted sum of three parts, in NumPy's order."""
+    a, b, c = weights
+    return a * x0 + b * x1 + c * x2
+
+
+def _at_the_begin(a: Any, b: Any = None) -> tuple[Any, Any, Any]:
+    """Returns the weights of the first three points, at these distances or at one, in the second-order difference."""
+    if b is None:
+        return -1.5 / a, 2.0 / a, -0.5 / a
+    return -(2.0 * a + b) / (a * (a + b)), (a + b) / (a * b), -a / (b * (a + b))
+
+
+def _at_the_end(a: Any, b: Any = None) -> tuple[Any, Any, Any]:
+    """Returns the weights of the last three points, likewise."""
+    if b is None:
+        return 0.5 / a, -2.0 / a, 1.5 / a
+    return b / (a * (a + b)), -(b + a) / (a * b), (2.0 * b + a) / (b * (a + b))
 
 
 def same_dtype(a: Any, v: Any) -> tuple[Any, Any]:

@@ -318,7 +318,17 @@ def histogram_bin_edges(
     return call("asarray", edges)  # type: ignore[no-any-return]
 
 
-@composition()
+def _counted_plane(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
+    """Returns NumPy's result; NotImplemented with weights, whose sums are those of shards."""
+    return np.histogram2d(x, y, bins, range, density) if weights is None else NotImplemented
+
+
+def _counted_space(sample: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
+    """Returns NumPy's result; NotImplemented with weights, whose sums are those of shards."""
+    return np.histogramdd(sample, bins, range, density) if weights is None else NotImplemented
+
+
+@composition(_counted_plane)
 def histogram2d(
     x: ArrayLike,
     y: ArrayLike,
@@ -351,7 +361,7 @@ def histogram2d(
     return counts, edges[0], edges[1]
 
 
-@composition()
+@composition(_counted_space)
 def histogramdd(
     sample: Any, bins: Any = 10, range: Any = None, density: bool | None = None, weights: ArrayLike | None = None
 ) -> tuple[ShardedTensor, tuple[ShardedTensor, ...]]:

@@ -146,7 +146,7 @@ def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedT
         return np.zeros(x.shape, x.dtype) if type(x) is np.ndarray else x
 
     arrays, named = _mapped(stand_in, args), {name: _mapped(stand_in, x) for name, x in kwargs.items()}
-    with interpreting(INFER), recorded_by():
+    with interpreting(INFER), recorded_by(), np.errstate(all="ignore"):  # Zeros may be divisors.
         return _layout_of(function(*arrays, **named), NoElements, given)
 
 

@@ -188,8 +188,8 @@ class JitFunction(Generic[Arguments, Result]):
     # -- tracing -------------------------------------------------------------------------------------
 
     def _trace(self, made: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Executable | None:
-        """Returns the traced function; None if a tensor that it closes over is among the arguments, or if the strides of
-        an argument matter, which was not known when the call was looked up.
+        """Returns the traced function; None if a tensor that it closes over is among the arguments, or if the strides
+        of an argument matter, which was not known when the call was looked up.
         """
         mine: Sequence[tuple[int | str, Any]] = ()
         if self._static:
