@@ -442,8 +442,8 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
         raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
     if copy is False and not isinstance(obj, ShardedTensor) and (backend := array_backend(obj)):
         raise ShapeError(
-            f"asarray: copy=False, and an array of the backend {backend.name!r} is copied; st.from_dlpack(x, copy=False) "
-            "shares its memory where that is possible"
+            f"asarray: copy=False, and an array of the backend {backend.name!r} is copied; st.from_dlpack(x, "
+            "copy=False) shares its memory where that is possible"
         )
     x = obj if isinstance(obj, ShardedTensor) else host_array(_by_protocol(obj, copy), "asarray", wanted)
     wanted = x.dtype if wanted is None else wanted

@@ -176,12 +176,12 @@ def test_unknown_memory_that_was_joined_is_copied(monkeypatch: pytest.MonkeyPatc
 
 def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
     """Arrays in one buffer that have leases of their own: the others learn that the buffer refers to all of them."""
-    x = put(VALUE, "numpy")
+    x = st.device_put(VALUE, st.NamedSharding(st.make_mesh((2,), ("x",)), st.P("x")))
     whole = VALUE.copy()
     leases: list[Any] = [[], []]
     storage = Storage((whole[:4], whole[4:]), tuple(leases))
     others = [Storage((part,), (lease,)) for part, lease in zip((whole[:4], whole[4:]), leases, strict=True)]
-    ownership.set_joined(x, storage, whole, 0)
+    ownership.set_joined(x, storage, (whole,), [0])
     assert storage.buffers[0] is whole
     assert ownership.is_shared(storage)
     assert all(map(ownership.is_shared, others))
@@ -189,14 +189,14 @@ def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
 
 def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
     """An operator returns one of them, which another tensor shares, after a copy has replaced them."""
-    x = put(VALUE, "numpy")
+    x = st.device_put(VALUE, st.NamedSharding(st.make_mesh((2,), ("x",)), st.P("x")))
     parts, leases = [VALUE[:4].copy(), VALUE[4:].copy()], ([], [])
     x._storage = Storage(tuple(parts), leases)
     other = Storage((parts[0],), leases[:1])
     leases[0].append(weakref.ref(other))
     entry: list[Any] = [(x,)]
     ownership.READS[id(entry)] = entry
-    ownership.set_joined(x, x._storage, VALUE.copy(), VALUE.nbytes)
+    ownership.set_joined(x, x._storage, (VALUE.copy(),), [VALUE.nbytes])
     del ownership.READS[id(entry)]
     made = put(parts[0], "numpy")
     made._storage = Storage((parts[0],))
@@ -207,10 +207,10 @@ def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
 
 
 def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
-    x = put(VALUE, "numpy")
+    x = st.device_put(VALUE, st.NamedSharding(st.make_mesh((2,), ("x",)), st.P("x")))
     whole, leases = VALUE.copy(), []
     storage = Storage((whole[:4], whole[4:]), (leases, leases))
-    ownership.set_joined(x, storage, whole, 0)
+    ownership.set_joined(x, storage, (whole,), [0])
     assert not ownership.is_shared(storage)
     leases.append(lambda: x)
     assert ownership.is_shared(storage)
@@ -222,16 +222,16 @@ def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
 def test_an_array_of_an_operand_is_not_new() -> None:
     x = put(VALUE, "numpy")
     array = x._storage.buffers[0]
-    assert ownership.is_new(np.empty(2), [x])
-    assert not ownership.is_new(array, [x])
-    assert not ownership.is_new(array, [x[:]])
-    assert not ownership.is_new(array, [1.0, array])
-    assert not ownership.is_new(array[:], [])
+    assert ownership.is_new(Storage((np.empty(2),)), [x])
+    assert not ownership.is_new(Storage((array,)), [x])
+    assert not ownership.is_new(Storage((array,)), [x[:]])
+    assert not ownership.is_new(Storage((array,)), [1.0, array])
+    assert not ownership.is_new(Storage((array[:],)), [])
 
 
 def test_an_operand_of_unknown_memory_may_have_made_a_result() -> None:
     x = put(VALUE, "numpy")
-    assert not ownership.is_new(np.empty(2), [without_elements(x._aval)])
+    assert not ownership.is_new(Storage((np.empty(2),)), [without_elements(x._aval)])
 
 
 def test_results_that_are_known_keep_their_leases() -> None:

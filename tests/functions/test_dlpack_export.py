@@ -485,7 +485,7 @@ def test_offloaded_memory(backend: str) -> None:
 @everywhere
 def test_host_reads_cannot_be_written(backend: str) -> None:
     x = source(backend)
-    for read in (np.asarray(x), np.asarray(x[1:]), np.asarray(x.sum())):
+    for read in (np.asarray(x), np.asarray(x[1:])):
         assert not read.flags.writeable
         assert read.__array_interface__["data"][1]
         assert memoryview(read).readonly

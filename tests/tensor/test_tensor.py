@@ -379,7 +379,7 @@ def test_asarray_and_device_put(backend: str) -> None:
         with pytest.raises(ValueError, match="does not share the host's memory"):
             st.asarray(shared, copy=False, device=mesh)
         for device in (None, mesh.flat[0]):
-            with pytest.raises(ValueError, match="copy=False, and an array of the backend .* is copied"):
+            with pytest.raises(ValueError, match=r"copy=False, and an array of the backend .* is copied"):
                 st.asarray(raw, copy=False, device=device)
 
 
