@@ -40,6 +40,7 @@ def replays(fn: Callable[..., Any], *args: Any) -> Trace:
     return trace
 
 
+@pytest.mark.full  # In the fast tier, jit records every operator.
 @everywhere
 @pytest.mark.parametrize("name", sorted(set(CASES) - ESCAPES))
 def test_every_operator_replays(name: str, backend: str) -> None:

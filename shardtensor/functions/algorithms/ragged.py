@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, is_remote, is_spanning
+from shardtensor.backend.registry import is_spanning
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed
 from shardtensor.communication.transfer import OperandTransfer, TransferPlan, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
+from shardtensor.functions.algorithms.shards import each_here
 from shardtensor.sharding.copy_plan import identity
 from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
 from shardtensor.sharding.mesh import default_mesh
@@ -65,14 +66,7 @@ class Rows:
 
     def map(self, kernel: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         """Returns ``kernel(xp, *items)`` for the items of each device."""
-        results: list[Any] = []
-        for device, items in zip(self.grid.devices, zip(*columns, strict=True), strict=True):
-            if is_remote(device):
-                results.append(None)
-                continue
-            backend = backend_of(device)
-            with backend.on(device):
-                results.append(kernel(backend.xp, *items))
+        results = each_here(kernel, self.grid.devices, columns)
         return completed(results, self.grid.devices, self.caller) if is_spanning(self.grid.devices) else results
 
     def tensor(self, whole: Any) -> ShardedTensor:

@@ -180,15 +180,20 @@ class SpanningShards(Shards):
         return everywhere(self.arrays, self.devices, "to_host")
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        results: list[Any] = []
-        for device, items in zip(self.devices, zip(*columns, strict=True), strict=True):
-            if is_remote(device):
-                results.append(None)
-                continue
-            backend = backend_of(device)
-            with backend.on(device):
-                results.append(kernel(backend.xp, *items))
-        return results
+        return each_here(kernel, self.devices, columns)
+
+
+def each_here(kernel: Kernel, devices: Sequence[Device], columns: Sequence[Sequence[Any]]) -> list[Any]:
+    """Returns what ``kernel(xp, *items)`` computes on each device of this process, and None for the others."""
+    results: list[Any] = []
+    for device, items in zip(devices, zip(*columns, strict=True), strict=True):
+        if is_remote(device):
+            results.append(None)
+            continue
+        backend = backend_of(device)
+        with backend.on(device):
+            results.append(kernel(backend.xp, *items))
+    return results
 
 
 def shards_of(value: Aval, arrays: Sequence[Any]) -> Shards:
