@@ -299,8 +299,9 @@ def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..
     ) -> Any:
         if correction is not None and ddof:
             raise ArgumentError(f"ddof={ddof} and correction={correction} are the same argument; give one of them")
+        has_nan = dtype_of(x).kind in "fc"  # In NumPy, too, the dtype of x determines what too few elements give.
         x, fewer = _computed_in(x, dtype), ddof if correction is None else correction
-        if where is True and dtype_of(x).kind not in "fc":
+        if where is True and not has_nan:
             return call(name, x, axis=axis, correction=fewer, keepdims=keepdims)
         made = masked(x, axis, fewer, keepdims, where=_chosen(x, where), few=_math.nan)  # Too few have no variance.
         return made if dtype is None else call("astype", made, dtype_of(x), copy=False)

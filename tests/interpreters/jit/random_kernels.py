@@ -171,6 +171,8 @@ def reference(case: Case) -> list[np.ndarray[Any, Any]]:
     for out in kernel.outputs:
         value = values[out.value]
         if out.per_row:
+            # An input that does not vary along a row may be given as one that repeats its elements there.
+            value = value[(..., *[slice(1)] * min(kernel.row_ndim, value.ndim))]
             value = np.broadcast_to(value, outer + (1,) * kernel.row_ndim).reshape(outer)
         results.append(np.broadcast_to(value, outer if out.per_row else case.shape))
     return results
