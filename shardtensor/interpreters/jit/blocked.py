@@ -301,6 +301,9 @@ def _astype(x: HostArray, *, out: HostArray | None, dtype: np.dtype[Any]) -> Hos
 def _where(condition: HostArray, x1: HostArray, x2: HostArray, *, out: HostArray | None) -> HostArray:
     if out is None:
         return np.where(condition, x1, x2)
+    if np.may_share_memory(out, condition) or np.may_share_memory(out, x1):  # The kernel runs in place.
+        np.copyto(out, np.where(condition, x1, x2))
+        return out
     np.copyto(out, x2)
     np.copyto(out, x1, where=condition)
     return out

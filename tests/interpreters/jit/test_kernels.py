@@ -93,6 +93,18 @@ def check(run: Run, case: Case) -> None:
                 assert_same(mine[k], expected[n], case)
 
 
+@pytest.mark.parametrize("run", EXECUTORS)
+@pytest.mark.parametrize("place", range(3))
+def test_where_may_be_written_into_its_operands(run: Run, place: int) -> None:
+    k = KernelBuilder(1)
+    inputs = [k.input(dtype, (True,)) for dtype in ("b1", "b1", "b1")]
+    k.output(k.call("where", *inputs))
+    arrays = [np.random.default_rng(n).random(100) < 0.5 for n in range(3)]
+    expected = np.where(*arrays)
+    run(k.build(), (100,), arrays, [arrays[place]])
+    assert_same(arrays[place], expected)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("chunk", range(100))
 def test_many_random_kernels_equal_numpy(chunk: int) -> None:
