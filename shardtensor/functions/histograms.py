@@ -246,7 +246,7 @@ def histogram(
 
 
 @implements(histogram, "small")
-def _histogram_on_host(x: Any, bins: Any, weights: Any, range: Any, density: bool | None) -> Any:
+def _histogram_on_host(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> Any:
     return NotImplemented if weights is not None else np.histogram(x, bins, range, density)
 
 

@@ -193,8 +193,9 @@ def _is_same_view(a: HostArray, b: HostArray) -> bool:
 
 
 def _overlap(a: HostArray, b: HostArray) -> bool:
+    effort: Any = 10_000  # NumPy's stubs differ in what they permit.
     try:
-        return np.shares_memory(a.view(np.ndarray), b.view(np.ndarray), max_work=10_000)  # type: ignore[arg-type]
+        return np.shares_memory(a.view(np.ndarray), b.view(np.ndarray), max_work=effort)
     except np.exceptions.TooHardError:  # The overlap is too expensive to determine, so it is not reported.
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import math
 import warnings
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.backend.registry import load, shared_memory
+from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, combine, reduction_tree, tree_of
 from shardtensor.communication.schedules import AllReduce, sent
 from shardtensor.core import OPS
@@ -23,6 +24,7 @@ from shardtensor.functions.monoids import MONOIDS
 from shardtensor.interpreters.execution import combination, plan_cache, strategies
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.value import cells_of
 from tests.layouts import (
     MESHES,
     NAMES,
@@ -180,6 +182,7 @@ def test_exact_ones_know_no_order(name: str) -> None:
 
 
 def test_every_operator_that_combines_has_a_monoid() -> None:
+    importlib.import_module("shardtensor.functions.")  # Its operators are declared on first use.
     assert {op.combine for op in OPS.values() if op.combine} <= set(MONOIDS)
     assert {name for name in MONOIDS if OPS[name].combine == name} == set(MONOIDS)
 
@@ -414,7 +417,7 @@ def computed(device: st.Device, name: str, *args: Any, **params: Any) -> Any:
 
 def tree_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bool, name: str) -> dict[Any, np.ndarray]:
     """For each device what its result must be: the sums of the parts, along the tree of each mesh axis. Where nothing is
-    to be combined and all lie in one memory, it is cut from the sums of the whole: NumPy adds a column that stands alone
+    to be combined, it is cut from the sums of the cell, which lies in one memory: NumPy adds a column that stands alone
     in another order than one among others.
     """
     mesh = sharding.mesh
@@ -425,10 +428,13 @@ def tree_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bo
     index = sharding.devices_indices_map(x.shape)
     merge, reduce = ("multiply", "prod") if name == "prod" else ("add", "sum")
     out: dict[Any, Any] = {}
-    if shared_memory(mesh.flat) is not None and all(sizes[a] == 1 for a in partial_axes):
-        total = computed(mesh.flat[0], reduce, x, axis=axis, keepdims=True)
-        cut = {d: [slice(None) if k in gone else s for k, s in enumerate(index[d])] for d in mesh.flat}
-        out = {d: total[tuple(c)] if keepdims else total[tuple(c)].squeeze(tuple(gone)) for d, c in cut.items()}
+    if all(sizes[a] == 1 for a in partial_axes):
+        held = cells_of(sharding, x.shape)
+        boxes = [tuple([slice(*ends) for ends in held.grid.box(n)]) for n in range(len(held.positions))]
+        totals = [computed(mesh.flat[0], reduce, x[box], axis=axis, keepdims=True) for box in boxes]
+        for device, (n, within) in zip(mesh.flat, held.shards, strict=True):
+            cut = tuple([slice(None) if k in gone or within is None else within[k] for k in range(x.ndim)])
+            out[device] = totals[n][cut] if keepdims else totals[n][cut].squeeze(tuple(gone))
     for here in [] if out else np.ndindex(*mesh.axis_sizes):
         device, states = mesh.devices[here], []
         for there in np.ndindex(*mesh.axis_sizes):

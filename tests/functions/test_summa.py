@@ -43,7 +43,7 @@ def test_both_operands_move_in_panels_and_the_result_stays(
         x @ y
 
 
-@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"])
+@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
 def test_products_of_any_layouts(backend: str) -> None:
     @hypothesis.settings(max_examples=25)
     @hypothesis.given(data=some.data())
