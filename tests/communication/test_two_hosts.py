@@ -115,7 +115,7 @@ class Hosts:
                 process.wait()
 
     def processes(self, program: str = "") -> list[int]:
-        """The processes on both hosts, whoever started them, whose command line contains ``program``."""
+        """The processes on both hosts whose command line contains ``program``."""
         found = []
         for name in self.names:
             for number in run("ip", "netns", "pids", name).split():

@@ -19,6 +19,7 @@ some segments of stage s, in step 2 s + 1 the totals of all segments, in the las
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ def row_parts(kernel: Kernel) -> RowParts:
     return _Rows(0, kernel).parts()
 
 
-class _Body:
+class _Body(abc.ABC):
     """The text of one kernel.
 
     Args:
@@ -96,9 +97,9 @@ class _Body:
         self.kernel = kernel
         self.inputs = len(kernel.inputs)
 
+    @abc.abstractmethod
     def moves(self, value: Value) -> bool:
         """Returns whether the elements of a value differ within a line (or row)."""
-        raise NotImplementedError
 
     def type(self, value: Value) -> str:
         """Returns the C type of a value."""
