@@ -20,7 +20,6 @@ from shardtensor.communication.across import all_reduce_across
 from shardtensor.communication.all_reduce import Group, combine, tree_of
 from shardtensor.communication.array_communicator import ArrayCommunicator, parts_along
 from shardtensor.communication.processes import cross, process_of
-from shardtensor.sharding.layout import Ints
 
 
 class SpanningCommunicator(ArrayCommunicator):
@@ -84,13 +83,6 @@ class SpanningCommunicator(ArrayCommunicator):
     def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         cuts = [parts_along(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
         return self._exchanged(arrays, cuts, concat_axis, tiled)
-
-    def _ragged_all_to_all(
-        self, arrays: Sequence[Any], bounds: Sequence[Ints], split_axis: int, concat_axis: int
-    ) -> list[Any]:
-        before = (slice(None),) * split_axis
-        cuts = [[(*before, slice(*pair)) for pair in itertools.pairwise(np.asarray(ends).tolist())] for ends in bounds]
-        return self._exchanged(arrays, cuts, concat_axis, True)
 
     def _exchanged(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
         columns = self._columns(arrays, cuts)
