@@ -242,9 +242,9 @@ class Backend(abc.ABC):
     def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
         """Whether the memory of an array that user code made can be reached only through the list that holds it.
 
-        The library asks this about arrays that it receives: the result of a mapped function, a donated array, memory
-        that another library has released. False is always a correct answer: the array is copied then. Of its own
-        arrays the library knows which it has handed out (see `memory_of` and `lend`).
+        The library asks this about arrays that it receives: the result of a mapped function, or a donated array. False
+        is always a correct answer: the array is copied then. Of its own arrays the library knows which it has handed
+        out (see `memory_of` and `lend`).
 
         Args:
             held: a list with the array as its only item, to which the caller has no other reference: how a variable

@@ -183,6 +183,7 @@ class Agreement:
         try:
             if self._in_step:
                 self.engine.agree(b"\0", time.monotonic() + seconds)
+                self.engine.exit(1)
             else:  # Process 0 ends last: an engine may need it to find out which processes are missing.
                 time.sleep(seconds if self.engine.process_index == 0 else min(seconds, 1))
         except (TimeoutError, ConnectionError):

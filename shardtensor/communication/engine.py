@@ -116,3 +116,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def abort(self, status: int) -> Any:
         """Ends this process at once with an exit status, and the others if the engine can; it does not return."""
+
+    def exit(self, status: int) -> Any:
+        """Ends this process with an exit status, after all have agreed to end; it does not return.
+
+        By default this is `abort`. An engine whose launcher loses the output of processes that abort overrides it.
+        """
+        self.abort(status)

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardtensor.communication.transfer import copied
 from shardtensor.communication.transfer_log import record_copy
-from shardtensor.tensor.storage import DeferredStorage, Storage
+from shardtensor.tensor.storage import DeferredStorage, Lease, Leases, Storage
 from shardtensor.tensor.value import Aval
 
 
@@ -21,21 +21,21 @@ class Exported(DeferredStorage):
 
     Attributes:
         exported: the original storage, for writes, which copy it while a consumer holds its memory.
+        leases: the leases of the consumers; none is added after all have ended.
     """
 
-    __slots__ = ("_lock", "_released", "_value", "exported")
+    __slots__ = ("_lock", "_value", "exported", "leases")
 
-    def __init__(self, value: Aval, storage: Storage) -> None:
+    def __init__(self, value: Aval, storage: Storage, leases: Leases) -> None:
         self._value = value
         self.exported = storage
-        self._released = False
+        self.leases = leases
         self._lock = threading.Lock()
 
     def stored(self) -> Storage:
         """Returns the original storage if no consumer holds its memory, otherwise a storage with a copy."""
-        with self._lock:
-            if self._is_released():
-                return self.exported
+        if self.is_released():
+            return self.exported
         array = self.read(lambda array: array)
         return Storage((array,))
 
@@ -46,11 +46,10 @@ class Exported(DeferredStorage):
     def read(self, take: Callable[[Any], Any]) -> Any:
         """Returns the view that ``take`` makes of the array, or a copy of it while a consumer holds the memory."""
         backend, device = self._value.backend, self._value.sharding.mesh.flat[0]
-        with self._lock:
-            held = not self._is_released()
-            (array,) = self.exported.buffers
+        (array,) = self.exported.buffers
+        released = self.is_released()
         with backend.on(device):
-            if not held:
+            if released:
                 return take(array)
             # The consumer may have queued writes to the memory.
             backend.wait_for_caller(device)
@@ -62,10 +61,19 @@ class Exported(DeferredStorage):
     def settle(self) -> None:
         """Returns at once: no transfer is in progress."""
 
-    def export(self, make: Callable[[Any], Any]) -> tuple[bool, Any]:
-        """Returns whether a consumer still holds the memory, and if so the result of ``make`` for one more consumer."""
+    def export(self, make: Callable[[Any], tuple[Any, Lease] | None]) -> tuple[bool, Any]:
+        """Returns whether a consumer still holds the memory, and if so the result of ``make`` for one more consumer.
+
+        ``make`` returns the result and its lease, or None if there is nothing to export.
+        """
         with self._lock:
-            return (False, None) if self._is_released() else (True, make(self.exported.buffers[0]))
+            if self._is_released():
+                return False, None
+            made = make(self.exported.buffers[0])
+            if made is None:
+                return True, None
+            self.leases.append(made[1])
+            return True, made[0]
 
     def is_released(self) -> bool:
         """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""
@@ -73,15 +81,11 @@ class Exported(DeferredStorage):
             return self._is_released()
 
     def _is_released(self) -> bool:
-        value, storage = self._value, self.exported
-        if not self._released:
-            device = value.sharding.mesh.flat[0]
-            with value.backend.on(device):
-                held = list(storage.buffers)
-                self._released = value.backend.is_exclusive(held, 1)
-            if self._released:
-                value.backend.wait_for_caller(device)  # The consumer may have queued writes to the memory.
-        return self._released
+        if self.leases and all(lease() is None for lease in self.leases):
+            # The consumers may have queued writes to the memory.
+            self._value.backend.wait_for_caller(self._value.sharding.mesh.flat[0])
+            self.leases.clear()
+        return not self.leases
 
     @property
     def memory(self) -> Storage:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +24,9 @@ _YIELDS = 4000
 
 _SIGNS = 3.0
 """Seconds within which the other processes give a sign of life."""
+
+_FINALIZES = 5
+"""Seconds that finalizing MPI may take when the job ends after an error."""
 
 _DATA, _PRESENT = 1, 2
 """The tags of messages, and of the signs of life after an error."""
@@ -121,6 +125,14 @@ class MPIEngine(Engine):
     def abort(self, status: int) -> NoReturn:
         """See `Engine`."""
         self._mpi.COMM_WORLD.Abort(status)
+        os._exit(status)
+
+    def exit(self, status: int) -> NoReturn:
+        """See `Engine`. MPI is finalized first: mpiexec drops the output that it has not read when a process aborts."""
+        # MPI waits for messages of the program's own. The default action of this signal then ends the process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_FINALIZES)
+        self._mpi.Finalize()
         os._exit(status)
 
     def _wait(self, is_complete: Callable[[], bool], deadline: float) -> None:

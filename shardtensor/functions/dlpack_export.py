@@ -15,16 +15,16 @@ from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.transfer import whole_array
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import exclusive_arrays
-from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
+from shardtensor.tensor.storage import DeferredStorage, Lease, PendingWrite, Storage
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays, write_state_of
 
 
-def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
+def export(x: ShardedTensor, make: Callable[[Any], tuple[Any, Lease] | None]) -> Any:
     """Exports the memory of a tensor, on one device or on several that share it, to a consumer that may write to it.
 
-    Returns ``make(array)`` for the tensor's array, or, if x is a view, for the part of its base's array that x views.
-    Returns None if the memory is not exclusive, the part is not a view of that array, or ``make`` returns None; the
-    caller must copy then.
+    ``make`` exports an array: it returns the export and its lease, or None. It is called with the tensor's array, or,
+    if x is a view, with the part of its base's array that x views. Returns the export; or None if the memory is not
+    exclusive, the part is not a view of that array, or ``make`` returns None: the caller must copy then.
     """
     base, view_spec = _base_of(x)
     if x._is_scalar or base._aval.offloaded:  # A scalar is immutable, and other tensors may share an offloaded storage.
@@ -33,7 +33,7 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
     if base._aval.memory is not None and type(base._storage) is Storage:
         whole_array(base, "to_dlpack")  # A storage of several arrays becomes one of a single buffer.
 
-    def of_view(array: Any) -> Any:
+    def of_view(array: Any) -> tuple[Any, Lease] | None:
         part = _part_of(array, base, view_spec)
         return None if part is None else make(part)
 
@@ -54,8 +54,8 @@ def export(x: ShardedTensor, make: Callable[[Any], Any]) -> Any:
             if all(exclusive_arrays(base, storage, readers=1) or (False,)) and _can_be_written(storage, base):
                 made = of_view(storage.buffers[0])
                 if made is not None:
-                    storage = Exported(base._aval, storage)
-                return made
+                    storage = Exported(base._aval, storage, [made[1]])
+                    return made[0]
         finally:
             writing.storage = base._storage = storage
     return None

@@ -7,6 +7,7 @@ another library are visible only in the tensor that was exported to it (see `sha
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +36,8 @@ from shardtensor.functions.placement import reshard_to
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding, with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
-from shardtensor.tensor.ownership import hold, storage_of
-from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.ownership import lease, never_ends, storage_of
+from shardtensor.tensor.storage import Lease, Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval, on_devices
 
@@ -397,14 +398,14 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
         if copy is False:
             raise InterchangeError(f"__dlpack__: copy=False, and x must be copied to the host from {_place(x, here)}")
         # The consumer may write to this memory, and the result of ``np.asarray`` is read-only.
-        return _host_capsule(np.array(x), max_version, marked=False)
+        return _host_capsule(np.array(x), max_version, marked=False)[0]
     host = here == HOST_MEMORY
     if host and stream not in (None, -1):
         raise ArgumentError(f"__dlpack__: stream is {stream!r:.60}, and {device} is in host memory; wanted None")
 
-    def capsule(array: Any, read_only: bool = False) -> Any:
+    def capsule(array: Any, marked: bool = False) -> tuple[Any, Lease]:
         if host:
-            return _host_capsule(_on_host(array, backend, device), max_version, read_only)
+            return _host_capsule(_on_host(array, backend, device), max_version, marked)
         return _device_capsule(array, backend, device, stream, max_version)
 
     made = None if copy else export(x, lambda array: None if _is_reversed(array) else capsule(array))
@@ -413,9 +414,10 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     array = x._storage.shards()[0] if isinstance(x._storage, OffloadedStorage) else array_of(x)
     if copy is False:
         _check_marked(array, host, max_version)
-        hold(storage_of(x))
-        return capsule(array, read_only=True)
-    return capsule(_noted_copy(array, device, "to_dlpack"))
+        made, its_lease = capsule(array, marked=True)
+        lease(storage_of(x), its_lease)
+        return made
+    return capsule(_noted_copy(array, device, "to_dlpack"))[0]
 
 
 def _is_reversed(array: Any) -> bool:
@@ -461,29 +463,34 @@ class _Writable:
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
-def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> Any:
-    """Returns the capsule that NumPy creates for a host array, with the read-only flag if ``marked``.
+def _host_capsule(array: HostArray, max_version: Any, marked: bool) -> tuple[Any, Lease]:
+    """Returns the capsule that NumPy creates for a host array, with the read-only flag if ``marked``; and its lease.
 
     Raises:
         InterchangeError: DLPack does not support the dtype.
     """
     options = {} if max_version is None else {"max_version": max_version}  # NumPy before 2.1 lacks the argument.
+    exported = read_only(array) if marked else array.view()  # An object of its own, to which only the capsule refers.
     try:
-        return (read_only(array) if marked else array).__dlpack__(**options)
+        return exported.__dlpack__(**options), weakref.ref(exported)
     except BufferError as error:
         raise InterchangeError(f"__dlpack__: {error} Convert the tensor, of {array.dtype}, with astype") from None
 
 
-def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, max_version: Any) -> Any:
-    """Returns the capsule that the backend's own library creates, which orders ``stream`` after the device's work."""
+def _device_capsule(array: Any, backend: Backend, device: Device, stream: Any, max_version: Any) -> tuple[Any, Lease]:
+    """Returns the capsule that the backend's own library creates, which orders ``stream`` after the device's work; and
+    its lease.
+    """
     options = {} if stream is None else {"stream": stream}
     backend.make_caller_wait(device)
     with backend.on(device):
-        exported = backend.to_dlpack(array)
+        lent, its_lease = backend.lend(array)
+        exported = backend.to_dlpack(lent)
         try:
-            return exported.__dlpack__(**options, max_version=max_version)
+            capsule = exported.__dlpack__(**options, max_version=max_version)
         except TypeError:  # Libraries that implement only one version of DLPack do not accept ``max_version``.
-            return exported.__dlpack__(**options)
+            capsule = exported.__dlpack__(**options)
+    return capsule, its_lease or never_ends
 
 
 def _place(x: ShardedTensor, memory: Memory) -> str:

@@ -180,7 +180,7 @@ def lease(
 
 def hold(storage: Storage | None) -> None:
     """Records that the memory of a storage has been handed out, and that its return cannot be observed."""
-    lease(storage, _held)
+    lease(storage, never_ends)
 
 
 def hold_memory(backend: Backend, array: Any) -> None:
@@ -189,7 +189,7 @@ def hold_memory(backend: Backend, array: Any) -> None:
     for entry in list(READS.values()):
         _, leases = (_sources(entry) or {}).get(memory, (None, None))
         if leases is not None:
-            leases.append(_held)
+            leases.append(never_ends)
 
 
 def export(x: Any, array: Any, position: int | None = None) -> Any:
@@ -198,7 +198,7 @@ def export(x: Any, array: Any, position: int | None = None) -> Any:
     storage = x._storage
     if type(storage) is not Storage:
         storage, position = storage_of(x), None
-    lease(storage, its_lease or _held, position, None if position is None else x._aval.cells)
+    lease(storage, its_lease or never_ends, position, None if position is None else x._aval.cells)
     return exported
 
 
@@ -210,7 +210,7 @@ def lent(x: Any, array: HostArray) -> HostArray:
     return exported
 
 
-def _held() -> bool:
+def never_ends() -> bool:
     """A lease that never ends."""
     return True
 
@@ -262,7 +262,7 @@ def set_joined(x: Any, storage: Storage, buffers: tuple[Any, ...], copied: Seque
         else:
             for leases in mine:
                 if leases is not None:
-                    _add(leases, _held)
+                    _add(leases, never_ends)
             joined.append(None)
     storage.leases = tuple(joined)
     storage.buffers = buffers
@@ -365,7 +365,7 @@ def _link(made: Storage, value: Aval, sources: Sources, new: bool) -> None:
                         _add(leases, weakref.ref(given))
                 # A write would be repeated for each of the buffers.
                 if memory in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
-                    leases.append(_held)
+                    leases.append(never_ends)
             sources.setdefault(memory, (made, leases))
             seen.add(memory)
             parts.append(leases)

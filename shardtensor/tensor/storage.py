@@ -10,8 +10,10 @@ from typing import Any, NoReturn, TypeAlias
 
 from shardtensor.errors import ConcretizationError, DonatedError, ShardTensorError
 
-Leases: TypeAlias = list[Callable[[], object]]
-"""Functions of which each returns None when what it stands for no longer holds the memory."""
+Lease: TypeAlias = Callable[[], object]
+"""A function that returns None when what it stands for no longer holds the memory."""
+
+Leases: TypeAlias = list[Lease]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -82,6 +82,12 @@ class EngineTests:
         """`Engine.abort`."""
         assert self.run("abort", 2)[0] == 3
 
+    def test_exit_ends_all_processes_with_the_status(self) -> None:
+        """`Engine.exit`; the launcher passes on what they have printed."""
+        status, lines = self.run("exit", 2)
+        assert status == 3
+        assert {"[0] ok", "[1] ok"} <= set(lines), f"engine {self.engine!r}: exit printed {lines}"
+
 
 def _say_ok() -> None:
     sys.stdout.write("ok\n")  # In one write, so that lines of several processes are not mixed.
@@ -157,6 +163,12 @@ def _killed(engine: Engine) -> None:
 
 def _abort(engine: Engine) -> None:
     engine.abort(3)
+
+
+def _exit(engine: Engine) -> None:
+    _say_ok()
+    engine.agree(b"x", _later())
+    engine.exit(3)
 
 
 def _raises(kinds: tuple[type[Exception], ...], function: Callable[[], Any]) -> None:

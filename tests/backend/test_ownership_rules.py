@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable
@@ -67,6 +68,18 @@ def test_an_export_holds_one_shard() -> None:
     np.testing.assert_array_equal(values_of(held), VALUE[2:4] + 1)
 
 
+def test_an_export_of_a_view_holds_all_shards_of_its_base() -> None:
+    """A view may lie on its devices in other parts than its base."""
+    x = put(VALUE, "checked")
+    x += 1
+    held = x[:, 1:].addressable_shards[1].data
+    assert all(any(lease() is not None for lease in leases) for leases in x._storage.leases)
+    del held
+    before = places(x)
+    x += 1
+    assert places(x) == before
+
+
 @pytest.mark.parametrize("dtype", ["f8", "M8[s]", "m8[ns]"])
 def test_exports_cannot_be_made_writable(dtype: str) -> None:
     x = st.device_put(np.ones(6, dtype), st.devices("numpy")[0])
@@ -99,11 +112,31 @@ def test_an_export_that_has_ended_is_forgotten(dtype: str) -> None:
     assert places(x) == before
 
 
+def test_exports_of_what_user_code_made_read_only_can_be_written() -> None:
+    """The tensor has the memory for itself, so its consumer may write to it."""
+
+    def fn(p: Any) -> Any:
+        made = p + 1
+        made.flags.writeable = False
+        return made
+
+    (x,) = st.pmap(fn, [put(VALUE, "numpy", (1,))])
+    before = places(x)
+    theirs = np.from_dlpack(x)
+    theirs[0, 0] = 7
+    assert theirs.ctypes.data == before[0]
+    assert float(x[0, 0]) == 7
+
+
 # -- arrays of user code -----------------------------------------------------------------------------
 
 
 class Subclass(np.ndarray):
     """As memory maps and masked arrays are: more than the elements may depend on the array."""
+
+
+_OWNS_DATA = 0x4
+"""NumPy's NPY_ARRAY_OWNDATA, in the flags that follow six pointers in the array object."""
 
 
 def test_exclusive_arrays() -> None:
@@ -116,6 +149,16 @@ def test_exclusive_arrays() -> None:
     assert not counting.is_exclusive([np.frombuffer(bytearray(32))])
     assert not counting.is_exclusive([np.frombuffer(bytearray(32))[1:]])
     assert not counting.is_exclusive([Subclass(4)])
+    foreign = [np.ones(4)]
+    # Extension modules make arrays of memory that neither the array nor a base of it owns.
+    flags = ctypes.c_int.from_address(id(foreign[0]) + object.__basicsize__ + 48)
+    flags.value ^= _OWNS_DATA
+    try:
+        assert not foreign[0].flags.owndata
+        assert not counting.is_exclusive(foreign)
+    finally:
+        flags.value ^= _OWNS_DATA
+    assert counting.is_exclusive(foreign)
 
 
 def test_writable_arrays() -> None:
@@ -388,6 +431,43 @@ def test_a_write_empties_the_caches_of_views(backend: str) -> None:
     x += 1
     assert view._storage._cache is None
     assert not write_state_of(x).caches
+
+
+def test_a_direct_write_empties_the_caches_of_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a library has no negative strides, a reversed view caches a copy."""
+    monkeypatch.setattr(load("numpy"), "negative_strides", False)
+    x = put(VALUE, "numpy", (1,))
+    view = x[::-1]
+    view + 0
+    assert view._storage._cache is not None
+    x[0, 0] = 7
+    assert view._storage._cache is None
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
+def test_an_export_empties_the_caches_of_views(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer may write to the memory, which a cached copy would not show."""
+    monkeypatch.setattr(load(backend), "negative_strides", False)
+    x = put(VALUE, backend, (1,))
+    view = x[::-1]
+    view + 0
+    theirs = np.from_dlpack(x)
+    theirs[0, 0] = 42
+    assert float((view + 0)[-1, 0]) == 42
+
+
+@everywhere
+def test_a_write_never_happens_in_place_where_elements_share_an_address(backend: str) -> None:
+    """Results of operators may be repeated rows of what no tensor holds any more."""
+    for write in (lambda x: x.__setitem__((2, 0), 7), lambda x: x.__setitem__([2], 7), lambda x: x.__iadd__(VALUE)):
+        row = put(VALUE[:1], backend, (1,))
+        x, wanted = st.broadcast_to(row, VALUE.shape), np.broadcast_to(VALUE[:1], VALUE.shape).copy()
+        if type(x._storage) is not Storage:
+            x = tensor(x._aval, Storage(shard_arrays(x), ([],)))
+        del row
+        write(x)
+        write(wanted)
+        assert_same(x, wanted)
 
 
 @everywhere

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -67,6 +68,14 @@ def stopped() -> None:
 def interrupted() -> None:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     time.sleep(10)
+
+
+def unread() -> None:
+    """The process that reads the output of this one, its parent under MPI, is stopped when this one ends."""
+    reader = os.getppid()
+    subprocess.Popen(["sh", "-c", f"kill -STOP {reader}; sleep 1; kill -CONT {reader}"], start_new_session=True)
+    time.sleep(0.3)
+    sys.exit(0)
 
 
 def late() -> None:

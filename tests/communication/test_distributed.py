@@ -90,6 +90,14 @@ def test_a_fault_of_one_process_ends_all_within_the_time_limit(event: str, engin
         assert re.search(rf"\[{last}\].*ValueError: no such file", text)
 
 
+def test_messages_that_mpiexec_reads_late_are_not_lost() -> None:
+    """It drops what it has not read yet when a process aborts, so MPI is finalized first."""
+    status, text = launch("mpi", 2, str(FAULTS), "unread")
+    assert status == 1
+    for k in range(2):
+        assert re.search(rf"\[{k}\].*process 1 has ended after call 6", text), text
+
+
 @pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
 def test_much_output_does_not_block_a_process(engine: str) -> None:
     status, text = launch(engine, 2, str(FAULTS), "prints_much")

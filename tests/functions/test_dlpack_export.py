@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.backend import ownership
 from shardtensor.backend.registry import load
 from shardtensor.interpreters.mutation import writes
 from tests.layouts import everywhere, place_of, values_of
@@ -32,6 +34,19 @@ class Unversioned:
 
     def __dlpack_device__(self) -> Any:
         return self.x.__dlpack_device__()
+
+
+class Capsule:
+    """A capsule that was requested before."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> Any:
+        return (1, 0)
 
 
 def by_cupy(x: Any) -> Any:
@@ -179,6 +194,50 @@ def test_consumers_of_one_tensor_share_it(consumer: str, backend: str) -> None:
         scribble(second, 9)
         assert seen(x)[0] == 9
     assert seen(b) == WRITTEN
+
+
+@everywhere
+@each_writer
+def test_exports_end_without_reference_counts(consumer: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "_counts", [False])
+    x = source(backend)
+    here = place_of(x._storage.buffers[0])
+    first, second = consume(consumer, x), consume("numpy", x)
+    scribble(second)
+    del second
+    b = x.copy()
+    scribble(first)
+    del first
+    assert seen(b) == WRITTEN
+    x += 1
+    assert (place_of(x._storage.buffers[0]), seen(x)) == (here, [43, 2, 3, 4, 5, 6])
+    theirs = consume(consumer, x)
+    x += 1
+    assert place_of(x._storage.buffers[0]) != here
+    assert seen(theirs) == [43, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
+def test_read_only_exports_end(backend: str) -> None:
+    """Exported is memory that a copy shared, which has ended."""
+    x = source(backend)
+    here = place_of(x._storage.buffers[0])
+    copy = x.copy()
+    marked, capsule = np.from_dlpack(x, copy=False), x.__dlpack__(copy=False, max_version=(1, 0))
+    assert place_of(marked) == here
+    x += 1
+    assert seen(marked) == OLD
+    assert place_of(x._storage.buffers[0]) != here
+    assert place_of(copy._storage.buffers[0]) == here
+    copy += 1
+    assert place_of(copy._storage.buffers[0]) != here
+    assert seen(np.from_dlpack(Capsule(capsule))) == OLD
+    copy = x.copy()
+    here = place_of(x._storage.buffers[0])
+    marked = np.from_dlpack(x, copy=False)
+    del copy, marked
+    x += 1
+    assert place_of(x._storage.buffers[0]) == here
 
 
 @everywhere
@@ -506,7 +565,8 @@ def test_an_export_while_the_last_consumer_releases_the_memory(read: str) -> Non
     def slow(array: Any) -> Any:
         exporting.set()
         done.wait(0.1)  # It ends only without a lock.
-        return array.view()
+        made = array.view()
+        return made, weakref.ref(made)
 
     with ThreadPoolExecutor(1) as pool:
         export = pool.submit(storage.export, slow)

@@ -342,7 +342,7 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
             if before is not None:
                 new = offloaded(base._aval, new.buffers)
         finally:
-            writing.storage = new or before or (Exported(base._aval, storage) if exported else storage)
+            writing.storage = new or before or (exported_storage if exported else storage)
             write_state.version += 1
             base._storage = writing.storage
         if error is not None:
