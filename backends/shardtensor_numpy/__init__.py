@@ -86,10 +86,13 @@ class NumPyBackend(Backend):
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns the array itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""
-        exclusive = is_exclusive(held)
+        if is_exclusive(held):
+            return held[0], False
         result = held[0]
-        if exclusive or (not result.flags.writeable and any(owner_of(result) is owner_of(s) for s in shards)):
-            return result, False
+        if not result.flags.writeable:
+            owner = owner_of(result)
+            if any(owner is owner_of(shard) for shard in shards):
+                return result, False
         return np.array(result, order="K", subok=False), True
 
     def is_exclusive(self, held: list[Any], others: int = 0) -> bool:

@@ -21,8 +21,8 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, shared_memory
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, binomial_tree, combine, tree_of
 from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.messages import copied, send
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import copied, send
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Ints, Shape, offsets

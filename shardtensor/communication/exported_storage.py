@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.communication.transfer import copied
+from shardtensor.communication.messages import copied
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.tensor.storage import DeferredStorage, Lease, Leases, Storage
 from shardtensor.tensor.value import Aval

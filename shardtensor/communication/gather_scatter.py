@@ -15,8 +15,9 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer import Message, RecordedPlan, as_dtype, exchange
+from shardtensor.communication.messages import Message, as_dtype, exchange
 from shardtensor.communication.transfer_log import Transfer
+from shardtensor.communication.transfer_plan import RecordedPlan
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
 

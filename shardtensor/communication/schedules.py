@@ -196,7 +196,7 @@ class InTurn(Schedule):
 
 @dataclass(eq=False)
 class Move(Schedule):
-    """The messages of a `shardtensor.communication.transfer.TransferPlan`, all in one phase.
+    """The messages of a `shardtensor.communication.transfer_plan.TransferPlan`, all in one phase.
 
     Attributes:
         regions, sources, result: see `TransferPlan`.

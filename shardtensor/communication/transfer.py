@@ -1,337 +1,29 @@
-"""Point-to-point transfers: plans of copies are executed on the backends, and recorded in the log.
-
-A `TransferPlan` is executed by copies within and between devices; an `OperandTransfer` moves one operand into the
-sharding that a plan requires.
-"""
+"""Transfers of operands: into the sharding that a plan requires, to the host, and into the buffers of their cells."""
 
 from __future__ import annotations
 
-import abc
 import functools
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
-from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, is_remote, is_spanning, process_index, shared_memory
-from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.processes import cross, described, everywhere, note, process_of
-from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
-from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
+from shardtensor.backend.device import Device, HostArray
+from shardtensor.backend.registry import backend_of, is_remote, process_index, shared_memory
+from shardtensor.communication.processes import everywhere
+from shardtensor.communication.schedules import Move
+from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_copy, record_transfer
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.errors import ArgumentTypeError, NotAddressableError
-from shardtensor.host import blockwise, memory_pool
-from shardtensor.host.blockwise import BYTE, LONG
-from shardtensor.host.threads import each
 from shardtensor.sharding.cells import Cells
-from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies, host_grid, identity, plan_reshard
+from shardtensor.sharding.copy_plan import host_grid, identity, plan_reshard
 from shardtensor.sharding.index import Index, region_of
-from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
+from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.ownership import set_joined
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, shard_arrays
 from shardtensor.tensor.value import Aval, cells_of, join, memory_of_all, views
-
-
-class RecordedPlan(abc.ABC):
-    """A plan whose transfers are recorded in the log.
-
-    Attributes:
-        size: the number of elements that change devices.
-    """
-
-    size: int
-
-    @abc.abstractmethod
-    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterable[Transfer]:
-        """Returns the transfers for the log."""
-
-    def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
-        """Checks the transfers against the guard and records them; see `record_transfer`."""
-        made = functools.partial(self.records, itemsize, copied, operator, explicit)
-        record_transfer(operator, self.size * itemsize, explicit, made)
-
-
-class TransferPlan(RecordedPlan):
-    """A result, and the regions of the operands from which its elements are copied.
-
-    Attributes:
-        regions: the regions, which do not overlap and together cover the result.
-        sources: the grid of each operand, in the shapes to which the regions refer.
-        result: the grid of the result, likewise.
-        copies: the copies of each region; computed if not given.
-    """
-
-    def __init__(
-        self,
-        regions: Sequence[Region],
-        sources: Sequence[Grid],
-        result: Grid,
-        copies: tuple[RegionCopies, ...] | None = None,
-    ) -> None:
-        self.regions = tuple(regions)
-        self.sources = tuple(sources)
-        self.result = result
-        self.copies = copies or tuple(RegionCopies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
-        self.size = sum(c.size for c in self.copies)
-
-    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
-        """See `RecordedPlan`."""
-        grids = (self.result, *self.sources)
-        devices = [device for grid in grids for device in grid.devices]
-        first = np.cumsum([len(grid.devices) for grid in grids])
-        blocks = []
-        for region, copies in zip(self.regions, self.copies, strict=True):
-            sources, destinations, sizes = copies.messages()
-            blocks.append(Block(sources + first[region.operand], destinations, sizes * itemsize))
-        messages = blocks[0] if len(blocks) == 1 else one_for_each_pair(flat(blocks))
-        return TransferBatch(*messages, devices.__getitem__, operator=operator, explicit=explicit, copied=copied)
-
-    def run(
-        self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False, fill: Any = None
-    ) -> tuple[Any, ...]:
-        """Executes the plan: returns the result's arrays, one per device in mesh order, from the operands' arrays.
-
-        The operands have the shapes to which the regions refer. The result is in row-major order, unless
-        ``as_they_lie`` is true: then an array that stays on its device keeps its memory order, and need not be copied.
-        ``fill`` is the value of the elements that no region covers, if there are any.
-        """
-
-        positions = range(len(self.result.devices))
-        if self._spans:
-            return self._run_across(operands, dtype, as_they_lie, fill)
-
-        def receive(k: int) -> Any:
-            return self._receive(k, self.incoming[k], self._messages(k, operands), dtype, as_they_lie, fill)
-
-        if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
-            return tuple([receive(k) for k in positions])
-        results: dict[int, Any] = {}
-        each(lambda k: results.update({k: receive(k)}), len(positions))
-        return tuple([results[k] for k in positions])
-
-    @functools.cached_property
-    def _spans(self) -> bool:
-        """Whether some of the devices belong to other processes."""
-        return any(is_spanning(grid.devices) for grid in (self.result, *self.sources))
-
-    def _run_across(
-        self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool, fill: Any
-    ) -> tuple[Any, ...]:
-        """Executes the plan on devices of several processes: the arrays for other processes are one message to each."""
-        for grid, arrays in zip(self.sources, operands, strict=True):
-            if grid.devices == (HOST,):  # Each process has the whole array, and takes its own elements of it.
-                note(described(arrays[0]))
-        rows = [self._messages(k, operands) for k in range(len(self.result.devices))]
-        arrived = iter(cross([message for row in rows for message in row], "transfer"))
-        results = []
-        for k, row in enumerate(rows):
-            here = [Message(next(arrived), *_ends_here(m)) for m in row]
-            results.append(self._receive(k, self.incoming[k], here, dtype, as_they_lie, fill))
-        return tuple(results)
-
-    def _messages(self, k: int, operands: Sequence[Sequence[Any]]) -> list[Message]:
-        """Returns the messages with the pieces of the k-th device of the result."""
-        return [self._message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
-
-    @functools.cached_property
-    def _elements_on_host(self) -> int:
-        """The number of elements that are copied, if that happens within one memory of the host, whose threads can
-        share the work; otherwise 0.
-        """
-        grids = (self.result, *self.sources)
-        on_host = all(backend_of(device).on_host for grid in grids for device in grid.devices)
-        return sum(int(c.sizes.sum()) for c in self.copies) if on_host else 0
-
-    @functools.cached_property
-    def incoming(self) -> list[list[Piece]]:
-        """The pieces that each device of the result receives."""
-        incoming: list[list[Piece]] = [[] for _ in self.result.devices]
-        for copies in self.copies:
-            for piece in copies:
-                incoming[piece.k].append(piece)
-        return incoming
-
-    def _receive(
-        self,
-        k: int,
-        pieces: Sequence[Piece],
-        messages: Sequence[Message],
-        dtype: Any,
-        as_they_lie: bool,
-        fill: Any,
-    ) -> Any:
-        device, shape = self.result.devices[k], self.result.shape(k)
-        backend = backend_of(device)
-        if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
-            (part,) = exchange(messages)
-            with backend.on(device):
-                # Arrays that are sent are contiguous, and replicas must be reduced in the same order on every device.
-                part = part if as_they_lie else backend.contiguous(part)
-                return as_dtype(backend, part, dtype)
-        with backend.on(device):
-            empty = memory_pool.empty if backend.on_host else backend.xp.empty
-            out = empty(shape, dtype=dtype)
-            if fill is not None:
-                out[...] = fill
-        parts = exchange(messages)
-        for piece, part in zip(pieces, parts, strict=True):
-            with backend.on(device):
-                out[piece.to] = part
-        return out
-
-    def _message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
-        """Returns the message with the elements of one piece, a view of the operand's array."""
-        region = self.regions[piece.region]
-        source = self.sources[region.operand].devices[piece.j]
-        array = operands[region.operand][piece.j]
-        with backend_of(source).on(source):
-            part = backend_of(source).view(array, piece.index) if piece.index else array
-        if source == HOST and is_remote(destination):
-            part = RemoteArray(part.shape, part.dtype)
-        return Message(part, source, destination)
-
-
-def _ends_here(message: Message) -> tuple[Device, Device]:
-    """Returns the ends of the rest of the way of a message, once it is in the process of its destination."""
-    source, destination = message.source, message.destination
-    return (source if process_of(source) == process_of(destination) else destination), destination
-
-
-class Message(NamedTuple):
-    """An array on the device ``source`` that the device ``destination`` needs."""
-
-    array: Any
-    source: Device
-    destination: Device
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the destination can read the array where it is."""
-        if is_remote(self.destination):
-            return process_of(self.source) == process_of(self.destination)
-        return self.source == self.destination or shared_memory((self.source, self.destination)) is not None
-
-    def packs_with(self) -> Any:
-        """A key that is equal for messages that may be sent as one; None for long arrays, which are sent alone."""
-        backend = backend_of(self.source)
-        short = math.prod(self.array.shape) * backend.dtype_of(self.array).itemsize <= _PACKED_UP_TO
-        return (self.source, self.destination, backend.dtype_of(self.array)) if short else None
-
-
-_PACKED_UP_TO = 1 << 16
-"""Bytes of an array up to which copying it costs less than another message."""
-
-
-def exchange(messages: Sequence[Message]) -> Iterator[Any]:
-    """Yields the arrays of messages on their destinations, in order; local ones as they are.
-
-    Short arrays that go from one device to the same other one are packed into one message. The others are sent one
-    after the other, when they are asked for.
-    """
-    away = [number for number, message in enumerate(messages) if not message.is_local]
-    groups: dict[Any, list[int]] = {}
-    for number in away if len(away) > 1 else ():
-        if (key := messages[number].packs_with()) is not None:
-            groups.setdefault(key, []).append(number)
-    group_of = {number: group for group in groups.values() if len(group) > 1 for number in group}
-    sent, arrived = set(away), dict[int, Any]()
-    for number, message in enumerate(messages):
-        if number not in sent:
-            yield message.array
-        elif number not in group_of:
-            yield send(*message)
-        else:
-            if number not in arrived:
-                group = group_of[number]
-                arrived.update(zip(group, _sent_as_one([messages[n] for n in group]), strict=True))
-            yield arrived.pop(number)
-
-
-def _sent_as_one(messages: Sequence[Message]) -> list[Any]:
-    """Packs arrays of one dtype on one device, sends them to another device, and unpacks them there."""
-    _, source, destination = messages[0]
-    giver, taker = backend_of(source), backend_of(destination)
-    shapes = [tuple(m.array.shape) for m in messages]
-    with giver.on(source):
-        packed = giver.xp.concat([giver.xp.reshape(giver.contiguous(m.array), (-1,)) for m in messages])
-    buffer = send(packed, source, destination)
-    ends = list(itertools.accumulate(map(math.prod, shapes), initial=0))
-    with taker.on(destination):
-        parts = [taker.view(buffer, slice(*pair)) for pair in itertools.pairwise(ends)]
-        return [taker.xp.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def as_dtype(backend: Backend, array: Any, dtype: Any) -> Any:
-    """Converts an array to a dtype; its device is current. Not every library converts on assignment as NumPy does."""
-    return array if backend.dtype_of(array) == dtype else backend.xp.asarray(array, dtype=dtype)
-
-
-def copied(array: Any, device: Device) -> Any:
-    """Returns a copy of an array on its device."""
-    backend = backend_of(device)
-    if backend.on_host:
-        return blockwise.copied(array)
-    with backend.on(device):
-        return backend.xp.asarray(array, copy=True)
-
-
-def array_on(x: Any, device: Device, caller: str = "") -> Any:
-    """Returns all elements of a tensor or host array as one array on one device. The transfer is recorded for
-    ``caller``, if one is given.
-    """
-    if type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
-        return x._storage.buffers[0]
-    source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
-    transfer = operand_transfer(source, as_sharding(device, x.ndim, caller))
-    return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")[0]
-
-
-def bring(array: Any, source: Device, destination: Device) -> Any:
-    """Returns an array for reading on another device: as it is, if the device can read it there, otherwise a copy."""
-    return array if shared_memory((source, destination)) is not None else send(array, source, destination)
-
-
-def send(array: Any, source: Device, destination: Device) -> Any:
-    """Copies ``array`` from device ``source`` to another device.
-
-    The destination is of the same backend, or of another backend that can address the same memory; otherwise the
-    elements are copied through the host.
-    """
-    if is_remote(source) or is_remote(destination):
-        (array,) = cross([(array, source, destination)], "transfer")
-        return array
-    giver, taker = backend_of(source), backend_of(destination)
-    if giver is taker:
-        with giver.on(source):
-            array = giver.contiguous(array)
-        giver.wait(destination, giver.record(source))
-        with giver.on(destination):
-            return giver.to_device(array, source, destination)
-    if giver.dlpack_device(source) == taker.dlpack_device(destination) != HOST_MEMORY:
-        return _share(array, source, destination)
-    with giver.on(source):
-        host = giver.to_host(array, source)
-    if destination == HOST:
-        return host
-    with taker.on(destination):
-        return taker.from_host(host, destination)
-
-
-def _share(array: Any, source: Device, destination: Device) -> Any:
-    """Copies an array to a device of another backend that can address the memory of the array."""
-    giver, taker = backend_of(source), backend_of(destination)
-    with giver.on(source):
-        capsule = giver.to_dlpack(array)
-    giver.synchronize(source)  # the backends do not share an order of execution
-    with taker.on(destination):
-        copy = taker.xp.asarray(taker.from_dlpack(capsule, destination), copy=True)
-    taker.synchronize(destination)  # the source may be overwritten or freed after this call
-    return copy
 
 
 class OperandTransfer:
@@ -442,6 +134,17 @@ operand_transfer = functools.lru_cache(1024)(OperandTransfer)
 def _schedule(transfer: OperandTransfer, operator: str, explicit: bool) -> Move:
     source, result = transfer.source, transfer.target.grid(transfer.source.shape)
     return Move((identity(source.shape),), (source.grid,), result, source.dtype.itemsize, operator, explicit)
+
+
+def array_on(x: Any, device: Device, caller: str = "") -> Any:
+    """Returns all elements of a tensor or host array as one array on one device. The transfer is recorded for
+    ``caller``, if one is given.
+    """
+    if type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
+        return x._storage.buffers[0]
+    source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
+    transfer = operand_transfer(source, as_sharding(device, x.ndim, caller))
+    return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")[0]
 
 
 def announce_reading(x: Any) -> None:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.messages import send
 from shardtensor.communication.processes import connected, note
-from shardtensor.communication.transfer import gather_across, send
+from shardtensor.communication.transfer import gather_across
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape

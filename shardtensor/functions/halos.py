@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from shardtensor.communication.schedules import Move
-from shardtensor.communication.transfer import TransferPlan, announce_reading, pieces_of
+from shardtensor.communication.transfer import announce_reading, pieces_of
 from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import implements, operator
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, as_sharding

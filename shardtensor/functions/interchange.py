@@ -17,8 +17,8 @@ from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import backend_of
+from shardtensor.communication.messages import copied
 from shardtensor.communication.offload import OffloadedStorage
-from shardtensor.communication.transfer import copied
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import implements, operator
 from shardtensor.errors import (

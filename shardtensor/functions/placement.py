@@ -15,6 +15,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.registry import array_backend
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
+from shardtensor.communication.messages import copied
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
@@ -220,7 +221,7 @@ def _put_shared(
         record_transfer(caller, 0, True, lambda: movement.records(itemsize, False, caller, True).copying(nbytes))
     (whole,) = move.unrecorded(x, caller)
     if here and copies:
-        whole = transfer.copied(whole, value.sharding.mesh.flat[0])
+        whole = copied(whole, value.sharding.mesh.flat[0])
     elif here and not isinstance(x, ShardedTensor):
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
@@ -243,7 +244,7 @@ def _put_separate(
     arrays = move.buffers(x, caller, explicit=True)
     if not may_alias and (value.spans or isinstance(x, ShardedTensor)):
         devices = move.cells.grid.devices
-        arrays = [transfer.copied(a, devices[n]) if move.keeps(n) else a for n, a in enumerate(arrays)]
+        arrays = [copied(a, devices[n]) if move.keeps(n) else a for n, a in enumerate(arrays)]
     return offloaded(value, arrays)
 
 

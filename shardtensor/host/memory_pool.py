@@ -250,14 +250,15 @@ def owner_of(array: npt.NDArray[Any]) -> Any:
     A read-only view that the library has returned, and views of it, have a memoryview between them and the owner (see
     `shardtensor.backend.ownership.read_only`).
     """
-    base: Any = array.base
-    if base is None or type(base) is Lease:
-        return array
-    if type(base) is np.ndarray and isinstance(base.base, memoryview):
-        base = base.base
-    if isinstance(base, memoryview) and isinstance(base.obj, np.ndarray):
-        return owner_of(base.obj)
-    return base
+    while True:
+        base: Any = array.base
+        if base is None or type(base) is Lease:
+            return array
+        if type(base) is np.ndarray and isinstance(base.base, memoryview):
+            base = base.base
+        if not isinstance(base, memoryview) or not isinstance(base.obj, np.ndarray):
+            return base
+        array = base.obj
 
 
 def free_cache() -> None:

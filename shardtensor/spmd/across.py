@@ -69,7 +69,8 @@ def programs_across(program: Program, at: AxisPosition, caller: str) -> tuple[in
     if not run.across:
         return ()
     every = {n: run.coordinates(n) for n in range(len(run.tasks))}
-    members = sorted((at.index_at(c), n) for n, c in every.items() if at.key_at(c) == at.key)
+    found = ((at.at(c), n) for n, c in every.items())
+    members = sorted((there.index, n) for there, n in found if there.key == at.key)
     numbers = tuple([n for _, n in members])
     return numbers if len(processes_of(tuple([run.across[n] for n in numbers]))) > 1 else ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
-from shardtensor.spmd.program import MapRun, current
+from shardtensor.spmd.program import current
 
 AxisName = str | tuple[str, ...]
 """The name of an axis, or several names that form one axis, the first being the major one."""
@@ -26,7 +27,7 @@ class AxisPosition:
         description: the axis names, for error messages.
         axis: the axis names as the transfer log writes them.
         sizes: the sizes of the axes, in the order in which they were named.
-        key_at, index_at: the key and the index of the program at any position along all axes of the map.
+        at: returns the position of the program with given coordinates along all axes of the map.
     """
 
     key: Any
@@ -35,8 +36,7 @@ class AxisPosition:
     description: str
     axis: str
     sizes: tuple[int, ...]
-    key_at: Callable[[tuple[int, ...]], Any]
-    index_at: Callable[[tuple[int, ...]], int]
+    at: Callable[[tuple[int, ...]], AxisPosition]
 
 
 def axis_index(axis_name: AxisName) -> int:
@@ -103,50 +103,46 @@ def axis_position(
     if in_mesh_order and isinstance(name, tuple):
         order = {axis: d for d, axis in enumerate(program.run.axes)}
         name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
-    run, found = program.run, program.positions.get(name)
+    found = program.positions.get(name)
     if found is None:
-        run.known[name] = axes = run.known.get(name) or _Axes(caller, run, name)
-        found = program.positions[name] = axes.position(program.coordinates)
-    return found if groups is None else _grouped(caller, run.known[name], found, groups)
+        names = name if isinstance(name, tuple) else (name,)
+        _check_names(caller, names, program.run.axes)
+        found = _position(program.run.axes, program.run.extents, names, program.coordinates)
+        program.positions[name] = found
+    return found if groups is None else _grouped(caller, found, groups)
 
 
-class _Axes:
-    """Named axes of a map and of the maps around it: properties that are common to all programs of the map.
+def _check_names(caller: str, names: tuple[str, ...], axes: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in axes:
+            there = ", ".join([repr(n) for n in axes if not n.startswith("#")])
+            bound = f"the maps around this call bind {there}" if there else "no map around this call names its axis"
+            raise ShardingError(f"{caller}: no axis is called {name!r} here; {bound}")
+        if names.count(name) > 1:
+            raise ShardingError(f"{caller}: axis {name!r} occurs twice in {names!r}")
 
-    Raises:
-        ShardingError: no enclosing map has such an axis, or an axis is named twice.
+
+@functools.lru_cache(4096)
+def _position(
+    axes: tuple[str, ...], extents: tuple[int, ...], names: tuple[str, ...], coordinates: tuple[int, ...]
+) -> AxisPosition:
+    """Returns the position along named axes of the program with these coordinates along all axes; maps of the same axes
+    share them.
     """
-
-    def __init__(self, caller: str, run: MapRun, axis_name: AxisName) -> None:
-        names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-        for name in names:
-            if name not in run.axes:
-                there = ", ".join([repr(n) for n in run.axes if not n.startswith("#")])
-                bound = f"the maps around this call bind {there}" if there else "no map around this call names its axis"
-                raise ShardingError(f"{caller}: no axis is called {name!r} here; {bound}")
-            if names.count(name) > 1:
-                raise ShardingError(f"{caller}: axis {name!r} occurs twice in {axis_name!r}")
-        self._at = [run.axes.index(name) for name in names]
-        self._others = [d for d in range(len(run.axes)) if d not in self._at]
-        self._extents = run.extents
-        # The extents are part of the key, since inner maps of different calls may differ in size.
-        order = tuple(sorted(self._at))
-        self._common = (run.axes, order, tuple([run.extents[d] for d in order]))
-        self._size = math.prod(self._common[2])
-        self._sizes = tuple([run.extents[d] for d in self._at])
-        self._names = repr(names[0]) if len(names) == 1 else repr(names), ", ".join(names)
-
-    def position(self, coordinates: tuple[int, ...]) -> AxisPosition:
-        """Returns the axis position of the program at a position along all axes."""
-        index = 0
-        for d in self._at:
-            index = index * self._extents[d] + coordinates[d]
-        key = (*self._common, tuple([coordinates[d] for d in self._others]))
-        key_at, index_at = (lambda at: self.position(at).key), (lambda at: self.position(at).index)
-        return AxisPosition(key, self._size, index, *self._names, self._sizes, key_at, index_at)
+    along = [axes.index(name) for name in names]
+    sizes, index = tuple([extents[d] for d in along]), 0
+    for d, size in zip(along, sizes, strict=True):
+        index = index * size + coordinates[d]
+    # The extents are part of the key, since inner maps of different calls may differ in size.
+    order = tuple(sorted(along))
+    rest = tuple([c for d, c in enumerate(coordinates) if d not in along])
+    key = (axes, order, tuple([extents[d] for d in order]), rest)
+    description = repr(names[0]) if len(names) == 1 else repr(names)
+    at = functools.partial(_position, axes, extents, names)
+    return AxisPosition(key, math.prod(sizes), index, description, ", ".join(names), sizes, at)
 
 
-def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
+def _grouped(caller: str, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
     try:
         rows = tuple([tuple([operator.index(i) for i in row]) for row in groups])
     except TypeError:
@@ -158,18 +154,10 @@ def _grouped(caller: str, axes: _Axes, found: AxisPosition, groups: Sequence[Seq
             f"{caller}: axis_index_groups is {groups!r}; every index from 0 to {found.size - 1} must occur once"
         )
 
-    def key_of(position: AxisPosition) -> Any:
-        return position.key, rows, next(n for n, row in enumerate(rows) if position.index in row)
+    def within(position: AxisPosition) -> AxisPosition:
+        number = next(n for n, row in enumerate(rows) if position.index in row)
+        mine, key = rows[number], (position.key, rows, number)
+        index, sizes, at = mine.index(position.index), (len(mine),), lambda there: within(position.at(there))
+        return replace(position, key=key, size=len(mine), index=index, sizes=sizes, at=at)
 
-    key = key_of(found)
-    mine = rows[key[-1]]
-    index = mine.index(found.index)
-    return replace(
-        found,
-        key=key,
-        size=len(mine),
-        index=index,
-        sizes=(len(mine),),
-        key_at=lambda at: key_of(axes.position(at)),
-        index_at=lambda at: mine.index(axes.position(at).index),
-    )
+    return within(found)

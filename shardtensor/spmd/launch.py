@@ -30,7 +30,7 @@ from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.ownership import export
 from shardtensor.tensor.pytree import map_leaves
-from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.storage import Leases, Storage
 from shardtensor.tensor.tensor import (
     ShardedTensor,
     check_not_donated,
@@ -447,7 +447,7 @@ def _call_on(
                 found[n] = None
                 found[n] = _adopt(held, here, caller, shards)
             else:  # The remaining arrays are on the host.
-                found[n] = _on_one(backend.from_host(np.asarray(found[n]), here.device), True, True, here, caller)
+                found[n] = _on_one(backend.from_host(np.asarray(found[n]), here.device), True, ([],), here, caller)
     return map_leaves(found.__getitem__, tree)
 
 
@@ -456,18 +456,20 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequen
     backend = here.backend
     # Arrays that nothing writes to, and of which the array may be a view.
     more = received(held[0]) if backend.on_host else ()
-    kept = (*shards, *more) if more else shards
+    kept = (*more, *shards) if more else shards
     array, copied = backend.adopt(held, kept)
     held.clear()
     exclusive = copied or (backend.on_host and array.base is None)  # A shard is passed as a view.
     if not exclusive and not more:
         exclusive = backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
-    return _on_one(array, copied, exclusive, here, caller)
+    # The result of a collective is never written in place, since all programs may hold it.
+    return _on_one(array, copied, ([],) if exclusive else (None,) if more else (), here, caller)
 
 
-def _on_one(array: Any, copied: bool, exclusive: bool, here: DeviceInterpreter, caller: str) -> ShardedTensor:
+def _on_one(
+    array: Any, copied: bool, leases: tuple[Leases | None, ...], here: DeviceInterpreter, caller: str
+) -> ShardedTensor:
     """Returns a tensor on one device, of an array that nothing else writes to."""
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
-    leases: Any = ([],) if exclusive else ()
     return tensor(here.aval_of(array), Storage((array,), leases))

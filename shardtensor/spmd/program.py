@@ -183,7 +183,6 @@ class MapRun:
         axes: the names of the axes of the maps around this one and of this one, outermost first.
         extents: the sizes of these axes.
         failed: the reason why the programs must not wait any more; None while there is none.
-        known: cached properties of axes, by the names as they were given.
         across: the device of each program, if some of them run in other processes.
     """
 
@@ -216,7 +215,6 @@ class MapRun:
         self.errors: list[tuple[bool, int, BaseException]] = []
         self.left = len(tasks)
         self.live: dict[int, Program] = {}
-        self.known: dict[Any, Any] = {}
 
     def coordinates(self, number: int) -> tuple[int, ...]:
         """Returns the position of a program along the axes of this map and of those around it."""

@@ -65,7 +65,7 @@ def rendezvous(
     mine = [_contribution(leaf, program, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
-    call = CollectiveCall(f"{caller} over {at.description}", compared, at.key_at)
+    call = CollectiveCall(f"{caller} over {at.description}", compared, lambda there: at.at(there).key)
     numbers = _programs_across(program, at, caller) if in_job() else ()
     kind = communicator if numbers else program.communicator
 

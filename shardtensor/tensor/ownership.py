@@ -34,10 +34,13 @@ READS: dict[int, list[Any]] = {}
 of a storage that an operand had before it was replaced, which the operator may still read, and its backend.
 """
 
-Sources = dict[Hashable, tuple[Storage | None, Leases | None]]
-"""The memories of operands: the storage that has an array in the memory, if there is one, and the leases of the array;
-None if it is unknown who holds the memory.
+Source = list[Any]
+"""A storage that has an array in a memory, or None if there is none or it is among the leases; and the leases of the
+array, or None if it is unknown who holds the memory.
 """
+
+Sources = dict[Hashable, Source]
+"""The sources of the memories of operands."""
 
 _linking = threading.RLock()
 """Held while storages are linked, never while a lease ends. It is reentrant, since finalizers may call the library."""
@@ -187,7 +190,7 @@ def hold_memory(backend: Backend, array: Any) -> None:
     """Records that the memory of an array was handed out that operands of operators in progress may have, too."""
     memory = backend.memory_of(array)
     for entry in list(READS.values()):
-        _, leases = (_sources(entry) or {}).get(memory, (None, None))
+        _, leases = (_sources(entry) or {}).get(memory, [None, None])
         if leases is not None:
             leases.append(never_ends)
 
@@ -313,28 +316,49 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
             unknown.append(x)
         elif not storage.leases:
             unknown.append(x)
-    if unknown and (sources := _sources(entry)) is not None:
-        for x in unknown:
-            _link(x._storage, x._aval, sources, new)
+    if not unknown:
+        return
+    held = [pair for x in bases for pair in _arrays_of(x._storage)]
+    arrays = {id(array): source for array, source in held}
+    sources: Sources | None = None
+    for x in unknown:
+        storage, memory_of_array = x._storage, x._aval.backend.memory_of
+        found = [arrays[id(array)] for array in storage.buffers if id(array) in arrays]
+        if len(found) < len(storage.buffers):  # Not all buffers are arrays of operands, but their memories may be.
+            if sources is None and (sources := _sources(entry)) is None:
+                return
+            found = [_source(sources, memory, storage, new) for memory in map(memory_of_array, storage.buffers)]
+        _link(storage, x._aval, found)
+
+
+def _arrays_of(storage: Any) -> list[tuple[Any, Source]]:
+    """Returns the arrays of a storage, each with its source; none while the elements are not stored."""
+    if type(storage) is not Storage:
+        return []
+    arrays, parts = storage.buffers, storage.leases
+    if len(parts) != len(arrays):
+        parts = (None,) * len(arrays)
+    return [(array, [storage, leases]) for array, leases in zip(arrays, parts, strict=True)]
 
 
 def _sources(entry: list[Any]) -> Sources | None:
     """Returns the memories of the operands. Returns None if a donated operand shared its memory."""
     found: Sources = {}
     for x in _items(entry[0]):
-        base = _base_of(x)
-        if base is not None:
+        if type(storage := getattr(x, "_storage", None)) is Storage:  # The common case.
+            _note(found, storage, x._aval.backend)
+        elif (base := _base_of(x)) is not None:
             backend = base._aval.backend
             if type(base._storage) is Donated and not base._storage.exclusive:
                 return None
             _note(found, _cached(x), backend)
             _note(found, storage_of(x), backend)
             for array in getattr(base._storage, "parts", ()):
-                found[backend.memory_of(array)] = None, None
+                found[backend.memory_of(array)] = [None, None]
         elif isinstance(x, np.ndarray):
-            found[memory_of(x)] = None, None
+            found[memory_of(x)] = [None, None]
         elif (owner := array_backend(x)) is not None:
-            found[owner.memory_of(x)] = None, None
+            found[owner.memory_of(x)] = [None, None]
     for storage, backend in entry[1:]:
         _note(found, storage, backend)
     return found
@@ -342,31 +366,32 @@ def _sources(entry: list[Any]) -> Sources | None:
 
 def _note(found: Sources, storage: Storage | None, backend: Backend) -> None:
     """Adds the memories of a storage; where several storages have one, one with leases is kept."""
-    if storage is not None:
-        arrays, parts = storage.buffers, storage.leases
-        for k, array in enumerate(arrays):
-            leases = parts[k] if len(parts) == len(arrays) else None
-            memory = backend.memory_of(array)
-            if leases is not None or memory not in found:
-                found[memory] = storage, leases
+    for array, source in _arrays_of(storage):
+        memory = backend.memory_of(array)
+        if source[1] is not None or memory not in found:
+            found[memory] = source
 
 
-def _link(made: Storage, value: Aval, sources: Sources, new: bool) -> None:
-    """Sets the leases of the storage of a result, and adds its memories to ``sources``."""
-    parts: list[Leases | None] = []
+def _source(found: Sources, memory: Hashable, made: Storage, new: bool) -> Source:
+    """Returns the source of a memory; where no operand has it, ``made`` becomes the source of what follows."""
+    return found.setdefault(memory, [made, [] if new and memory is not None else None])
+
+
+def _link(made: Storage, value: Aval, sources: Sequence[Source]) -> None:
+    """Sets the leases of the storage of a result, the memories of whose buffers have these sources."""
     seen = set()
     with _linking:
-        for memory in map(value.backend.memory_of, made.buffers):
-            given, leases = sources.get(memory, (None, [] if new and memory is not None else None))
-            if leases is not None:
-                if memory in sources:
-                    _add(leases, weakref.ref(made))
-                    if given is not None:
-                        _add(leases, weakref.ref(given))
-                # A write would be repeated for each of the buffers.
-                if memory in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
-                    leases.append(never_ends)
-            sources.setdefault(memory, (made, leases))
-            seen.add(memory)
-            parts.append(leases)
-    made.leases = tuple(parts)
+        for source in sources:
+            given, leases = source
+            if leases is None:
+                continue
+            if given is not made:
+                _add(leases, weakref.ref(made))
+                if given is not None:  # It is among the leases from now on.
+                    _add(leases, weakref.ref(given))
+                    source[0] = None
+            # A write would be repeated for each of the buffers.
+            if id(leases) in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+                leases.append(never_ends)
+            seen.add(id(leases))
+    made.leases = tuple([leases for _, leases in sources])

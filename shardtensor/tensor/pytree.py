@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.sharding.spec import PartitionSpec
 
 if TYPE_CHECKING:
     from optree import PyTreeSpec
@@ -73,7 +74,7 @@ def hint_to_register(x: object) -> str:
     return ""
 
 
-LEAF_TYPES: set[type] = {np.ndarray, bool, int, float, complex, str, bytes, type(None)}
+LEAF_TYPES: set[type] = {np.ndarray, bool, int, float, complex, str, bytes, type(None), PartitionSpec}
 """Types of common leaves, for which optree is not needed: it cannot be imported while the interpreter shuts down."""
 
 

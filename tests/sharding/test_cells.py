@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.communication.transfer import TransferPlan
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import identity
 from shardtensor.sharding.layout import Grid

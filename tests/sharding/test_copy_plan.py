@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import HOST, Device
 from shardtensor.backend.registry import load
-from shardtensor.communication.transfer import TransferPlan
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import OPS
 from shardtensor.sharding.copy_plan import Line, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import canonical, region_of, to_numpy

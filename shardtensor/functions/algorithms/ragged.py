@@ -15,8 +15,9 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_spanning
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed
-from shardtensor.communication.transfer import OperandTransfer, TransferPlan, operand_transfer
+from shardtensor.communication.transfer import OperandTransfer, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.functions.algorithms.shards import each_here
 from shardtensor.sharding.copy_plan import identity
 from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding

@@ -14,8 +14,9 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend, backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.messages import as_dtype
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import OperandTransfer, announce_reading, as_dtype, operand_transfer
+from shardtensor.communication.transfer import OperandTransfer, announce_reading, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding

@@ -9,8 +9,9 @@ from typing import Any
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, memory_space
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.transfer import OperandTransfer, TransferPlan, buffers_of, gather, pieces_of
+from shardtensor.communication.transfer import OperandTransfer, buffers_of, gather, pieces_of
 from shardtensor.communication.transfer_log import is_recording, logger
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, Operands
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.interpreters.execution.strategies import Run

@@ -20,13 +20,7 @@ from shardtensor.backend.registry import backend_of, processes_of
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import described, note
 from shardtensor.communication.schedules import Move, Schedule
-from shardtensor.communication.transfer import (
-    OperandTransfer,
-    announce_reading,
-    buffers_of,
-    gather,
-    operand_transfer,
-)
+from shardtensor.communication.transfer import OperandTransfer, announce_reading, buffers_of, gather, operand_transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError

@@ -19,9 +19,10 @@ from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
 from shardtensor.communication.array_communicator import each_array, reduce_ops
+from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
-from shardtensor.communication.transfer import OperandTransfer, bring, whole_array
+from shardtensor.communication.transfer import OperandTransfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state

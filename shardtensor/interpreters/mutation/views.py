@@ -21,16 +21,10 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.transfer import (
-    TransferPlan,
-    announce_reading,
-    buffers_of,
-    gather,
-    not_addressable,
-    send,
-    whole_array,
-)
+from shardtensor.communication.messages import send
+from shardtensor.communication.transfer import announce_reading, buffers_of, gather, not_addressable, whole_array
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, Params, call, implements
 from shardtensor.functions.indexing import view
 from shardtensor.host.blockwise import copied

@@ -16,9 +16,10 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
+from shardtensor.communication.messages import as_dtype, copied
 from shardtensor.communication.processes import described
-from shardtensor.communication.transfer import TransferPlan, as_dtype, copied
 from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, indexing_errors
 from shardtensor.interpreters.mutation.views import (

@@ -1,0 +1,176 @@
+"""Plans of copies, executed by messages between devices and recorded in the log."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.registry import backend_of, is_remote, is_spanning
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.messages import Message, as_dtype, exchange
+from shardtensor.communication.processes import cross, described, note
+from shardtensor.communication.schedules import Block, flat, one_for_each_pair
+from shardtensor.communication.transfer_log import Transfer, TransferBatch, record_transfer
+from shardtensor.host import memory_pool
+from shardtensor.host.blockwise import BYTE, LONG
+from shardtensor.host.threads import each
+from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies
+from shardtensor.sharding.layout import Grid
+
+
+class RecordedPlan(abc.ABC):
+    """A plan whose transfers are recorded in the log.
+
+    Attributes:
+        size: the number of elements that change devices.
+    """
+
+    size: int
+
+    @abc.abstractmethod
+    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterable[Transfer]:
+        """Returns the transfers for the log."""
+
+    def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
+        """Checks the transfers against the guard and records them; see `record_transfer`."""
+        made = functools.partial(self.records, itemsize, copied, operator, explicit)
+        record_transfer(operator, self.size * itemsize, explicit, made)
+
+
+class TransferPlan(RecordedPlan):
+    """A result, and the regions of the operands from which its elements are copied.
+
+    Attributes:
+        regions: the regions, which do not overlap and together cover the result.
+        sources: the grid of each operand, in the shapes to which the regions refer.
+        result: the grid of the result, likewise.
+        copies: the copies of each region; computed if not given.
+    """
+
+    def __init__(
+        self,
+        regions: Sequence[Region],
+        sources: Sequence[Grid],
+        result: Grid,
+        copies: tuple[RegionCopies, ...] | None = None,
+    ) -> None:
+        self.regions = tuple(regions)
+        self.sources = tuple(sources)
+        self.result = result
+        self.copies = copies or tuple(RegionCopies(r, i, sources[r.operand], result) for i, r in enumerate(regions))
+        self.size = sum(c.size for c in self.copies)
+
+    def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> TransferBatch:
+        """See `RecordedPlan`."""
+        grids = (self.result, *self.sources)
+        devices = [device for grid in grids for device in grid.devices]
+        first = np.cumsum([len(grid.devices) for grid in grids])
+        blocks = []
+        for region, copies in zip(self.regions, self.copies, strict=True):
+            sources, destinations, sizes = copies.messages()
+            blocks.append(Block(sources + first[region.operand], destinations, sizes * itemsize))
+        messages = blocks[0] if len(blocks) == 1 else one_for_each_pair(flat(blocks))
+        return TransferBatch(*messages, devices.__getitem__, operator=operator, explicit=explicit, copied=copied)
+
+    def run(
+        self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool = False, fill: Any = None
+    ) -> tuple[Any, ...]:
+        """Executes the plan: returns the result's arrays, one per device in mesh order, from the operands' arrays.
+
+        The operands have the shapes to which the regions refer. The result is in row-major order, unless
+        ``as_they_lie`` is true: then an array that stays on its device keeps its memory order, and need not be copied.
+        ``fill`` is the value of the elements that no region covers, if there are any.
+        """
+        rows = [
+            [self._message(p, operands, device) for p in self.incoming[k]]
+            for k, device in enumerate(self.result.devices)
+        ]
+        if self._spans:
+            rows = self._crossed(rows, operands)
+
+        def receive(k: int) -> Any:
+            return self._receive(k, self.incoming[k], rows[k], dtype, as_they_lie, fill)
+
+        positions = range(len(rows))
+        if self._spans or BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
+            return tuple([receive(k) for k in positions])
+        results: dict[int, Any] = {}
+        each(lambda k: results.update({k: receive(k)}), len(positions))
+        return tuple([results[k] for k in positions])
+
+    @functools.cached_property
+    def _spans(self) -> bool:
+        """Whether some of the devices belong to other processes."""
+        return any(is_spanning(grid.devices) for grid in (self.result, *self.sources))
+
+    def _crossed(self, rows: list[list[Message]], operands: Sequence[Sequence[Any]]) -> list[list[Message]]:
+        """Sends the messages to the processes of their destinations, as one for each process, and returns the rest of
+        their ways.
+        """
+        for grid, arrays in zip(self.sources, operands, strict=True):
+            if grid.devices == (HOST,):  # Each process has the whole array, and takes its own elements of it.
+                note(described(arrays[0]))
+        arrived = iter(cross([message for row in rows for message in row], "transfer"))
+        return [[message.arrived(next(arrived)) for message in row] for row in rows]
+
+    @functools.cached_property
+    def _elements_on_host(self) -> int:
+        """The number of elements that are copied, if that happens within one memory of the host, whose threads can
+        share the work; otherwise 0.
+        """
+        grids = (self.result, *self.sources)
+        on_host = all(backend_of(device).on_host for grid in grids for device in grid.devices)
+        return sum(int(c.sizes.sum()) for c in self.copies) if on_host else 0
+
+    @functools.cached_property
+    def incoming(self) -> list[list[Piece]]:
+        """The pieces that each device of the result receives."""
+        incoming: list[list[Piece]] = [[] for _ in self.result.devices]
+        for copies in self.copies:
+            for piece in copies:
+                incoming[piece.k].append(piece)
+        return incoming
+
+    def _receive(
+        self,
+        k: int,
+        pieces: Sequence[Piece],
+        messages: Sequence[Message],
+        dtype: Any,
+        as_they_lie: bool,
+        fill: Any,
+    ) -> Any:
+        device, shape = self.result.devices[k], self.result.shape(k)
+        backend = backend_of(device)
+        if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
+            (part,) = exchange(messages)
+            with backend.on(device):
+                # Arrays that are sent are contiguous, and replicas must be reduced in the same order on every device.
+                part = part if as_they_lie else backend.contiguous(part)
+                return as_dtype(backend, part, dtype)
+        with backend.on(device):
+            empty = memory_pool.empty if backend.on_host else backend.xp.empty
+            out = empty(shape, dtype=dtype)
+            if fill is not None:
+                out[...] = fill
+        parts = exchange(messages)
+        for piece, part in zip(pieces, parts, strict=True):
+            with backend.on(device):
+                out[piece.to] = part
+        return out
+
+    def _message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
+        """Returns the message with the elements of one piece, a view of the operand's array."""
+        region = self.regions[piece.region]
+        source = self.sources[region.operand].devices[piece.j]
+        array = operands[region.operand][piece.j]
+        with backend_of(source).on(source):
+            part = backend_of(source).view(array, piece.index) if piece.index else array
+        if source == HOST and is_remote(destination):
+            part = RemoteArray(part.shape, part.dtype)
+        return Message(part, source, destination)
