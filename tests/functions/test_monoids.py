@@ -21,7 +21,7 @@ from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, c
 from shardtensor.communication.schedules import AllReduce, sent
 from shardtensor.core import OPS
 from shardtensor.functions.monoids import MONOIDS
-from shardtensor.interpreters.execution import combination, one_pass, plan_cache, planning
+from shardtensor.interpreters.execution import combination, one_pass, plan_cache
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.value import cells_of
@@ -620,12 +620,14 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above compares the general way with itself."""
     taken = []
 
+    in_one_pass = one_pass.in_one_pass
+
     def spy(strategies: Any, monoid: Any, partial_axes: Any, general: Any) -> Any:
-        plan = one_pass.in_one_pass(strategies, monoid, partial_axes, general)
+        plan = in_one_pass(strategies, monoid, partial_axes, general)
         taken.append((strategies.name, plan is not general))
         return plan
 
-    monkeypatch.setattr(planning, "in_one_pass", spy)
+    monkeypatch.setattr(one_pass, "in_one_pass", spy)
     monkeypatch.setattr(
         plan_cache, "_cached_plan", functools.lru_cache(plan_cache._cached_plan.__wrapped__)
     )  # of other tests

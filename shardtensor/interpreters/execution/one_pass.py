@@ -19,7 +19,6 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Operands
 from shardtensor.functions.linear_algebra import matmul, tensordot
 from shardtensor.functions.monoids import Monoid, var_partial
-from shardtensor.functions.products import contract, matrices
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs
@@ -217,8 +216,10 @@ def _as_matrices(strategies: Strategies, left: Shape, right: Shape) -> tuple[Cal
     if op.dispatch is matmul:
         # Leading dimensions of different numbers would have to be aligned.
         return (_vectors_as_matrices if len(left) == len(right) or len(left) + len(right) < 4 else None), len(left) - 1
-    if op.dispatch not in (contract, tensordot):
+    if not op.product:
         return None, 0
+    from shardtensor.functions.products import matrices  # Programs without such products do not need the chapter.
+
     params = strategies.params
     rule = tensordot_rule((left, right), **params) if op.dispatch is tensordot else params["rule"]
     if matrices(rule, np.empty(left, np.bool_), np.empty(right, np.bool_)) is None:

@@ -35,7 +35,6 @@ from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.movement import execute_movement
-from shardtensor.interpreters.execution.one_pass import in_one_pass
 from shardtensor.interpreters.execution.products import cheapest
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
@@ -318,6 +317,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         if shared and value.dtype.kind in monoid.exact:
             fast = strategies.whole() if on_host else strategies.per_cell()
         elif on_host:
+            from shardtensor.interpreters.execution.one_pass import in_one_pass  # Importing the package needs none.
+
             fast = in_one_pass(strategies, monoid, partial_axes, reduce)
         else:
             return "reduce", _in_parts(reduce, value, target)
