@@ -12,19 +12,14 @@ layouts are reached by a further transfer, which is explicit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, AxisError, ShapeError
+from shardtensor.core import operator
+from shardtensor.errors import ShapeError
 from shardtensor.sharding.layout import Shape, Where
-from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.sharding.rules import Axes, normalize_axis, tensordot_rule
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-
-_Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
-"""The dimensions that `tensordot` contracts."""
 
 _Where: TypeAlias = Where | None
 
@@ -65,37 +60,8 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> S
     """
 
 
-def _contracted(n: int, m: int, axes: _Axes) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the dimensions of x1 and of x2 that `tensordot` contracts, for operands with n and m dimensions.
-
-    Raises:
-        AxisError, ArgumentError: as `tensordot`.
-    """
-    if isinstance(axes, int):
-        if not 0 <= axes <= min(n, m):
-            raise AxisError(f"axes={axes} dimensions cannot be contracted of operands with {n} and {m}")
-        return range(n - axes, n), range(axes)
-    if not isinstance(axes, tuple) or len(axes) != 2:
-        raise ArgumentError(f"axes is {axes!r}; wanted an integer, or a pair of sequences of the same length")
-    left, right = [(a,) if isinstance(a, int) else tuple(a) for a in axes]
-    if len(left) != len(right):
-        raise ArgumentError(f"axes has {len(left)} axes of x1 and {len(right)} of x2; wanted as many of each")
-    return normalize_axes(left, n), normalize_axes(right, m)
-
-
-def _tensordot_rule(shapes: Sequence[Shape], *, axes: _Axes = 2) -> str:
-    n, m = map(len, shapes)
-    pairs = list(zip(*_contracted(n, m, axes), strict=True))
-    names1 = [f"a{i}" for i in range(n)]
-    names2 = [f"b{i}" for i in range(m)]
-    for number, (i, j) in enumerate(pairs):
-        names1[i] = names2[j] = f"k{number}"
-    result = [name for name in names1 + names2 if not name.startswith("k")]
-    return f"{' '.join(names1)}, {' '.join(names2)} -> {' '.join(result)}"
-
-
-@operator(_tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot")
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2, out_sharding: _Where = None) -> ShardedTensor:
+@operator(tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot")
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 
     The result has the remaining dimensions of x1, then those of x2. They keep their sharding. Partial sums over a
@@ -115,22 +81,6 @@ def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: _Axes = 2, out_sharding:
     >>> st.tensordot(st.ones((2, 3)), st.ones((3, 4)), axes=1).shape
     (2, 4)
     """
-
-
-@implements(tensordot, "kernel")
-def _tensordot(xp: Any, context: ShardContext, x1: Any, x2: Any, *, axes: _Axes) -> Any:
-    """Computes the product by ``matmul`` if an operand has one element. For such operands, of floats or complex
-    numbers, `numpy.dot`, `numpy.inner` and `numpy.tensordot` call BLAS's axpy, which skips a factor of zero: zero times
-    NaN or infinity would be zero on a shard that small and NaN on others. `numpy.matmul`, `numpy.vecdot` and
-    `numpy.einsum` skip nothing.
-    """
-    if context.dtype.kind in "fc" and 1 in (math.prod(x1.shape), math.prod(x2.shape)):
-        left, right = _contracted(x1.ndim, x2.ndim, axes)
-        if all(x1.shape[d] == 1 for d in left) and all(x2.shape[d] == 1 for d in right):
-            shape = [n for d, n in enumerate(x1.shape) if d not in left]
-            shape += [n for d, n in enumerate(x2.shape) if d not in right]
-            return xp.reshape(xp.matmul(xp.reshape(x1, (-1, 1)), xp.reshape(x2, (1, -1))), tuple(shape))
-    return xp.tensordot(x1, x2, axes=axes)
 
 
 def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:

@@ -84,9 +84,10 @@ def _mean_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> A
     return xp.asarray(xp.divide(total, count), dtype=context.dtype)
 
 
-def _var_partial(
+def var_partial(
     xp: Any, context: ShardContext, x: Any, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
 ) -> Any:
+    """Returns the number of elements of a shard along ``axis``, their mean, and the sum of the squared deviations."""
     x, axes = _widened(xp, x), reduced_axes(axis, x.ndim)
     # A mean over all elements is kept as a scalar, which NumPy subtracts faster than an array of one element.
     mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
@@ -350,8 +351,8 @@ MONOIDS: dict[str, Monoid] = {
     "any": Monoid(_by("logical_or"), exact="b"),
     "all": Monoid(_by("logical_and"), exact="b"),
     "mean": Monoid(_mean_merge, _mean_partial, _mean_finish, reduces="add"),
-    "var": Monoid(_var_merge, _var_partial, _var_finish, several=True),
-    "std": Monoid(_var_merge, _var_partial, _std_finish, several=True),
+    "var": Monoid(_var_merge, var_partial, _var_finish, several=True),
+    "std": Monoid(_var_merge, var_partial, _std_finish, several=True),
     "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
     "nanmax": Monoid(_not_nan("maximum"), exact="biufc"),
     "nanmin": Monoid(_not_nan("minimum"), exact="biufc"),

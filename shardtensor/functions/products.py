@@ -22,7 +22,7 @@ from shardtensor.functions.monoids import diagonal_partial, trace_partial
 from shardtensor.functions.partial_sums import placed
 from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.layout import Shape, Where
-from shardtensor.sharding.rules import normalize_axis
+from shardtensor.sharding.rules import normalize_axis, tensordot_rule
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -93,6 +93,24 @@ def _contract(xp: Any, context: ShardContext, x1: Any, x2: Any, *, rule: str) ->
     left = _grouped(xp, x1, (batch, rows, inner))
     right = _grouped(xp, x2, (batch2, inner2, columns))
     return xp.reshape(xp.matmul(left, right), shape)
+
+
+@implements(tensordot, "kernel")
+def _tensordot(xp: Any, context: ShardContext, x1: Any, x2: Any, *, axes: Any) -> Any:
+    """Computes the product as `contract`. BLAS's axpy, which `numpy.tensordot` calls for some shapes, skips factors of
+    zero: zero times NaN or infinity would be zero on some shards and NaN on others. `numpy.matmul` skips nothing.
+    """
+    return _contract(xp, context, x1, x2, rule=tensordot_rule((x1.shape, x2.shape), axes=axes))
+
+
+def matrices(rule: str, x1: Any, x2: Any) -> tuple[Any, Any] | None:
+    """Returns views of the two operands of a `contract` of which it is the matrix product, apart from dimensions of
+    size 1; None if several dimensions are contracted, or have to be merged.
+    """
+    (batch, rows, inner), (batch2, columns, inner2) = _groups(rule)
+    if len(inner) != 1 or max(len(batch), len(rows), len(columns)) > 1:
+        return None
+    return _grouped(np, x1, (batch, rows, inner)), _grouped(np, x2, (batch2, inner2, columns))
 
 
 def _grouped(xp: Any, x: Any, groups: Sequence[Sequence[int]]) -> Any:

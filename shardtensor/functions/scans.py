@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,11 @@ from shardtensor.functions.elementwise import subtract as _subtract
 from shardtensor.functions.joining import concat as _concat
 from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.functions.manipulation import reshape as _reshape
+from shardtensor.sharding.equal_parts import Runs, equal_runs
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval, aval
 
 
 @operator(ufunc="accumulate")
@@ -96,18 +99,24 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
             before = initial(first, dtype=backend.dtype_of(sums) if backend else sums.dtype)
         return _concat([before, sums], axis=along)
 
-    @implements(function, "small")
-    def on_host(x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
-        exact = x.dtype.kind in "biu" and np.dtype(dtype or x.dtype).kind in "biu"
-        if include_initial or not exact:  # How other numbers are rounded depends on the shards.
-            return NotImplemented
-        return getattr(np, local)(x, axis=_axis(axis, x.ndim), dtype=dtype)
+    def small(
+        value: Aval, *, axis: int | None, dtype: Any, include_initial: bool
+    ) -> tuple[Aval, Callable[[Any], Any]] | None:
+        d = _axis(axis, value.ndim)
+        made = aval(value.shape, _dtype(name, value.dtype, dtype), value.sharding, value.committed)
+        if value.grid.counts[d] == 1 or made.dtype.kind in "iu":
+            return made, functools.partial(ufunc.accumulate, axis=d, dtype=made.dtype)
+        runs = equal_runs(value.grid, d)
+        parts = value.grid.counts[d] if value.size else 0
+        if not runs or sum(n for *_, n in runs) != min(parts, value.shape[d]):
+            return None
+        return made, functools.partial(_accumulate_parts, ufunc, runs, d, made.dtype)
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
         return getattr(xp, local)(x, axis=_axis(axis, x.ndim), dtype=dtype)
 
-    @distributed(function)
+    @distributed(function, small=small)
     def scan(
         x: _Shards, along: Callable[[int], _MeshCommunicator], *, axis: int | None, dtype: Any, include_initial: bool
     ) -> _Shards:
@@ -121,7 +130,7 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
             offset = None
             if index:
                 earlier = before[(slice(None),) * d + (slice(index),)]
-                offset = getattr(xp, name)(earlier, axis=d, dtype=result, keepdims=True)
+                offset = getattr(xp, local)(earlier, axis=d, dtype=result)[(slice(None),) * d + (slice(-1, None),)]
             if xp is np:
                 _accumulate(ufunc, array, d, out, offset)
                 return
@@ -192,6 +201,34 @@ def cumprod(a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None =
     [1, 2, 6, 24]
     """
     return cumulative_prod(a if axis is not None else _reshape(a, (-1,)), axis=axis or 0, dtype=dtype)
+
+
+def _accumulate_parts(ufunc: np.ufunc, runs: Runs, axis: int, dtype: np.dtype[Any], whole: Any) -> Any:
+    """Computes what the algorithm does, for all shards at once: the dimension is divided into parts and their elements.
+
+    Args:
+        ufunc: the ufunc that accumulates.
+        runs: the parts of the axis.
+        axis, dtype: see `cumulative_sum`.
+        whole: all elements.
+    """
+    before = (slice(None),) * axis
+    parts = []
+    for begin, end, count in runs:
+        x = whole[(*before, slice(begin, end))]
+        parts.append(x.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :]))
+    totals = np.concatenate([ufunc.reduce(x, axis=axis + 1, dtype=dtype) for x in parts], axis=axis)
+    offsets = ufunc.accumulate(totals, axis=axis)
+    out = []
+    first = 0
+    for x in parts:
+        sums = ufunc.accumulate(x, axis=axis + 1, dtype=dtype)
+        skipped, end = int(first == 0), first + x.shape[axis]  # Nothing precedes the first part.
+        later = sums[(*before, slice(skipped, None))]
+        ufunc(later, offsets[(*before, slice(first + skipped - 1, end - 1), np.newaxis)], out=later)
+        out.append(sums.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+        first = end
+    return np.concatenate(out, axis=axis)
 
 
 _ROW = 1 << 9

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition
+from shardtensor.communication.transfer import whole_array
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import call, composition, innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
@@ -244,6 +246,29 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
 # -- writes ----------------------------------------------------------------------------------------
 
 
+def _on_host_if_small(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, Any]] | None:
+    """Returns operands of a write to a small tensor as host arrays, by which NumPy selects elements faster than several
+    operators; None if reading the operands on the host would transfer them, or if transfers are recorded.
+    """
+    if innermost() is not None or is_recording() or not isinstance(x, ShardedTensor) or x.size > _SMALL:
+        return None
+    found = []
+    for operand in operands:
+        if isinstance(operand, ShardedTensor):
+            if not operand._aval.backend.on_host or operand.size > _SMALL or lacks_elements(operand):
+                return None
+            found.append(whole_array(operand))
+        elif type(operand) is np.ndarray or type(operand) in SCALARS:
+            found.append(np.asarray(operand))
+        else:
+            return None
+    return found
+
+
+_SMALL = 1 << 10
+"""The number of elements up to which the calls of several operators take longer than NumPy's loops."""
+
+
 def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     """Writes values to the elements of a tensor at which a mask is true, one after the other, and again from the first.
 
@@ -260,6 +285,11 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     >>> x.tolist()
     [0, 1, 7, 8, 7]
     """
+    if small := _on_host_if_small(arr, array_like(mask, "place"), array_like(vals, "place")):
+        selected, numbers = small[0].reshape(arr.shape).astype(bool, copy=False), small[1]
+        if numbers.size:
+            arr[selected] = np.resize(numbers, np.count_nonzero(selected)).astype(arr.dtype, copy=False)
+            return
     values = reshape(array_like(vals, "place"), (-1,))
     chosen = astype(reshape(array_like(mask, "place"), shape_of(arr)), bool, copy=False)
     count = int(call("count_nonzero", chosen))
@@ -293,7 +323,11 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     if shape_of(given) and shape_of(given) != a.shape:
         if not np.prod(shape_of(given)):
             return
-        given = resize(given, a.shape)
+        given = np.resize(given, a.shape) if type(given) is np.ndarray else resize(given, a.shape)
+    if small := _on_host_if_small(a, chosen, given):
+        selected, numbers = small[0].astype(bool, copy=False), np.broadcast_to(small[1], a.shape)
+        a[selected] = numbers[selected].astype(a.dtype, copy=False)
+        return
     a[...] = where(chosen, astype(given, a.dtype, copy=False), a)
 
 
@@ -324,7 +358,7 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
     if index.ndim != target.ndim:
         raise ShapeError(f"put_along_axis: indices have {index.ndim} dimensions and arr {target.ndim}; wanted as many")
     along = 0 if axis is None else normalize_axis(axis, target.ndim)
-    grid: list[Any] = list(np.ogrid[tuple([slice(n) for n in target.shape])])
+    grid = [np.arange(n).reshape(-1, *[1] * (target.ndim - 1 - d)) for d, n in enumerate(target.shape)]
     grid[along] = index
     target[tuple(grid)] = array_like(values, "put_along_axis")
 
@@ -351,8 +385,13 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
         raise ShapeError(f"fill_diagonal: a has shape {a.shape}; wanted dimensions of equal sizes")
     step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())
     end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
-    diagonal: Any = a.reshape(-1)[:end:step]
     values = array_like(val, "fill_diagonal")
+    if small := _on_host_if_small(a, values):
+        places = np.arange(0, min(end, a.size), step)
+        if small[0].size:
+            a[np.unravel_index(places, a.shape)] = np.resize(small[0], places.shape).astype(a.dtype, copy=False)
+            return
+    diagonal: Any = a.reshape(-1)[:end:step]
     diagonal[...] = resize(values, diagonal.shape) if shape_of(values) else values
 
 

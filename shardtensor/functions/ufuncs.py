@@ -42,7 +42,7 @@ from shardtensor.functions.elementwise import (
     subtract,
 )
 from shardtensor.functions.joining import reshape_operand
-from shardtensor.functions.linear_algebra import matmul, vecdot
+from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import squeeze
 from shardtensor.functions.searching import where
 from shardtensor.tensor.operands import shape_of
@@ -268,7 +268,8 @@ def _vdot(a: Any, b: Any) -> Any:
     sizes = [_math.prod(shape_of(x)) for x in (a, b)]
     if sizes[0] != sizes[1]:
         raise ShapeError(f"a has {sizes[0]} elements and b has {sizes[1]}; wanted as many")
-    return vecdot(*[reshape_operand(x, (-1,)) for x in (a, b)])
+    x, y = [x if len(shape_of(x)) == 1 else reshape_operand(x, (-1,)) for x in (a, b)]
+    return matmul(conj(x) if iscomplexobj(x) else x, y)
 
 
 @operator(operands=("x1", "x2"))
@@ -303,11 +304,15 @@ def _check_dims(**operands: tuple[Any, int]) -> None:
 @implements(matvec, "composite")
 def _matvec(x1: Any, x2: Any) -> Any:
     _check_dims(x1=(x1, 2), x2=(x2, 1))
+    if len(shape_of(x2)) == 1:
+        return matmul(x1, x2)
     return squeeze(matmul(x1, reshape_operand(x2, (*shape_of(x2), 1))), axis=-1)
 
 
 @implements(vecmat, "composite")
 def _vecmat(x1: Any, x2: Any) -> Any:
     _check_dims(x1=(x1, 1), x2=(x2, 2))
+    if len(shape_of(x1)) == 1:
+        return matmul(conj(x1) if iscomplexobj(x1) else x1, x2)
     row = reshape_operand(x1, (*shape_of(x1)[:-1], 1, shape_of(x1)[-1]))
     return squeeze(matmul(conj(row) if iscomplexobj(row) else row, x2), axis=-2)

@@ -22,9 +22,9 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from shardtensor.errors import ArgumentTypeError, AxisError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.spec import Chain
 
@@ -277,3 +277,37 @@ def extremum(
     if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
         raise ShapeError(f"x has shape {shape}, with no elements along axis {axis}, where the result is undefined")
     return reduction(shapes, axis=axis, keepdims=keepdims)
+
+
+Axes: TypeAlias = int | tuple[Sequence[int], Sequence[int]]
+"""The dimensions that `tensordot` contracts."""
+
+
+def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the dimensions of x1 and of x2 that `tensordot` contracts, for operands with n and m dimensions.
+
+    Raises:
+        AxisError, ArgumentError: as `tensordot`.
+    """
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(n, m):
+            raise AxisError(f"axes={axes} dimensions cannot be contracted of operands with {n} and {m}")
+        return range(n - axes, n), range(axes)
+    if not isinstance(axes, tuple) or len(axes) != 2:
+        raise ArgumentError(f"axes is {axes!r}; wanted an integer, or a pair of sequences of the same length")
+    left, right = [(a,) if isinstance(a, int) else tuple(a) for a in axes]
+    if len(left) != len(right):
+        raise ArgumentError(f"axes has {len(left)} axes of x1 and {len(right)} of x2; wanted as many of each")
+    return normalize_axes(left, n), normalize_axes(right, m)
+
+
+def tensordot_rule(shapes: Sequence[Shape], *, axes: Axes = 2) -> str:
+    """Returns the rule of `tensordot` of arrays with these shapes."""
+    n, m = map(len, shapes)
+    pairs = list(zip(*_contracted(n, m, axes), strict=True))
+    names1 = [f"a{i}" for i in range(n)]
+    names2 = [f"b{i}" for i in range(m)]
+    for number, (i, j) in enumerate(pairs):
+        names1[i] = names2[j] = f"k{number}"
+    result = [name for name in names1 + names2 if not name.startswith("k")]
+    return f"{' '.join(names1)}, {' '.join(names2)} -> {' '.join(result)}"

@@ -285,7 +285,10 @@ class Methods(Operators):
         linear = np.clip(linear, 0, size - 1) if mode == "clip" else linear % size
         places = np.unravel_index(linear, self.shape)
         given = np.asarray(values) if isinstance(values, (list, tuple, bool, int, float, complex)) else values
-        self[places] = call("resize", given, linear.shape)
+        if type(given) is np.ndarray and given.size and given.dtype.kind in "biufc":
+            self[places] = np.resize(given, linear.shape).astype(self.dtype, copy=False)
+        else:
+            self[places] = call("resize", given, linear.shape)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Any:
         """``st.repeat`` of this tensor."""

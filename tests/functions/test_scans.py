@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
@@ -39,6 +41,35 @@ def test_a_split_dimension_sends_one_slice_for_each_pair_of_devices() -> None:
     x = st.empty((1 << 20, 8), dtype="float32", device=st.NamedSharding(mesh, P("x")))
     assert st.simulate(lambda x: st.cumulative_sum(x, axis=0), x).bytes == 4096 * 4095 * 8 * 4
     assert st.simulate(lambda x: st.cumulative_sum(x, axis=1), x).bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int8", "bool"])
+@pytest.mark.parametrize("name", ["cumulative_sum", "cumulative_prod"])
+def test_small_operands_get_the_bits_of_the_algorithm(name: str, dtype: str) -> None:
+    """Where devices share the host's memory, all shards of a small operand are computed at once."""
+
+    @hypothesis.settings(max_examples=80)
+    @hypothesis.given(
+        shape=some.lists(some.sampled_from([0, 1, 2, 3, 5, 8, 13, 40]), min_size=1, max_size=3),
+        grid=some.sampled_from([(1,), (2,), (3,), (8,), (2, 3)]),
+        data=some.data(),
+    )
+    def run(shape: list[int], grid: tuple[int, ...], data: Any) -> None:
+        mesh = mesh_of(grid, "numpy")
+        split, axis = [data.draw(some.integers(0, len(shape) - 1)) for _ in range(2)]
+        names = data.draw(some.permutations(mesh.axis_names))
+        spec = P(*[None] * split, tuple(names[: data.draw(some.integers(1, len(names)))]))
+        rng = np.random.default_rng(len(shape))
+        x = (rng.normal(size=shape) * 10 ** rng.uniform(-2, 2, shape)).astype(dtype)
+        placed = st.device_put(x, st.NamedSharding(mesh, spec))
+        with np.errstate(all="ignore"):
+            small = getattr(st, name)(placed, axis=axis)
+            with st.transfers():
+                general = getattr(st, name)(placed, axis=axis)
+        assert (small.dtype, small.sharding) == (general.dtype, general.sharding)
+        assert np.asarray(small).tobytes() == np.asarray(general).tobytes()
+
+    run()
 
 
 @everywhere

@@ -16,7 +16,7 @@ from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed, described, everywhere, note
-from shardtensor.communication.transfer import announce_reading, operand_transfer
+from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.errors import NotAddressableError
@@ -33,6 +33,10 @@ from shardtensor.tensor.value import Aval, aval, memories_of, new_buffers, whole
 
 Kernel = Callable[..., Any]
 """``kernel(xp, *arrays)`` computes an array on one device; ``kernel(xp, out, *arrays)`` writes into ``out``."""
+
+
+_FEW_BYTES = 1 << 14
+"""The size of operands up to which the calls for single shards take longer than the elements."""
 
 
 class Shards:
@@ -328,6 +332,7 @@ def distributed(
     result: Callable[..., Any] | None = None,
     layout: Callable[..., Sequence[NamedSharding]] | None = None,
     known_messages: bool = False,
+    small: Callable[..., tuple[Aval, Callable[[Any], Any]] | None] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
 
@@ -344,6 +349,9 @@ def distributed(
         result: ``result(*avals, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
             several results have a tuple of avals, and of arrays or `Shards`.
         layout: ``layout(*avals, **params)`` returns the sharding that the algorithm needs of each operand.
+        small: ``small(aval, **params)`` returns the aval of the result and the function that computes it, with the
+            algorithm's bits, from the whole buffer of a small operand in the host's memory, as a new array; or None.
+            The function is used unless transfers are recorded.
         known_messages: whether the messages follow from the shapes. Then ``whole`` runs where transfers are recorded,
             too, so that a log does not change the result.
     """
@@ -362,6 +370,12 @@ def distributed(
         assert result is not None
         params = zip(op.params, avals_and_params[1 + further :], strict=True)
         return result(*avals_and_params[: 1 + further], **dict(params))
+
+    @functools.lru_cache(1024, typed=True)
+    def prepared(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any], Any]] | None:
+        if small is None or value.memory is None or value.offloaded or not value.backend.on_host:
+            return None
+        return small(value, **dict(zip(op.params, params, strict=True))) if value.nbytes <= _FEW_BYTES else None
 
     def at_once(operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
         assert whole is not None
@@ -392,6 +406,9 @@ def distributed(
             others, params = others_and_params[:further], others_and_params[further:]
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
+            if small is not None and not is_recording() and (ready := prepared(x._aval, *params)):
+                with FloatingPointErrors(op.ufunc):
+                    return tensor(ready[0], Storage((ready[1](whole_array(x, op.name)),)))
             if whole is not None and x._aval.backend.on_host and (known_messages or not is_recording()):
                 if is_recording():
                     run(without_elements(x._aval), others, params)

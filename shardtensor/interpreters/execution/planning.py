@@ -311,7 +311,9 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         if shared and value.dtype.kind in monoid.exact:
             fast = strategies.whole() if on_host else strategies.per_cell()
         elif on_host:
-            fast = strategies.reduce_in_one_pass(monoid, partial_axes, reduce)
+            from shardtensor.interpreters.execution.one_pass import in_one_pass  # Importing the package needs none.
+
+            fast = in_one_pass(strategies, monoid, partial_axes, reduce)
         else:
             return "reduce", _in_parts(reduce, value, target)
         return "reduce", _in_parts(lambda operands: (reduce if is_recording() else fast)(operands), value, target)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, combine, flat_tree
+from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce
 from shardtensor.communication.array_communicator import each_array, reduce_ops
 from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
@@ -30,8 +29,7 @@ from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, is_long
 from shardtensor.interpreters.execution.combination import reduction_groups
-from shardtensor.sharding.layout import Grid
-from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
+from shardtensor.sharding.rules import Rule, name_sizes
 from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
@@ -251,49 +249,6 @@ class Strategies:
 
         return combine_group
 
-    def reduce_in_one_pass(self, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
-        """Returns the plan that computes the partial results of all shards by one call of a ufunc, or the ``general``
-        plan where that is not possible: for products, other dtypes than float32 and float64, and other layouts.
-
-        A C-contiguous array that is split only along its first dimension is reshaped to (parts, rows of a part, other
-        dimensions). Reducing the second dimension gives the partial results of all shards in one or two calls of NumPy
-        (part sizes differ by at most one). NumPy reduces each part by the same inner loop as a separate array, and the
-        parts are combined along their tree, so the result has the same bits as that of the general plan.
-        """
-        move, value, params, name = self.moves[0], self.value, self.params, self.name
-        if (
-            len(self.moves) > 1
-            or not monoid.reduces
-            or move is None
-            or not move.stays
-            or move.source.dtype not in ("f4", "f8")
-        ):
-            return general  # Complex products are rounded differently in vectorized loops than one by one.
-        source = move.source
-        assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
-        grid, gone = source.grid, reduced_axes(params.get("axis"), source.ndim)
-        by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and _in_order(grid)
-        if not by_rows or params.get("dtype") not in (None, source.dtype):
-            return general
-        ufunc, keepdims, rest = getattr(np, monoid.reduces), params["keepdims"], source.shape[1:]
-        runs, axes = _runs(grid.offsets[0].tolist()), tuple([a + 1 for a in gone])
-        count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
-        tree = reduction_groups(value, self.moves, partial_axes)[0].tree
-        together = functools.partial(_by_pairs if tree == flat_tree(len(tree)) else _along, ufunc, tree)
-
-        def run_plan(operands: Operands) -> ShardedTensor:
-            buffers = operands[0]._storage.buffers
-            whole = buffers[0] if len(buffers) == 1 else whole_array(operands[0], name)
-            if not whole.flags.c_contiguous:
-                return general(operands)  # type: ignore[no-any-return]
-            sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
-            total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
-            if keepdims:
-                total = total.reshape(value.shape)
-            return tensor(value, Storage((whole_of(total / count if count else total, value),)))
-
-        return run_plan
-
     def announce(self) -> None:
         """Records the messages that combine partial results, if a log is active."""
         if is_recording():
@@ -361,35 +316,3 @@ class Strategies:
 def _around(boxes: Sequence[Box]) -> Box:
     """Returns the smallest box that contains boxes."""
     return tuple([(min(begin for begin, _ in ends), max(end for _, end in ends)) for ends in zip(*boxes, strict=True)])
-
-
-def _by_pairs(ufunc: np.ufunc, _: Tree, parts: np.ndarray[Any, Any]) -> Any:
-    """Combines ``parts`` along their first dimension, along the tree of one mesh axis: all pairs of neighbours at once,
-    then all pairs of the results.
-    """
-    while (count := len(parts)) > 1:
-        pairs = ufunc(parts[: count - 1 : 2], parts[1::2])
-        parts = np.concatenate([pairs, parts[-1:]]) if count % 2 else pairs
-    return parts[0]
-
-
-def _along(ufunc: np.ufunc, tree: Tree, parts: np.ndarray[Any, Any]) -> Any:
-    """Combines ``parts`` along their first dimension, along any tree."""
-    return combine(tree, parts.__getitem__, ufunc)
-
-
-def _in_order(grid: Grid) -> bool:
-    """Whether mesh order, in which partial results are numbered, is the order of the parts of the first dimension."""
-    return bool(np.all(np.diff(grid.parts[grid.owners(), 0]) > 0))
-
-
-def _runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Returns (begin, end, number of parts) for each run of consecutive non-empty parts of equal size."""
-    sizes = [b - a for a, b in itertools.pairwise(bounds)]
-    runs, begin = [], 0
-    for size, group in itertools.groupby(sizes):
-        number = len(list(group))
-        if size:
-            runs.append((begin, begin + size * number, number))
-        begin += size * number
-    return runs

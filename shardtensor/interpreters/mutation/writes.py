@@ -253,8 +253,8 @@ def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
 
 
 def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
-    """Writes a scalar, or a host array that needs no conversion, to the elements of a buffer of the host that integers
-    and slices select, if the buffer is written in place.
+    """Writes a scalar, or an array in host memory that needs no conversion, to the elements of a buffer of the host
+    that integers, slices and short host arrays select, if the buffer is written in place.
 
     This does what `_write` does, without a view spec and a write op: these take longer than the write of one element.
 
@@ -265,11 +265,14 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         ArgumentTypeError, ArgumentError, OverflowError: NumPy would not convert the value to the dtype.
     """
     storage, backend, dtype = x._storage, x._aval.backend, x._aval.dtype
-    at = index if type(index) is tuple else (index,)
+    at = index if type(index) is tuple else () if index is Ellipsis else (index,)
     if type(storage) is not Storage or len(storage.buffers) > 1 or not backend.on_host:
         return False
+    advanced = False
     for entry in at:
-        if type(entry) is not int and type(entry) is not slice:
+        if type(entry) is np.ndarray and entry.size <= _FEW and entry.dtype.kind in "iub" and not is_recording():
+            advanced = True
+        elif type(entry) is not int and type(entry) is not slice:
             return False
     try:
         shape = storage.buffers[0][at].shape
@@ -277,7 +280,7 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         return False
     if _is_scalar(value):
         value = converted(value, dtype)
-    elif type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype or is_recording():
+    elif is_recording() or (value := _buffer_of(value, shape, dtype)) is None:
         return False
     write_state = write_state_of(x)
     with write_state.lock:
@@ -292,11 +295,26 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
                 return False
             write_state.forget()
             write_state.version += 1
-            blockwise.copy_into(array[(*at, Ellipsis)], value)
+            if advanced:
+                array[at] = value
+            else:
+                blockwise.copy_into(array[(*at, Ellipsis)], value)
         finally:
             writing.storage = storage
             x._storage = storage
     return True
+
+
+_FEW = 1 << 10
+"""The greatest number of elements of an index array that selects elements twice: to check the index, and to write."""
+
+
+def _buffer_of(value: Any, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """Returns a host array, or the one buffer of a tensor in host memory, of this shape and dtype; None for others."""
+    if type(value) is ShardedTensor and value._aval.backend.on_host and type(value._storage) is Storage:
+        buffers = value._storage.buffers
+        value = buffers[0] if len(buffers) == 1 else None
+    return value if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype else None
 
 
 def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:

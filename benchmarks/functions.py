@@ -1,0 +1,163 @@
+"""What functions of NumPy that need more than one pass over their elements cost on large arrays.
+
+``python benchmarks/functions.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import harness
+from harness import DEVICES, JAX_2, NUMPY, PROJECT, Case, Row, Table, Target, Worker
+
+TITLE = f"Functions of NumPy: float64 arrays over {DEVICES} logical devices of one host; JAX is jitted"
+JAX = "JAX"
+
+PRODUCTS = (Row("einsum", "einsum of three matrices, 1024²", (Target(1.1, NUMPY),)),)
+PASSES = (
+    Row("median", "median, 16 M", (Target(1.05, NUMPY),)),
+    Row("percentile", "percentiles 5, 50 and 95, 16 M", (Target(1.05, NUMPY),)),
+    Row("histogram", "histogram of 100 bins, 16 M", (Target(1.05, NUMPY),)),
+    Row("bincount", "bincount of 1000 numbers, 16 M", (Target(1.05, NUMPY),)),
+    Row("unique", "unique of 1000 numbers, 16 M", (Target(1.05, NUMPY),)),
+    Row("mask", "x[mask], half of 16 M", (Target(1.3, NUMPY),)),
+    Row("nonzero", "nonzero, half of 16 M", (Target(1.3, NUMPY),)),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The side of the matrices, and the number of elements of other arrays."""
+
+    side: int = 1024
+    large: int = 1 << 24
+
+
+SIZES = Sizes()
+
+
+# -- the cases, each library in a process of its own -----------------------------------------------
+
+
+def _operands(sizes: Sizes) -> dict[str, Any]:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    side, n = sizes.side, sizes.large
+    return {
+        "a": rng.normal(size=(side, side)),
+        "b": rng.normal(size=(side, side // 8)),
+        "c": rng.normal(size=(side // 8, side)),
+        "x": rng.normal(size=n),
+        "k": rng.integers(0, 1000, n),
+        "m": rng.random(n) < 0.5,
+    }
+
+
+def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
+    """The library itself, eager, on the numpy backend. All operands are split by their first dimension."""
+    import shardtensor as st
+
+    split = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
+    return _cases(st, {name: st.device_put(x, split) for name, x in _operands(sizes).items()}, optimize=True)
+
+
+def numpy_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
+    """NumPy's functions on its arrays."""
+    import numpy as np
+
+    return _cases(np, _operands(sizes), optimize=True)
+
+
+def _cases(xp: Any, of: Mapping[str, Any], **options: Any) -> dict[str, Case]:
+    a, b, c, x, k, m = [of[name] for name in "abcxkm"]
+    return {
+        "einsum": lambda: xp.einsum("ij,jk,kl->il", a, b, c, **options),
+        "median": lambda: xp.median(x),
+        "percentile": lambda: xp.percentile(x, [5, 50, 95]),
+        "histogram": lambda: xp.histogram(x, 100, (-5.0, 5.0)),
+        "bincount": lambda: xp.bincount(k, minlength=1000),
+        "unique": lambda: xp.unique(k),
+        "mask": lambda: x[m],
+        "nonzero": lambda: xp.nonzero(m),
+    }
+
+
+def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
+    """JAX, jitted, over its CPU devices. Functions whose shapes depend on the elements cannot be jitted."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_enable_x64", True)
+    split = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+    a, b, c, x, k, _ = [jax.device_put(y, split) for y in _operands(sizes).values()]
+
+    def case(function: Any, *operands: Any) -> Case:
+        jitted = jax.jit(function)
+        return lambda: jax.block_until_ready(jitted(*operands))
+
+    return {
+        "einsum": case(lambda *y: jnp.einsum("ij,jk,kl->il", *y, optimize=True), a, b, c),
+        "median": case(jnp.median, x),
+        "percentile": case(lambda y: jnp.percentile(y, jnp.array([5.0, 50.0, 95.0])), x),
+        "histogram": case(lambda y: jnp.histogram(y, 100, (-5.0, 5.0)), x),
+        "bincount": case(lambda y: jnp.bincount(y, length=1000), k),
+    }
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def workers() -> Iterator[dict[str, Worker]]:
+    """A worker for each column."""
+    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
+    module = "functions"
+    with contextlib.ExitStack() as stack:
+        yield {
+            PROJECT: stack.enter_context(Worker("shardtensor", f"{module}:shardtensor_cases", ours)),
+            NUMPY: stack.enter_context(Worker("numpy", f"{module}:numpy_cases")),
+            JAX: stack.enter_context(Worker("jax", f"{module}:jax_cases", harness.virtual_devices(1))),
+            JAX_2: stack.enter_context(Worker("jax", f"{module}:jax_cases", harness.virtual_devices(2))),
+        }
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many rounds each kind of row gets."""
+
+    products: int = 30
+    passes: int = 7
+
+
+QUICK = Effort(products=3, passes=2)
+
+
+def measure(effort: Effort) -> Table:
+    """Measures everything once through."""
+    with workers() as found:
+        return measured(effort, found)
+
+
+def measured(effort: Effort, found: Mapping[str, Any]) -> Table:
+    """Measures everything once through, with these workers."""
+    environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+        "rounds": f"products {effort.products}, others {effort.passes}",
+    }
+    cells: harness.Cells = {}
+    for rows, rounds, what in (PRODUCTS, effort.products, "products"), (PASSES, effort.passes, "large arrays"):
+        pairs = itertools.product(rows, found)
+        samplers = {(row.name, c): functools.partial(found[c].sample, row.name) for row, c in pairs}
+        cells |= harness.interleave(samplers, rounds, what)
+    return Table(TITLE, environment, tuple(found), (*PRODUCTS, *PASSES), cells)
+
+
+if __name__ == "__main__":
+    harness.run("functions", "What functions of NumPy cost on large arrays.", measure, Effort(), QUICK)

@@ -1,0 +1,243 @@
+"""Reductions and products over a split dimension where devices share the host's memory: the partial results of all
+shards in one or two calls of NumPy.
+
+The dimension is divided into two, parts and elements of a part, which makes a view. NumPy computes each part by the
+same inner loop as a separate array, and the parts are combined along their tree, so the result has the same bits as
+that of the general plan, which runs the operator once per shard.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.communication.all_reduce import Tree, combine, flat_tree
+from shardtensor.communication.transfer import whole_array
+from shardtensor.core import Operands
+from shardtensor.functions.linear_algebra import matmul, tensordot
+from shardtensor.functions.monoids import Monoid, var_partial
+from shardtensor.interpreters.execution.combination import reduction_groups
+from shardtensor.interpreters.execution.strategies import Run, Strategies
+from shardtensor.sharding.equal_parts import Runs, equal_runs
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.rules import reduced_axes, tensordot_rule
+from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.value import Aval, whole_of
+
+_FEW_BYTES = 1 << 17
+"""The size of operands up to which the calls for single shards take longer than the elements, so that products and
+variances, of which intermediate results have several times as many elements, are computed at once.
+"""
+
+Array = np.ndarray[Any, Any]
+
+
+def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
+    """Returns the plan that computes the partial results of all shards at once, or the ``general`` plan where that is
+    not possible: for other operators, dtypes and layouts.
+    """
+    moves = strategies.moves
+    tree = reduction_groups(strategies.value, moves, partial_axes)[0].tree
+    if len(moves) == 2:
+        return _products(strategies, tree) or general
+    if len(moves) > 1 or moves[0] is None or not moves[0].stays:
+        return general
+    source, params = moves[0].source, strategies.params
+    assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
+    runs = equal_runs(source.grid, 0) if 0 in reduced_axes(params.get("axis"), source.ndim) else None
+    if runs is None:
+        return general
+    partials: Callable[[Array], Any] | None = None
+    if monoid.reduces:
+        partials = _sums(strategies, monoid, source, runs, tree)
+    elif monoid.several and monoid.partial is var_partial:
+        partials = _variances(strategies, monoid, source, runs, tree)
+    if partials is None:
+        return general
+    value, name = strategies.value, strategies.name
+    result: Callable[[Array], Any] = partials
+
+    def run_plan(operands: Operands) -> ShardedTensor:
+        buffers = operands[0]._storage.buffers
+        whole = buffers[0] if len(buffers) == 1 else whole_array(operands[0], name)
+        if not whole.flags.c_contiguous:
+            return general(operands)  # type: ignore[no-any-return]
+        return tensor(value, Storage((whole_of(result(whole), value),)))
+
+    return run_plan
+
+
+def _sums(
+    strategies: Strategies, monoid: Monoid, source: Aval, runs: Runs, tree: Tree
+) -> Callable[[Array], Any] | None:
+    """Returns the function that reduces a whole buffer by the ufunc of a monoid; None for other dtypes than float32 and
+    float64, since complex products are rounded differently in vectorized loops than one by one.
+    """
+    params, value = strategies.params, strategies.value
+    if source.dtype not in ("f4", "f8") or params.get("dtype") not in (None, source.dtype):
+        return None
+    ufunc, keepdims, rest = getattr(np, monoid.reduces), params["keepdims"], source.shape[1:]
+    axes = tuple([a + 1 for a in reduced_axes(params.get("axis"), source.ndim)])
+    count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
+    together = _merger(ufunc, tree)
+
+    def result(whole: Array) -> Any:
+        sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
+        total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
+        if keepdims:
+            total = total.reshape(value.shape)
+        return total / count if count else total
+
+    return result
+
+
+def _merger(ufunc: np.ufunc, tree: Tree) -> Callable[[Array], Any]:
+    """Returns the function that combines parts along their first dimension, along a tree."""
+    return functools.partial(_by_pairs if tree == flat_tree(len(tree)) else _along, ufunc, tree)
+
+
+def _by_pairs(ufunc: np.ufunc, _: Tree, parts: Array) -> Any:
+    """Combines ``parts`` along their first dimension, along the tree of one mesh axis: all pairs of neighbours at once,
+    then all pairs of the results.
+    """
+    while (count := len(parts)) > 1:
+        pairs = ufunc(parts[: count - 1 : 2], parts[1::2])
+        parts = np.concatenate([pairs, parts[-1:]]) if count % 2 else pairs
+    return parts[0]
+
+
+def _along(ufunc: np.ufunc, tree: Tree, parts: Array) -> Any:
+    """Combines ``parts`` along their first dimension, along any tree."""
+    return combine(tree, parts.__getitem__, ufunc)
+
+
+# -- variances -------------------------------------------------------------------------------------
+
+
+def _variances(
+    strategies: Strategies, monoid: Monoid, source: Aval, runs: Runs, tree: Tree
+) -> Callable[[Array], Any] | None:
+    """Returns the function that computes variances or standard deviations of a whole buffer; None for large or complex
+    operands, and for several mesh axes.
+
+    The numbers of elements are known, and so are the factors by which the differences of means are weighted.
+    """
+    if source.dtype.kind not in "fiub" or source.nbytes > _FEW_BYTES or tree != flat_tree(len(tree)) or not runs:
+        return None
+    params, value = strategies.params, strategies.value
+    axes, rest = tuple([a + 1 for a in reduced_axes(params["axis"], source.ndim)]), source.shape[1:]
+    shapes = [(n, (b - a) // n, *rest) for a, b, n in runs]
+    contexts = [ShardContext.everywhere(value.shape, (shape,), value.dtype) for shape in shapes]
+    counts = [int(np.prod([shape[a] for a in axes])) for shape in shapes for _ in range(shape[0])]
+    precision = np.dtype("f4" if source.dtype in ("f2", "f4") else "f8")
+    factors = _factors(counts, precision, source.ndim)
+    finish = functools.partial(monoid.finish, np, ShardContext.everywhere(value.shape, (), value.dtype), **params)
+
+    def result(whole: Array) -> Any:
+        states = [
+            var_partial(np, context, whole[a:b].reshape(shape), axis=axes, keepdims=True)
+            for (a, b, _), context, shape in zip(runs, contexts, shapes, strict=True)
+        ]
+        _, means, spreads = states[0]
+        if len(states) > 1:
+            means, spreads = [np.concatenate([state[k] for state in states]) for k in (1, 2)]
+        for by_later, by_both in factors:
+            pairs = len(by_later)
+            delta = means[1::2] - means[: 2 * pairs : 2]
+            merged = means[: 2 * pairs : 2] + delta * by_later
+            spread = (spreads[: 2 * pairs : 2] + spreads[1::2]) + np.multiply(delta, delta, out=delta) * by_both
+            odd = len(means) % 2
+            means = np.concatenate([merged, means[-1:]]) if odd else merged
+            spreads = np.concatenate([spread, spreads[-1:]]) if odd else spread
+        return finish((sum(counts), None, spreads.reshape(value.shape)))
+
+    return result
+
+
+def _factors(counts: Sequence[int], dtype: np.dtype[Any], ndim: int) -> list[tuple[Array, Array]]:
+    """Returns for each round of merges the factors of `shardtensor.functions.monoids`, one for each pair of states:
+    those of the difference of the means, and of its square.
+
+    Args:
+        counts: the number of elements of each state.
+        dtype: the dtype of the means, to which Python numbers are rounded.
+        ndim: the number of dimensions of the operand, which the states of all shards have after their first one.
+    """
+    rounds = []
+    while len(counts) > 1:
+        pairs = list(zip(counts[::2], counts[1::2], strict=False))
+        shape = (len(pairs), *[1] * ndim)
+        later, both = [b / (a + b) for a, b in pairs], [a * b / (a + b) for a, b in pairs]
+        rounds.append((np.array(later, dtype).reshape(shape), np.array(both, dtype).reshape(shape)))
+        counts = [a + b for a, b in pairs] + list(counts[2 * len(pairs) :])
+    return rounds
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def _products(strategies: Strategies, tree: Tree) -> Run | None:
+    """Returns the plan that multiplies the parts of small operands at once; None for other operators than matrix
+    products and contractions of one dimension, and for other dtypes, layouts and numbers of dimensions.
+    """
+    (first, second), value, name = strategies.moves, strategies.value, strategies.name
+    if first is None or second is None:
+        return None
+    x1, x2 = first.source, second.source
+    if {x1.dtype, x2.dtype} != {value.dtype} or value.dtype.kind not in "fc" or x1.nbytes + x2.nbytes > _FEW_BYTES:
+        return None
+    as_matrices, inner = _as_matrices(strategies, x1.shape, x2.shape)
+    if as_matrices is None:
+        return None
+    runs = equal_runs(first.target.grid(x1.shape), inner)
+    if not runs or max(value.grid.counts, default=1) > 1 or sum(n for *_, n in runs) != len(tree):
+        return None
+    together, shape = _merger(np.add, tree), value.shape
+
+    def run_plan(operands: Operands) -> ShardedTensor:
+        left, right = as_matrices(first.whole(operands[0], name), second.whole(operands[1], name))
+        parts = [np.matmul(_columns(left, a, b, n), _rows(right, a, b, n)) for a, b, n in runs]
+        total = together(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return tensor(value, Storage((whole_of(total.reshape(shape), value),)))
+
+    return run_plan
+
+
+def _as_matrices(strategies: Strategies, left: Shape, right: Shape) -> tuple[Callable[..., Any] | None, int]:
+    """Returns the function that returns views of the operands as matrices, and the dimension of the first operand that
+    is contracted; None instead of a function if there are no such views.
+    """
+    op = strategies.op
+    if op.dispatch is matmul:
+        # Leading dimensions of different numbers would have to be aligned.
+        return (_vectors_as_matrices if len(left) == len(right) or len(left) + len(right) < 4 else None), len(left) - 1
+    if not op.product:
+        return None, 0
+    from shardtensor.functions.products import matrices  # Programs without such products do not need the chapter.
+
+    params = strategies.params
+    rule = tensordot_rule((left, right), **params) if op.dispatch is tensordot else params["rule"]
+    if matrices(rule, np.empty(left, np.bool_), np.empty(right, np.bool_)) is None:
+        return None, 0
+    names, _, result = rule.partition("->")
+    inner = [name in result.split() for name in names.split(",")[0].split()].index(False)
+    return functools.partial(matrices, rule), inner
+
+
+def _vectors_as_matrices(left: Array, right: Array) -> tuple[Array, Array]:
+    return left if left.ndim > 1 else left[np.newaxis], right if right.ndim > 1 else right[:, np.newaxis]
+
+
+def _columns(x: Array, begin: int, end: int, count: int) -> Array:
+    """Returns parts of the columns of matrices, along a new first dimension."""
+    return np.moveaxis(x[..., begin:end].reshape(*x.shape[:-1], count, -1), -2, 0)
+
+
+def _rows(x: Array, begin: int, end: int, count: int) -> Array:
+    """Returns parts of the rows of matrices, along a new first dimension."""
+    return np.moveaxis(x[..., begin:end, :].reshape(*x.shape[:-2], count, -1, x.shape[-1]), -3, 0)

@@ -1,0 +1,31 @@
+"""Runs of parts of equal size, so that the partial results of all parts are computed by one call for each run."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from shardtensor.sharding.layout import Grid
+
+Runs = list[tuple[int, int, int]]
+"""(begin, end, number of parts) for each run of consecutive non-empty parts of equal size."""
+
+
+def equal_runs(grid: Grid, dimension: int) -> Runs | None:
+    """Returns the runs of parts of a dimension; None if other dimensions are split, too, or if mesh order, in which
+    partial results are numbered, is not the order of the parts.
+
+    Sizes of parts along one mesh axis differ by at most one, so that there are at most two runs.
+    """
+    parts = grid.parts[grid.owners(), dimension]
+    if any(count != 1 for d, count in enumerate(grid.counts) if d != dimension) or not np.all(np.diff(parts) > 0):
+        return None
+    sizes = [b - a for a, b in itertools.pairwise(grid.offsets[dimension].tolist())]
+    runs, begin = [], 0
+    for size, group in itertools.groupby(sizes):
+        number = len(list(group))
+        if size:
+            runs.append((begin, begin + size * number, number))
+        begin += size * number
+    return runs
