@@ -17,7 +17,7 @@ from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import add, divide, equal, multiply, pow, subtract
 from shardtensor.functions.joining import reshape_operand, stack
 from shardtensor.functions.manipulation import reshape
-from shardtensor.sharding.layout import Shape, Where, checked_shape
+from shardtensor.sharding.layout import Shape, Where, checked_shape, chosen
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
@@ -53,6 +53,7 @@ def linspace(
     dtype: npt.DTypeLike | None = None,
     endpoint: bool = True,
     device: Where | None = None,
+    out_sharding: Where | None = None,
 ) -> ShardedTensor:
     """Creates a 1-d array of ``num`` evenly spaced numbers from ``start`` to ``stop``.
 
@@ -65,7 +66,8 @@ def linspace(
         dtype: the dtype of the result; by default the floating-point dtype to which ``start`` and ``stop`` promote.
             For integers the numbers are rounded down.
         endpoint: whether ``stop`` is included.
-        device: a Device, Mesh or NamedSharding (see `shardtensor.functions.creation`); the default mesh by default.
+        device, out_sharding: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); the default
+            mesh by default.
 
     Raises:
         ArgumentTypeError: ``start`` or ``stop`` is not a number, ``num`` is not an integer, or they are complex and
@@ -112,18 +114,20 @@ def logspace(
     dtype: npt.DTypeLike | None = None,
     *,
     device: Where | None = None,
+    out_sharding: Where | None = None,
 ) -> ShardedTensor:
     """Creates a 1-d array of the powers ``base ** y`` for ``num`` evenly spaced y: see `linspace`.
 
     Args:
         start, stop: the first and the last exponent.
-        num, endpoint, device: see `linspace`.
+        num, endpoint, device, out_sharding: see `linspace`.
         base: the base of the powers.
         dtype: the dtype of the result; by default that of the powers.
 
     >>> st.logspace(0, 3, 4).tolist()
     [1.0, 10.0, 100.0, 1000.0]
     """
+    device = chosen(device, out_sharding, "logspace")
     powers: ShardedTensor = pow(base, linspace(start, stop, num, endpoint=endpoint, device=device))
     return powers if dtype is None else astype(powers, dtype)
 
@@ -136,12 +140,13 @@ def geomspace(
     dtype: npt.DTypeLike | None = None,
     *,
     device: Where | None = None,
+    out_sharding: Where | None = None,
 ) -> ShardedTensor:
     """Creates a 1-d array of ``num`` numbers from ``start`` to ``stop``, each a constant multiple of the one before.
 
     Args:
         start, stop: the first and the last number, neither of them 0; real or complex.
-        num, endpoint, device: see `linspace`.
+        num, endpoint, device, out_sharding: see `linspace`.
         dtype: the dtype of the result; by default the floating-point dtype to which ``start`` and ``stop`` promote.
 
     Raises:
@@ -150,7 +155,7 @@ def geomspace(
     >>> st.geomspace(1, 1000, 4).tolist()
     [1.0, 10.0, 100.0, 1000.0]
     """
-    computed = _computed(start, stop)
+    device, computed = chosen(device, out_sharding, "geomspace"), _computed(start, stop)
     if start == 0 or stop == 0:
         raise ArgumentError(f"geomspace: start={start} and stop={stop}; a geometric sequence does not contain 0")
     first, last = computed.type(start), computed.type(stop)

@@ -174,15 +174,30 @@ def counts_between(
 _PART = 1 << 18
 """Elements of a part of a host array that one thread counts."""
 
+_SORTED = 1 << 16
+"""Elements that are sorted to be counted, which stay in a core's cache."""
 
-def _counts_of_parts(x: Any, given: Any) -> Any:
-    """Returns NumPy's histogram of a long array, whose parts are counted in threads: sums of integers are exact."""
+
+def _counts_of_parts(x: Any, edges: Any, given: Any) -> Any:
+    """Returns NumPy's histogram of a long array, whose parts are counted in threads: sums of integers are exact.
+
+    Where the bins are fewer than the elements of a part, numbers of NumPy's fast sorting algorithms are sorted, and the
+    edges are searched among them: that takes less time than the number of the bin of each element.
+    """
     counts: dict[int, Any] = {}
+    sorts = x.dtype == edges.dtype and x.dtype.char in "fd" and 16 * len(edges) <= _SORTED
+    size = _SORTED if sorts else _PART
 
     def work(k: int) -> None:
-        counts[k] = np.histogram(x[k * _PART : (k + 1) * _PART], **given)[0]
+        part = x[k * size : (k + 1) * size]
+        if not sorts:
+            counts[k] = np.histogram(part, **given)[0]
+            return
+        ordered = np.sort(part)
+        before = np.searchsorted(ordered, edges[:-1])
+        counts[k] = np.diff(before, append=np.searchsorted(ordered, edges[-1], side="right"))
 
-    each(work, -(-x.size // _PART))
+    each(work, -(-x.size // size))
     return np.sum(list(counts.values()), axis=0)
 
 
@@ -194,7 +209,7 @@ def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights:
         is_range = uniform and edges[0] < edges[-1]
         given: Any = {"bins": len(edges) - 1, "range": (edges[0], edges[-1])} if is_range else {"bins": edges}
         if weights is None and x.size >= 2 * _PART:
-            return _counts_of_parts(x, given)
+            return _counts_of_parts(x, edges, given)
         return np.histogram(x, **given, weights=weights)[0]
     count = edges.shape[0] - 1
     if not count:

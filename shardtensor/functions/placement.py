@@ -394,7 +394,13 @@ def _to_host(x: Any, index: Any) -> HostArray:
 
 @operator(operands=("obj",), trees=("obj",), keeps_arrays=True)
 def asarray(
-    obj: Any, /, dtype: npt.DTypeLike | None = None, *, device: Where | None = None, copy: bool | None = None
+    obj: Any,
+    /,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    device: Where | None = None,
+    copy: bool | None = None,
+    out_sharding: Where | None = None,
 ) -> ShardedTensor:
     """Converts an array, a scalar or nested lists of scalars to a tensor.
 
@@ -402,9 +408,9 @@ def asarray(
         obj: a tensor, a host or backend array, a scalar, nested lists of scalars, or an object that NumPy's
             ``__array__`` converts to a host array: one of pandas, xarray, Pillow or another library.
         dtype: the dtype of the result; that of ``obj`` by default.
-        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`). By default a tensor keeps its
-            sharding; anything else is sharded over the default mesh and uncommitted, so that operators transfer it to
-            the devices of operands that were placed explicitly.
+        device, out_sharding: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`). By default a
+            tensor keeps its sharding; anything else is sharded over the default mesh and uncommitted, so that
+            operators transfer it to the devices of operands that were placed explicitly.
         copy: None and True copy a host array; False shares its memory, or raises where that is impossible. Do not write
             to the host array then: the writes would be visible in the tensor. Without ``device``, a tensor that has
             the dtype is returned itself, unless ``copy=True``, which returns an independent one.

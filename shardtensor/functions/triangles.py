@@ -15,7 +15,7 @@ from shardtensor.functions.creation import eye, ones, zeros
 from shardtensor.functions.data_types import result_type
 from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.repetition import devices_of, index_of
-from shardtensor.sharding.layout import Where
+from shardtensor.sharding.layout import Where, chosen
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -102,13 +102,15 @@ def tri(
     return tril(ones((n_rows, n_rows if n_cols is None else n_cols), dtype=dtype, device=device), k=k)
 
 
-def identity(n: int, dtype: npt.DTypeLike | None = None, *, device: Where | None = None) -> ShardedTensor:
+def identity(
+    n: int, dtype: npt.DTypeLike | None = None, *, device: Where | None = None, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Creates the identity matrix of n rows: see `st.eye`.
 
     >>> st.identity(2, int).tolist()
     [[1, 0], [0, 1]]
     """
-    return eye(n, dtype=dtype, device=device)
+    return eye(n, dtype=dtype, device=chosen(device, out_sharding, "identity"))
 
 
 # -- diagonals -------------------------------------------------------------------------------------

@@ -218,6 +218,33 @@ class Blocks:
         return tuple([slice(i * side, (i + 1) * side) for i, side in zip(index, self._sides, strict=True)])
 
 
+_ROWS = 1 << 16
+"""Elements of index arrays by which one thread selects rows at a time."""
+
+
+def select(x: HostArray, index: tuple[Any, ...]) -> HostArray:
+    """Returns ``x[index]``, of an index that contains arrays, as a new array. Long arrays of integers, which index the
+    first dimensions, select in threads.
+
+    Raises:
+        IndexError: an index is out of bounds.
+    """
+    shapes = {e.shape if isinstance(e, np.ndarray) and e.dtype.kind in "iu" else () for e in index}
+    block = shapes.pop()
+    if shapes or math.prod(block) < 2 * _ROWS or not block:
+        return np.asarray(x[index])
+    flat = [np.ascontiguousarray(e).reshape(-1) for e in index]
+    out = memory_pool.empty((*block, *x.shape[len(index) :]), x.dtype)
+    rows = out.reshape(math.prod(block), *x.shape[len(index) :])
+
+    def work(k: int) -> None:
+        part = slice(k * _ROWS, (k + 1) * _ROWS)
+        rows[part] = x[tuple([e[part] for e in flat])]
+
+    each(work, -(-len(rows) // _ROWS))
+    return out
+
+
 def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:
     """Returns the size of a block in each dimension.
 

@@ -44,7 +44,12 @@ def sort(x: Any, axis: int, *, descending: bool = False, stable: bool = True) ->
         if stable and x.dtype.kind == "f":
             _order_zeros(x, result, axis)
         return result
-    return _by_lines(x, axis, x.dtype, lambda block, at: _sorted(block, at, stable))
+
+    def in_place(block: Any, at: int, out: Any) -> None:
+        np.copyto(out, block)
+        _sort(out, block, at, stable)
+
+    return _by_lines(x, axis, x.dtype, in_place)
 
 
 def argsort(x: Any, axis: int, *, descending: bool = False, stable: bool = True) -> Any:
@@ -68,27 +73,27 @@ def argsort(x: Any, axis: int, *, descending: bool = False, stable: bool = True)
             words.sort(axis=at)
             return _indices_of(words)
 
-        return _by_lines(x, axis, np.dtype(np.int64), in_words)
+        return _by_lines(x, axis, np.dtype(np.int64), _into(in_words))
     if descending:
         return n - 1 - np.flip(argsort(np.flip(x, axis), axis, stable=stable), axis)
     if stable and x.dtype.kind in "iuf" and 0 < n <= 1 << 32:
-        return _by_lines(x, axis, np.dtype(np.int64), _stable_argsort)
-    return _by_lines(x, axis, np.dtype(np.int64), lambda block, at: np.argsort(block, axis=at, stable=stable))
+        return _by_lines(x, axis, np.dtype(np.int64), _into(_stable_argsort))
+    return _by_lines(x, axis, np.dtype(np.int64), _into(lambda block, at: np.argsort(block, axis=at, stable=stable)))
 
 
 # -- values ----------------------------------------------------------------------------------------
 
 
-def _sorted(x: Any, axis: int, stable: bool) -> Any:
-    if x.dtype.kind == "c":
-        return np.sort(x, axis=axis, stable=stable)
-    if x.dtype == np.float16:  # NumPy's other algorithm leaves long arrays unsorted on some processors (2.4.6).
-        return np.sort(x, axis=axis, stable=True)
+def _sort(out: Any, x: Any, axis: int, stable: bool) -> None:
+    """Sorts ``out``, which is a copy of x, along an axis."""
+    # NumPy's other algorithm leaves long arrays of float16 unsorted on some processors (2.4.6).
+    if x.dtype.kind == "c" or x.dtype == np.float16:
+        out.sort(axis=axis, stable=stable or x.dtype == np.float16)
+        return
     # NumPy's other algorithms are up to ten times as fast. The only real numbers that are equal and differ are zeros.
-    result = np.sort(x, axis=axis)
+    out.sort(axis=axis)
     if stable and x.dtype.kind == "f":
-        _order_zeros(x, result, axis)
-    return result
+        _order_zeros(x, out, axis)
 
 
 def _order_zeros(x: Any, result: Any, axis: int) -> None:
@@ -112,8 +117,8 @@ def _is_long_line(x: Any, axis: int) -> bool:
 def _sorted_line(x: Any) -> Any:
     """Returns an array of one dimension in order: quicksort, whose parts are partitioned, then sorted, in threads."""
     size, parts = x.size, 1 << (num_threads() - 1).bit_length()
-    line = np.partition(x, size // 2)
-    bounds = [0, size // 2, size]
+    line, bounds = memory_pool.empty(x.shape, x.dtype), [0, size]
+    np.copyto(line, x)
     while len(bounds) - 1 < parts:
         middles = [(a + b) // 2 for a, b in itertools.pairwise(bounds)]
 
@@ -184,10 +189,25 @@ def _stable_argsort(x: Any, axis: int) -> Any:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def _by_lines(x: Any, axis: int, dtype: np.dtype[Any], function: Callable[[Any, int], Any]) -> Any:
-    """Returns ``function(x, axis)``, which computes each line along an axis by itself, block by block in threads."""
+_ByLines = Callable[[Any, int, Any], None]
+"""``function(x, axis, out)`` computes a block of lines along an axis into ``out``."""
+
+
+def _into(function: Callable[[Any, int], Any]) -> _ByLines:
+    """Returns the function that writes the array that a function returns."""
+
+    def write(block: Any, axis: int, out: Any) -> None:
+        out[...] = function(block, axis)
+
+    return write
+
+
+def _by_lines(x: Any, axis: int, dtype: np.dtype[Any], function: _ByLines) -> Any:
+    """Returns what a function computes of each line along an axis by itself, block by block in threads."""
     if x.size < _DIVIDED_FROM:
-        return np.asarray(function(x, axis), dtype=dtype)
+        small = np.empty(x.shape, dtype)
+        function(x, axis, small)
+        return small
     x, n = np.ascontiguousarray(x), x.shape[axis]
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     cube, out = x.reshape(before, n, after), memory_pool.empty(x.shape, dtype)
@@ -201,12 +221,13 @@ def _by_lines(x: Any, axis: int, dtype: np.dtype[Any], function: Callable[[Any, 
         a, b = blocks[k]
         index = (slice(a, a + rows), slice(None), slice(b, b + columns))
         if after == 1:
-            into[index] = function(cube[index], 1)
+            function(cube[index], 1, into[index])
         else:  # NumPy walks along lines whose elements are not adjacent far more slowly than it copies them.
             part = cube[index]
-            block = np.empty((part.shape[0], part.shape[2], n), x.dtype)
+            block, made = [np.empty((part.shape[0], part.shape[2], n), kind) for kind in (x.dtype, dtype)]
             _transpose(part, block.transpose(0, 2, 1))
-            _transpose(function(block, 2).transpose(0, 2, 1), into[index])
+            function(block, 2, made)
+            _transpose(made.transpose(0, 2, 1), into[index])
 
     each(work, len(blocks))
     return out

@@ -815,3 +815,33 @@ def test_written_values_are_converted() -> None:
             wanted[...] = value
             blockwise.copy_into(found, value)
             np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("rest", [(), (3,)], ids=str)
+def test_index_arrays_select_in_threads(monkeypatch: pytest.MonkeyPatch, rest: tuple[int, ...]) -> None:
+    """Index arrays of several parts, negative indices and another memory order included, as NumPy selects."""
+    monkeypatch.setattr(blockwise, "_ROWS", 16)
+    generator = np.random.default_rng(0)
+    x = generator.random((50, 7, *rest))
+    rows = np.asfortranarray(generator.integers(-50, 50, (9, 11)))
+    columns = generator.integers(0, 7, (9, 11)).astype(np.uint8)
+    for index in [(rows,), (rows, columns)]:
+        np.testing.assert_array_equal(blockwise.select(x, index), x[index], strict=True)
+    rows[3, 4] = 50
+    with pytest.raises(IndexError, match="index 50 is out of bounds"):
+        blockwise.select(x, (rows,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_histograms_of_sorted_parts(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Elements on edges, outside of the range and NaN are counted as NumPy counts them."""
+    from shardtensor.functions import histograms
+
+    monkeypatch.setattr(histograms, "_PART", 64)
+    monkeypatch.setattr(histograms, "_SORTED", 256)
+    generator = np.random.default_rng(0)
+    x = np.concatenate([generator.normal(size=500), np.linspace(-1, 1, 11).repeat(9), [np.nan, np.inf]]).astype(dtype)
+    for bins in (10, 3):
+        found = st.histogram(st.asarray(x), bins, (-1, 1))
+        for mine, numpys in zip(found, np.histogram(x, bins, (-1, 1)), strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), numpys, strict=True)

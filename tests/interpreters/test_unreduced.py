@@ -322,6 +322,11 @@ def test_creation_random_and_reshape_take_the_layout() -> None:
             (st.random.choice(key, 9, (5,), out_sharding=P("x")), st.random.choice(key, 9, (5,))),
             (st.reshape(st.arange(24), (6, 4), out_sharding=P("x", "y")), st.arange(24).reshape(6, 4)),
             (st.eye(4, out_sharding=st.NamedSharding(on, P("x"))), st.eye(4)),
+            (st.identity(4, out_sharding=P("y")), st.eye(4)),
+            (st.linspace(0, 1, 9, out_sharding=P("y")), st.linspace(0, 1, 9)),
+            (st.logspace(0, 1, 9, out_sharding=P("y")), st.logspace(0, 1, 9)),
+            (st.geomspace(1, 8, 9, out_sharding=P("y")), st.geomspace(1, 8, 9)),
+            (st.asarray([1, 2, 3], out_sharding=P("x")), st.asarray([1, 2, 3])),
         ]:
             np.testing.assert_array_equal(np.asarray(made), np.asarray(same))
             assert made.committed
@@ -332,6 +337,8 @@ def test_creation_random_and_reshape_take_the_layout() -> None:
             st.zeros(3, device=on, out_sharding=P("x"))
         with pytest.raises(st.ArgumentError, match="uniform: both device and out_sharding"):
             st.random.uniform(key, (3,), device=on, out_sharding=P("x"))
+        with pytest.raises(st.ArgumentError, match="geomspace: both device and out_sharding"):
+            st.geomspace(1, 8, 9, device=on, out_sharding=P("x"))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.indexing import gather
+from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.views import gather_unrecorded, local_views, operand_shards
 from shardtensor.sharding.index import Index, canonical, is_array
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
@@ -268,7 +269,7 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
             plan.announce(x.dtype.itemsize, not shared, "getitem")
     if shared:
         with indexing_errors():
-            return tensor(value, Storage((np.asarray(gather_unrecorded(x, "getitem")[chosen.numpy]),)))
+            return tensor(value, Storage((blockwise.select(gather_unrecorded(x, "getitem"), chosen.numpy),)))
     if value.spans:
         note(f"getitem({described(x)}, {described(chosen.numpy)})")
     rows = plan.run(local_views(here, arrays()), x.dtype)

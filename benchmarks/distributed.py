@@ -1,0 +1,172 @@
+"""What functions cost that need whole dimensions: sorting, scans, transforms, linear algebra, stencils, index arrays.
+
+``python benchmarks/distributed.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import harness
+from distributed_cases import FULL, GROUP, Sizes
+from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, NoFigure, Row, Table, Target
+
+TITLE = f"Whole dimensions: rows over {DEVICES} logical devices of one host, eager; JAX (n): jit on n CPU devices"
+SCIPY, TORCH = "SciPy", "PyTorch"
+JAX = Best("best JAX", (JAX_2, JAX_8))
+WIDTH = 170
+LIMIT = 8.0
+"""Seconds of a call, from which on it has no figure."""
+
+PARTS: dict[str, tuple[Row, ...]] = {
+    "squares": (
+        Row("sort split", "sort along the split axis, 4096²", (Target(0.35, NUMPY), Target(0.15, JAX))),
+        Row("sort other", "sort along the other axis, 4096²", (Target(0.6, NUMPY),)),
+    ),
+    "scans": (
+        Row("scan split", "cumulative sum, split axis", (Target(0.5, NUMPY),)),
+        Row("scan other", "cumulative sum, other axis", (Target(0.6, NUMPY),)),
+    ),
+    "transforms": (
+        Row("rfft rows", "rfft along rows, 4096²", (Target(1.1, SCIPY),)),
+        Row("rfft split", "rfft along the split axis", (Target(1.5, SCIPY),)),
+        Row("fft line", "fft of one line, 16 Mi", (Target(1.3, SCIPY),)),
+    ),
+    "lines": (
+        Row("sort line", "sort, 16 Mi", (Target(0.8, NUMPY),)),
+        Row("argsort line", "argsort, stable, 16 Mi", (Target(0.7, NUMPY),)),
+        Row("median", "median, 16 Mi", (Target(0.5, NUMPY),)),
+        Row("percentile", "three percentiles, 16 Mi", (Target(0.5, NUMPY),)),
+        Row("histogram", "histogram of 256 bins, 16 Mi", (Target(0.5, NUMPY),)),
+    ),
+    "sets": (
+        Row("searchsorted", "searchsorted, 16 Mi in 1 Mi", (Target(0.7, NUMPY),)),
+        Row("unique", "unique, 16 Mi int32", (Target(0.9, NUMPY),)),
+        Row("take", "x[idx], 16 Mi from 16 Mi", (Target(0.7, NUMPY),)),
+    ),
+    "tall": (
+        Row("qr", "qr, (4 Mi, 32)", (Target(0.6, NUMPY),)),
+        Row("svd", "svd, (4 Mi, 32)", (Target(0.6, NUMPY),)),
+    ),
+    "matrices": (
+        Row("matmul", "x @ y on a 2 × 4 mesh, 4096³", (Target(1.1, NUMPY),)),
+        Row("cholesky", "cholesky, 4096²", (Target(1.1, NUMPY),)),
+        Row("solve", "solve, 4096²", (Target(1.1, NUMPY),)),
+    ),
+    "stencils": (Row("overlap", "map_overlap, Jacobi × 50, 4096²", (Target(0.5, JAX), Target(0.6, NUMPY))),),
+    "tiny": tuple(
+        Row(f"tiny {name}", f"{name}, tiny", (Target(100e-6), Target(0.3, JAX_8)))
+        for name in (
+            "sort", "argsort", "searchsorted", "unique", "scan", "median", "histogram", "fft", "matmul", "qr", "solve",
+            "overlap", "take",
+        )
+    ),
+}  # fmt: skip
+"""The rows, by what they have in common; each part takes a minute or so."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many rounds each kind of row gets."""
+
+    large: int = 5
+    tall: int = 3
+    tiny: int = 40
+
+
+QUICK = Effort(large=1, tall=1, tiny=3)
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def workers(tiny: bool, sizes: Sizes = FULL) -> Iterator[dict[str, Any]]:
+    """A worker for each column, with the cases of large or of tiny arrays."""
+    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "checked" if tiny else "numpy"}
+    columns: dict[str, tuple[str, str, Mapping[str, str]]] = {
+        PROJECT: ("shardtensor", "shardtensor_cases", ours),
+        NUMPY: ("numpy", "numpy_cases", {}),
+        JAX_8: ("jax", "jax_cases", harness.virtual_devices(8)),
+    }
+    if not tiny:
+        columns |= {
+            SCIPY: ("scipy", "scipy_cases", {}),
+            JAX_2: ("jax", "jax_cases", harness.virtual_devices(2)),
+            TORCH: ("torch", "torch_cases", {}),
+        }
+    kind = "tiny_" if tiny else ""
+    with contextlib.ExitStack() as stack:
+        yield {
+            column: stack.enter_context(
+                harness.Worker(package, f"distributed_cases:{kind}{cases}", {**environment, **sizes.as_environment()})
+            )
+            for column, (package, cases, environment) in columns.items()
+        }
+
+
+def called(worker: Any, name: str) -> harness.Sampler:
+    """Samples a case that times itself, from its second call on."""
+    calls = iter((2,))
+
+    def sample() -> float:
+        try:
+            for _ in range(next(calls, 1)):
+                seconds = float(worker.call(name, LIMIT))
+        except NoFigure:
+            worker.again()
+            raise
+        return seconds
+
+    return sample
+
+
+def measure_part(part: str, effort: Effort, found: Mapping[str, Any]) -> Cells:
+    """Measures the rows of a part."""
+    if part == "tiny":
+        pairs = itertools.product(PARTS[part], found)
+        samplers = {(row.name, column): functools.partial(found[column].sample, row.name) for row, column in pairs}
+        return harness.interleave(samplers, effort.tiny, part)
+    cells: Cells = {}
+    rounds = effort.tall if part == "tall" else effort.large
+    for operands, group in itertools.groupby(PARTS[part], lambda row: GROUP[row.name]):
+        pairs = itertools.product(group, found)
+        timed = {(row.name, column): called(found[column], row.name) for row, column in pairs}
+        cells |= harness.interleave(timed, rounds, operands)
+    return cells
+
+
+def table(cells: Cells, effort: Effort) -> Table:
+    """The table of what was measured."""
+    environment = harness.describe_environment(("numpy", "scipy", "jax", "torch", "shardtensor")) | {
+        "rounds": f"large arrays {effort.large}, tall matrices {effort.tall}, tiny arrays {effort.tiny}",
+        "tiny": "8 devices with separate memories, whose accesses are checked; JAX is eager",
+    }
+    rows = tuple(itertools.chain.from_iterable(PARTS.values()))
+    columns = (PROJECT, NUMPY, SCIPY, JAX_8, JAX_2, TORCH)
+    return Table(TITLE, environment, columns, rows, cells)
+
+
+def measure(effort: Effort, sizes: Sizes = FULL) -> Table:
+    """Measures all parts."""
+    cells: Cells = {}
+    for part in PARTS:
+        with workers(part == "tiny", sizes) as found:
+            cells |= measure_part(part, effort, found)
+    return table(cells, effort)
+
+
+def main() -> None:
+    """The program: reads the command line, measures, prints and saves."""
+    options = harness.arguments("distributed", "What functions cost that need whole dimensions.")
+    measured = measure(QUICK if options.quick else Effort())
+    harness.report(measured, options.out, harness.labelled("distributed", options.label), WIDTH)
+
+
+if __name__ == "__main__":
+    main()

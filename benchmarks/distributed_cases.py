@@ -1,0 +1,351 @@
+"""The cases of `distributed.py`: functions that need whole dimensions, with this library and its peers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import harness
+from cpu_cases import Cases, jacobi_block
+from harness import DEVICES
+
+SIZES = "BENCHMARK_SIZES"
+SETTLING = 0.1
+"""Seconds before each call in which this process is busy: by their end, the threads of other libraries are idle."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is. Tests take less.
+
+    Attributes:
+        side: of squares.
+        line: elements of one line.
+        table: elements in order, among which those of a line are searched.
+        tall: rows and columns of a tall matrix.
+        steps: of Jacobi's method.
+    """
+
+    side: int = 4096
+    line: int = 2**24
+    table: int = 2**20
+    tall: tuple[int, int] = (2**22, 32)
+    steps: int = 50
+
+    @classmethod
+    def told(cls) -> Sizes:
+        """Those that this process was started with."""
+        told = json.loads(os.environ.get(SIZES, "{}"))
+        return cls(**{name: tuple(size) if isinstance(size, list) else size for name, size in told.items()})
+
+    def as_environment(self) -> dict[str, str]:
+        """The variable that tells a process."""
+        return {SIZES: json.dumps(dataclasses.asdict(self))}
+
+
+FULL = Sizes()
+TINY = Sizes(side=32, line=256, table=32, tall=(64, 4), steps=2)
+
+GROUP = {
+    **dict.fromkeys(("sort split", "sort other", "scan split", "scan other", "rfft rows", "rfft split"), "square"),
+    **dict.fromkeys(("sort line", "argsort line", "median", "percentile", "histogram"), "line"),
+    "searchsorted": "table",
+    "unique": "integers",
+    "fft line": "complex",
+    "matmul": "matrices",
+    **dict.fromkeys(("qr", "svd"), "tall"),
+    **dict.fromkeys(("cholesky", "solve"), "definite"),
+    "overlap": "square",
+    "take": "positions",
+}
+"""By case, the operands that it shares with others."""
+
+
+def operands(sizes: Sizes, group: str) -> list[Any]:
+    """The operands of a group, the same for all."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    n, line = sizes.side, sizes.line
+
+    def normal(*shape: int) -> Any:
+        return generator.standard_normal(shape, dtype=np.float32)
+
+    match group:
+        case "square":
+            return [normal(n, n)]
+        case "line":
+            return [generator.random(line, dtype=np.float32)]
+        case "table":
+            return [np.sort(normal(sizes.table)), normal(line)]
+        case "integers":
+            return [generator.integers(0, line // 16, line, dtype=np.int32)]
+        case "complex":
+            return [(normal(line) + 1j * normal(line)).astype(np.complex64)]
+        case "matrices":
+            return [normal(n, n), normal(n, n)]
+        case "tall":
+            return [normal(*sizes.tall)]
+        case "definite":
+            square = normal(n, n)
+            return [square @ square.T / n + np.eye(n, dtype=np.float32), normal(n)]
+        case "positions":
+            return [normal(line), generator.integers(0, line, line)]
+        case _:
+            raise ValueError(group)
+
+
+def timed(call: Callable[..., Any]) -> Callable[..., float]:
+    """Seconds of one call, whose result is waited for."""
+
+    @functools.wraps(call)
+    def case(*operands: Any) -> float:
+        until = time.perf_counter() + SETTLING
+        while time.perf_counter() < until:
+            pass
+        begin = time.perf_counter()
+        call(*operands)
+        return time.perf_counter() - begin
+
+    return case
+
+
+def library(functions: Mapping[str, Callable[..., Any]], place: Callable[[str, Any], Any]) -> Cases:
+    """The cases of a library.
+
+    Args:
+        functions: by name of the case.
+        place: an operand as the library has it, from its group and NumPy's array.
+    """
+    sizes = Sizes.told()
+
+    def made(group: str) -> Sequence[Any]:
+        return [place(group, array) for array in operands(sizes, group)]
+
+    return Cases({name: timed(f) for name, f in functions.items()}, GROUP.__getitem__, made, {})
+
+
+def expressions(xp: Any) -> dict[str, Callable[..., Any]]:
+    """What is written alike with NumPy, JAX and this library."""
+    return {
+        "sort split": lambda x: xp.sort(x, axis=0),
+        "sort other": lambda x: xp.sort(x, axis=1),
+        "sort line": xp.sort,
+        "argsort line": lambda x: xp.argsort(x, stable=True),
+        "searchsorted": xp.searchsorted,
+        "unique": xp.unique,
+        "scan split": lambda x: xp.cumsum(x, axis=0),
+        "scan other": lambda x: xp.cumsum(x, axis=1),
+        "median": xp.median,
+        "percentile": lambda x: xp.percentile(x, percentiles()),
+        "histogram": lambda x: xp.histogram(x, 256, (0, 1)),
+        "rfft rows": lambda x: xp.fft.rfft(x, axis=1),
+        "rfft split": lambda x: xp.fft.rfft(x, axis=0),
+        "fft line": xp.fft.fft,
+        "matmul": lambda x, y: x @ y,
+        "qr": xp.linalg.qr,
+        "svd": lambda x: xp.linalg.svd(x, full_matrices=False),
+        "cholesky": lambda x, b: xp.linalg.cholesky(x),
+        "solve": xp.linalg.solve,
+        "take": lambda x, i: x[i],
+    }
+
+
+@functools.cache
+def percentiles() -> Any:
+    """Which percentiles are wanted."""
+    import numpy as np
+
+    return np.asarray([1.0, 25.0, 99.0], np.float32)
+
+
+def stencil(tall: Any) -> Any:
+    """A step of Jacobi's method on a block and the elements around it."""
+    return 0.25 * (tall[:-2, 1:-1] + tall[2:, 1:-1] + tall[1:-1, :-2] + tall[1:-1, 2:])
+
+
+def shardtensor_cases() -> Cases:
+    """The library itself, eager."""
+    import shardtensor as st
+
+    rows = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
+    blocks = st.NamedSharding(st.make_mesh((2, DEVICES // 2), ("a", "b")), st.P("a", "b"))
+
+    def overlap(u: Any) -> Any:
+        for _ in range(Sizes.told().steps):
+            u = st.map_overlap(stencil, u, depth=1, boundary=0)
+        return u
+
+    def place(group: str, array: Any) -> Any:
+        return st.device_put(array, blocks if group == "matrices" else rows)
+
+    return library({**expressions(st), "overlap": overlap}, place)
+
+
+def numpy_cases() -> Cases:
+    """Plain NumPy."""
+    import numpy as np
+
+    def overlap(u: Any) -> Any:
+        for _ in range(Sizes.told().steps):
+            u = stencil(np.pad(u, 1))
+        return u
+
+    return library({**expressions(np), "overlap": overlap}, lambda group, array: array)
+
+
+def scipy_cases() -> Cases:
+    """SciPy's transforms, in as many threads as there are cores."""
+    import scipy.fft
+
+    workers = harness.usable_cores()
+    functions = {
+        "rfft rows": lambda x: scipy.fft.rfft(x, axis=1, workers=workers),
+        "rfft split": lambda x: scipy.fft.rfft(x, axis=0, workers=workers),
+        "fft line": lambda x: scipy.fft.fft(x, workers=workers),
+    }
+    return library(functions, lambda group, array: array)
+
+
+def torch_cases() -> Cases:
+    """PyTorch, eager."""
+    import torch
+
+    functions = {
+        "sort split": lambda x: torch.sort(x, dim=0),
+        "sort other": lambda x: torch.sort(x, dim=1),
+        "sort line": torch.sort,
+        "argsort line": lambda x: torch.argsort(x, stable=True),
+        "searchsorted": torch.searchsorted,
+        "unique": torch.unique,
+        "scan split": lambda x: torch.cumsum(x, 0),
+        "scan other": lambda x: torch.cumsum(x, 1),
+        "median": torch.median,
+        "histogram": lambda x: torch.histc(x, 256, 0, 1),
+        "rfft rows": lambda x: torch.fft.rfft(x, dim=1),
+        "rfft split": lambda x: torch.fft.rfft(x, dim=0),
+        "fft line": torch.fft.fft,
+        "matmul": torch.matmul,
+        "qr": torch.linalg.qr,
+        "svd": lambda x: torch.linalg.svd(x, full_matrices=False),
+        "cholesky": lambda x, b: torch.linalg.cholesky(x),
+        "solve": torch.linalg.solve,
+        "take": lambda x, i: x[i],
+    }
+
+    def overlap(u: Any) -> Any:
+        for _ in range(Sizes.told().steps):
+            u = stencil(torch.nn.functional.pad(u, (1, 1, 1, 1)))
+        return u
+
+    return library({**functions, "overlap": overlap}, lambda group, array: torch.from_numpy(array))
+
+
+def jax_cases() -> Cases:
+    """JAX, compiled, on as many CPU devices as its flags ask for; results are split as the operands are."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    devices = jax.device_count()
+    axis_types = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((devices,), ("d",), axis_types=axis_types[:1])
+    rows = jax.sharding.NamedSharding(mesh, PartitionSpec("d"))
+    grid = jax.make_mesh((2, devices // 2), ("a", "b"), axis_types=axis_types)
+    blocks = jax.sharding.NamedSharding(grid, PartitionSpec("a", "b"))
+
+    def place(group: str, array: Any) -> Any:
+        return jax.device_put(array, blocks if group == "matrices" else rows)
+
+    def overlap(u: Any) -> Any:
+        def steps(u: Any) -> Any:
+            return jax.lax.fori_loop(0, Sizes.told().steps, lambda _, u: jacobi_block(jax, u, devices), u)
+
+        return jax.shard_map(steps, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))(u)
+
+    laid_out = {"sort split", "sort other", "sort line", "argsort line", "scan split", "scan other", "take"}
+    eager = {"unique", "qr", "svd"}  # The size of the first depends on the elements.
+    compiled = {"overlap": jax.jit(overlap)}
+    for name, function in expressions(jax.numpy).items():
+        if name not in eager:
+            compiled[name] = jax.jit(function, out_shardings=rows) if name in laid_out else jax.jit(function)
+    compiled["unique"] = jax.numpy.unique
+    if devices == 2:  # Eight copies of a tall matrix do not fit into the memory of a small machine.
+        compiled |= {name: jax.jit(expressions(jax.numpy)[name]) for name in ("qr", "svd")}
+
+    def waited(call: Any) -> Callable[..., Any]:
+        return lambda *operands: jax.block_until_ready(call(*operands))
+
+    return library({name: waited(call) for name, call in compiled.items()}, place)
+
+
+# -- tiny arrays -----------------------------------------------------------------------------------
+
+
+def tiny_expressions(xp: Any, place: Callable[[Any], Any], overlap: Callable[[Any], Any]) -> dict[str, harness.Case]:
+    """Calls on arrays of a few elements, by name of the row."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    x, tall = place(generator.random(32, dtype=np.float32)), place(generator.random((32, 2), dtype=np.float32))
+    square, table = place(np.eye(8, dtype=np.float32) * 3 + 1), place(np.arange(16, dtype=np.float32))
+    at = place(generator.integers(0, 32, 32))
+    made = expressions(xp)
+    return {
+        "tiny sort": lambda: made["sort line"](x),
+        "tiny argsort": lambda: made["argsort line"](x),
+        "tiny searchsorted": lambda: made["searchsorted"](table, x),
+        "tiny unique": lambda: made["unique"](x),
+        "tiny scan": lambda: xp.cumsum(x, axis=0),
+        "tiny median": lambda: made["median"](x),
+        "tiny histogram": lambda: made["histogram"](x),
+        "tiny fft": lambda: made["fft line"](x),
+        "tiny matmul": lambda: made["matmul"](square, square),
+        "tiny qr": lambda: made["qr"](tall),
+        "tiny solve": lambda: made["solve"](square, square[0]),
+        "tiny overlap": lambda: overlap(x),
+        "tiny take": lambda: made["take"](x, at),
+    }
+
+
+def tiny_shardtensor_cases() -> dict[str, harness.Case]:
+    """The library itself on the default backend, which gives each of eight devices a memory of its own."""
+    import shardtensor as st
+
+    rows = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
+
+    def overlap(x: Any) -> Any:
+        return st.map_overlap(lambda block: block[:-2] + block[2:], x, depth=1, boundary=0)
+
+    return tiny_expressions(st, lambda array: st.device_put(array, rows), overlap)
+
+
+def tiny_numpy_cases() -> dict[str, harness.Case]:
+    """Plain NumPy."""
+    import numpy as np
+
+    def overlap(x: Any) -> Any:
+        tall = np.pad(x, 1)
+        return tall[:-2] + tall[2:]
+
+    return tiny_expressions(np, lambda array: array, overlap)
+
+
+def tiny_jax_cases() -> dict[str, harness.Case]:
+    """JAX, eager."""
+    import jax
+
+    mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+
+    def overlap(x: Any) -> Any:
+        tall = jax.numpy.pad(x, 1)
+        return tall[:-2] + tall[2:]
+
+    made = tiny_expressions(jax.numpy, lambda array: jax.device_put(array, rows), overlap)
+    return {name: lambda call=call: jax.block_until_ready(call()) for name, call in made.items()}

@@ -1,0 +1,49 @@
+"""The benchmark of functions that need whole dimensions, rehearsed: every case, tiny."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rehearsal import Here, modules_of
+
+
+def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with modules_of(monkeypatch, "distributed", "distributed_cases") as (benchmark, cases):
+        monkeypatch.setattr(cases, "SETTLING", 0.0)
+        monkeypatch.setenv(cases.SIZES, cases.TINY.as_environment()[cases.SIZES])
+        large: dict[str, Any] = {
+            benchmark.PROJECT: Here(benchmark.harness, cases.shardtensor_cases()),
+            benchmark.NUMPY: Here(benchmark.harness, cases.numpy_cases()),
+        }
+        tiny: dict[str, Any] = {
+            benchmark.PROJECT: Here(benchmark.harness, cases.tiny_shardtensor_cases()),
+            benchmark.NUMPY: Here(benchmark.harness, cases.tiny_numpy_cases()),
+        }
+        measured: dict[Any, Any] = {}
+        for part in benchmark.PARTS:
+            measured |= benchmark.measure_part(part, benchmark.Effort(1, 1, 1), tiny if part == "tiny" else large)
+        table = benchmark.table(measured, benchmark.QUICK)
+        for row in table.rows:
+            assert all(table.cell(row, column).median is not None for column in large), row.name
+        names = {row.name for row in table.rows}
+        for found in (*large.values(), *tiny.values()):
+            assert set(found.cases) <= names
+        benchmark.harness.report(table, tmp_path, "distributed", benchmark.WIDTH)
+        assert "x[idx], 16 Mi" in (tmp_path / "distributed.txt").read_text()
+
+
+def test_the_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    with modules_of(monkeypatch, "distributed_cases") as (cases,):
+        monkeypatch.setenv(cases.SIZES, cases.TINY.as_environment()[cases.SIZES])
+        monkeypatch.setattr(cases, "timed", lambda call: call)
+        ours, numpys = cases.shardtensor_cases(), cases.numpy_cases()
+        assert set(ours) == set(numpys)
+        for name in set(ours) - {"qr", "svd"}:  # whose signs are not determined
+            mine, theirs = [made[name]() for made in (ours, numpys)]
+            for one, other in zip(*[x if isinstance(x, tuple) else (x,) for x in (mine, theirs)], strict=True):
+                np.testing.assert_allclose(np.asarray(one), other, rtol=1e-3, atol=1e-3, err_msg=name)
