@@ -28,9 +28,10 @@ import numpy.typing as npt
 from shardtensor.backend import registry
 from shardtensor.backend.registry import local_devices as local_devices
 from shardtensor.backend.registry import processes_of
-from shardtensor.communication.agreement import Agreement, as_bytes
+from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
+from shardtensor.communication.rounds import as_bytes
 from shardtensor.communication.transfer import gather_across
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
 from shardtensor.functions.global_arrays import (

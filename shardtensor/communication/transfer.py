@@ -19,7 +19,7 @@ from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning, process_index, shared_memory
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.processes import cross, described, everywhere, note, process_of
+from shardtensor.communication.processes import cross, everywhere, process_of
 from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.errors import ArgumentTypeError, NotAddressableError
@@ -103,10 +103,13 @@ class TransferPlan(RecordedPlan):
 
         positions = range(len(self.result.devices))
         if self._spans:
-            return self._run_across(operands, dtype, as_they_lie, fill)
+            from shardtensor.communication.transfer_across import run_across  # Programs of one process do not need it.
+
+            return run_across(self, operands, dtype, as_they_lie, fill)
 
         def receive(k: int) -> Any:
-            return self._receive(k, self.incoming[k], self._messages(k, operands), dtype, as_they_lie, fill)
+            messages = [self.message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
+            return self.receive(k, self.incoming[k], messages, dtype, as_they_lie, fill)
 
         if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
             return tuple([receive(k) for k in positions])
@@ -118,25 +121,6 @@ class TransferPlan(RecordedPlan):
     def _spans(self) -> bool:
         """Whether some of the devices belong to other processes."""
         return any(is_spanning(grid.devices) for grid in (self.result, *self.sources))
-
-    def _run_across(
-        self, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool, fill: Any
-    ) -> tuple[Any, ...]:
-        """Executes the plan on devices of several processes: the arrays for other processes are one message to each."""
-        for grid, arrays in zip(self.sources, operands, strict=True):
-            if grid.devices == (HOST,):  # Each process has the whole array, and takes its own elements of it.
-                note(described(arrays[0]))
-        rows = [self._messages(k, operands) for k in range(len(self.result.devices))]
-        arrived = iter(cross([message for row in rows for message in row], "transfer"))
-        results = []
-        for k, row in enumerate(rows):
-            here = [Message(next(arrived), *_ends_here(m)) for m in row]
-            results.append(self._receive(k, self.incoming[k], here, dtype, as_they_lie, fill))
-        return tuple(results)
-
-    def _messages(self, k: int, operands: Sequence[Sequence[Any]]) -> list[Message]:
-        """Returns the messages with the pieces of the k-th device of the result."""
-        return [self._message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
 
     @functools.cached_property
     def _elements_on_host(self) -> int:
@@ -156,7 +140,7 @@ class TransferPlan(RecordedPlan):
                 incoming[piece.k].append(piece)
         return incoming
 
-    def _receive(
+    def receive(
         self,
         k: int,
         pieces: Sequence[Piece],
@@ -164,27 +148,50 @@ class TransferPlan(RecordedPlan):
         dtype: Any,
         as_they_lie: bool,
         fill: Any,
+        out: Any = None,
     ) -> Any:
-        device, shape = self.result.devices[k], self.result.shape(k)
+        """Returns the array of the k-th device of the result.
+
+        Args:
+            k: the position of the device.
+            pieces: the pieces that it receives; of those that are in ``out`` already, none.
+            messages: the messages with their elements.
+            dtype, as_they_lie, fill: see `run`.
+            out: the array, if it was created by `new`.
+        """
+        device = self.result.devices[k]
         backend = backend_of(device)
-        if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
+        if out is None and self.is_one_piece(k):
             (part,) = exchange(messages)
             with backend.on(device):
                 # Arrays that are sent are contiguous, and replicas must be reduced in the same order on every device.
                 part = part if as_they_lie else backend.contiguous(part)
                 return as_dtype(backend, part, dtype)
-        with backend.on(device):
-            empty = memory_pool.empty if backend.on_host else backend.xp.empty
-            out = empty(shape, dtype=dtype)
-            if fill is not None:
-                out[...] = fill
+        if out is None:
+            out = self.new(k, dtype, fill)
         parts = exchange(messages)
         for piece, part in zip(pieces, parts, strict=True):
             with backend.on(device):
                 out[piece.to] = part
         return out
 
-    def _message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
+    def is_one_piece(self, k: int) -> bool:
+        """Whether the array of the k-th device of the result is one piece."""
+        pieces, shape = self.incoming[k], self.result.shape(k)
+        return len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True))
+
+    def new(self, k: int, dtype: Any, fill: Any) -> Any:
+        """Returns new memory for the array of the k-th device of the result."""
+        device, shape = self.result.devices[k], self.result.shape(k)
+        backend = backend_of(device)
+        with backend.on(device):
+            empty = memory_pool.empty if backend.on_host else backend.xp.empty
+            out = empty(shape, dtype=dtype)
+            if fill is not None:
+                out[...] = fill
+        return out
+
+    def message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
         """Returns the message with the elements of one piece, a view of the operand's array."""
         region = self.regions[piece.region]
         source = self.sources[region.operand].devices[piece.j]
@@ -194,12 +201,6 @@ class TransferPlan(RecordedPlan):
         if source == HOST and is_remote(destination):
             part = RemoteArray(part.shape, part.dtype)
         return Message(part, source, destination)
-
-
-def _ends_here(message: Message) -> tuple[Device, Device]:
-    """Returns the ends of the rest of the way of a message, once it is in the process of its destination."""
-    source, destination = message.source, message.destination
-    return (source if process_of(source) == process_of(destination) else destination), destination
 
 
 class Message(NamedTuple):
@@ -468,13 +469,10 @@ def gather_across(x: ShardedTensor, caller: str, root: int | None = None) -> Hos
     get an array without elements. All processes have to call this.
     """
     arrays, grid = shard_arrays(x), x._aval.grid
-    owners = grid.owners()
-    parts = everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root)
-    if root not in (None, process_index()):
-        return np.empty(0, x.dtype)
-    out = np.empty(x.shape, x.dtype)
-    for k, part in zip(owners, parts, strict=True):
-        out[grid.index(k)] = part
+    owners, receives = grid.owners(), root in (None, process_index())
+    out = memory_pool.empty(x.shape, x.dtype) if receives else np.empty(0, x.dtype)
+    into = [out[(*grid.index(k), ...)] for k in owners] if receives else None
+    everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root, into)
     return out
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import io
 import os
 import pickle
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,9 @@ import pytest
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.communication.agreement import Agreement
+from shardtensor.communication import processes
 from shardtensor.communication.processes import JOB
+from shardtensor.communication.rounds import rounds
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
 
@@ -106,6 +112,59 @@ def transfers_move_what_is_needed() -> None:
         same(y, ROWS)
         x = y
     same(st.reshard(x, everything().flat[-1]).reshard(everything()), ROWS)
+
+
+def replicas_are_sent_once() -> None:
+    count, n = distributed.process_count(), st.device_count()
+    whole = np.arange(24.0 * n).reshape(n, 24)
+    x = tensor(whole)
+    for spec, wanted in ((st.P(), x.nbytes // count), (st.P(None, "x"), x.nbytes // count // count)):
+        before = JOB.agreement.sent.copy()
+        y = st.reshard(x, st.NamedSharding(everything(), spec))
+        assert set((JOB.agreement.sent - before).values()) == {wanted}
+        same(y, whole)
+    everywhere = tensor(ROWS, None)
+    before = JOB.agreement.sent.copy()
+    same(st.reshard(everywhere, st.NamedSharding(everything(), st.P("x"))) + 0, ROWS)
+    st.reshard(everywhere, everything().flat[-1])
+    distributed.sync_global_devices("moved")
+    assert (JOB.agreement.sent - before).total() <= ROWS.nbytes, "only to gather the result"
+
+
+def memory_of_transfers_is_limited() -> None:
+    whole, most = np.arange(1 << 21, dtype=np.float64).reshape(2048, 1024), 1 << 20
+    with limited_messages(most):
+        x, column = tensor(whole), st.NamedSharding(everything(), st.P(None, "x"))
+        moves = {
+            "columns": lambda: st.reshard(x, column),
+            "reversed": lambda: st.flip(x, axis=0),
+            "gathered": lambda: distributed.gather_to(x, 0),
+            "sum": lambda: st.sum(x.reshape(-1, 1 << 18), axis=0, keepdims=True),
+        }
+        share, wanted = whole.nbytes // distributed.process_count(), dict[str, Any]()
+        wanted["columns"] = whole
+        wanted["reversed"] = whole[::-1]
+        for name, move in moves.items():
+            move()
+            st.free_cache()
+            gc.collect()
+            tracemalloc.start()
+            made = move()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            result = whole.nbytes if name == "gathered" else share
+            if name != "sum":
+                assert peak < result + most + (1 << 18), (name, peak)
+            if name in wanted:
+                same(made, wanted[name])
+
+
+@contextlib.contextmanager
+def limited_messages(most: int) -> Iterator[None]:
+    """Limits the bytes of the messages that a process has at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "rounds", functools.partial(rounds, most=most))
+        yield
 
 
 def reductions_and_products() -> None:
@@ -287,7 +346,7 @@ def local_tensors_concern_nobody_else() -> None:
 
 CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
-    memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, reductions_and_products,
+    memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once, memory_of_transfers_is_limited, reductions_and_products,
     views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
     lists_are_of_this_process, jit_has_the_bits_of_eager_mode, what_needs_one_array_is_an_error,
     values_that_differ_are_errors, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
