@@ -15,6 +15,7 @@ import atexit
 import hashlib
 import importlib.metadata
 import io
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -350,12 +351,9 @@ def _agree_on_devices(job: Agreement) -> None:
                 f"initialize: process {k} has used devices of {', '.join(used)} already; call it before the first use "
                 "of a device, a mesh or a tensor"
             )
-    record = b"".join(d.kind.encode()[:_DEVICE].ljust(_DEVICE, b"\0") for d in devices)
-    kinds = [
-        [row[a : a + _DEVICE].rstrip(b"\0").decode(errors="replace") for a in range(0, len(row), _DEVICE)]
-        for row in job.gather("initialize: kinds of devices", record)
-    ]
-    registry.join_processes(job.engine.process_index, backend.name, kinds)
+    own = [[device.kind, memory] for device, memory in zip(devices, registry.memories_here(backend), strict=True)]
+    found = [json.loads(text) for text in job.gather_texts("initialize: kinds of devices", json.dumps(own))]
+    registry.join_processes(job.engine.process_index, backend.name, found)
 
 
 def _arrays(caller: str, tree: Any) -> list[npt.NDArray[Any]]:

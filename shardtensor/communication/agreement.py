@@ -123,6 +123,17 @@ class Agreement:
                 return [record] * self.engine.process_count
             return self._engine_call(lambda deadline: self.engine.agree(record, deadline))
 
+    def gather_texts(self, call: str, text: str) -> list[str]:
+        """Returns the texts of all processes, in order.
+
+        Raises:
+            DistributedError: see `gather`.
+        """
+        data = text.encode()
+        sizes = [int.from_bytes(size, "little") for size in self.gather(call, len(data).to_bytes(8, "little"))]
+        rows = self.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
+        return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+
     def exchange(self, call: str, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes]) -> None:
         """Sends and receives messages; see `Engine.exchange`. Messages without bytes are left out.
 

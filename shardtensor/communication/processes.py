@@ -83,10 +83,7 @@ def _checksum(array: HostArray) -> int:
 
 def gather_texts(call: str, text: str) -> list[str]:
     """Returns the texts of all processes, in order."""
-    job, data = connected(call), text.encode()
-    sizes = [int.from_bytes(size, "little") for size in job.gather(call, len(data).to_bytes(8, "little"))]
-    rows = job.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
-    return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+    return connected(call).gather_texts(call, text)
 
 
 def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) -> list[Any]:
