@@ -17,7 +17,14 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, is_remote, is_spanning, process_index, shared_memory
+from shardtensor.backend.registry import (
+    backend_of,
+    backend_of_group,
+    is_remote,
+    is_spanning,
+    process_index,
+    shared_memory,
+)
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import cross, everywhere, process_of
 from shardtensor.communication.schedules import Block, Move, flat, one_for_each_pair
@@ -433,7 +440,7 @@ class OperandTransfer:
         if self.stays:
             return shard_arrays(x)
         devices = self.target.mesh.flat
-        return views(backend_of(devices[0]), devices, self.buffers(x, operator, explicit), self.cells.shards)
+        return views(backend_of_group(devices), devices, self.buffers(x, operator, explicit), self.cells.shards)
 
 
 operand_transfer = functools.lru_cache(1024)(OperandTransfer)
