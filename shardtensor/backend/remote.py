@@ -160,7 +160,8 @@ def _elementwise(ufunc: np.ufunc, *args: Any) -> RemoteArray:
 
 
 def _as_array(x: Any, dtype: Any = None, copy: bool | None = None, **_: Any) -> RemoteArray:
-    return RemoteArray(np.shape(x), np.dtype(dtype) if dtype is not None else x.dtype)
+    known = x if type(x) is RemoteArray else np.asarray(x)
+    return RemoteArray(known.shape, np.dtype(dtype) if dtype is not None else known.dtype)
 
 
 def _reshape(x: Any, shape: Any, **_: Any) -> RemoteArray:

@@ -14,7 +14,7 @@ import numpy as np
 from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.rounds import Message, Parcel, Part, as_bytes, rounds
+from shardtensor.communication.rounds import MOST, Message, Parcel, Part, as_bytes, boxes, rounds
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
@@ -182,10 +182,12 @@ def everywhere(
         if process_of(device) != here or not receives:
             results.append(into[n] if into else None)
             continue
-        host = _on_host(array, device)
-        if into:
-            into[n][...] = host
-        results.append(into[n] if into else host)
+        if into is None:
+            results.append(_on_host(array, device))
+            continue
+        for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
+            into[n][(*box, ...)] = _on_host(array, device, box)
+        results.append(into[n])
     numbers, parcels, messages = [], [], []
     for receiver in range(job.engine.process_count) if root is None else (root,):
         for n, (array, device) in enumerate(zip(arrays, devices, strict=True)):
@@ -220,7 +222,7 @@ class _Freight:
 
     def carried(self, caller: str) -> list[Any]:
         """Returns the arrays that this process receives, and the shapes and dtypes of the others."""
-        made = rounds(tuple(self._parcels))
+        made = rounds(tuple(self._parcels), MOST)
         for number in made.cut:
             if self._into[number] is None and self._parcels[number].receiver == self._here:
                 self._into[number] = self._empty(number)
@@ -252,7 +254,7 @@ class _Freight:
 
     def _packed(self, message: Message) -> Any:
         """Returns the bytes of a message: those of the array itself, if it is the only one and lies as it is sent."""
-        hosts = [self._on_host(part) for part in message.parts]
+        hosts = [_on_host(*self._messages[part.number][:2], part.box) for part in message.parts]
         if len(hosts) == 1 and hosts[0].flags.c_contiguous:
             return as_bytes(hosts[0])
         packed = _new(message.nbytes)
@@ -260,12 +262,6 @@ class _Freight:
             packed[part.begin : part.end].view(host.dtype).reshape(part.shape)[...] = host
         return packed
 
-    def _on_host(self, part: Part) -> HostArray:
-        array, device, _ = self._messages[part.number]
-        if part.box is not None:
-            with backend_of(device).on(device):
-                array = backend_of(device).view(array, part.box)
-        return _on_host(array, device)
 
     def _target(self, message: Message) -> Any:
         """Returns the bytes of the array that receives the elements, if it is the only one and can receive them as they
@@ -323,9 +319,10 @@ def _dtype(array: Any) -> np.dtype[Any]:
     return backend.dtype_of(array)
 
 
-def _on_host(array: Any, device: Device) -> HostArray:
+def _on_host(array: Any, device: Device, box: tuple[slice, ...] | None = None) -> HostArray:
+    """Returns the elements of an array on a device, or those in a box of it, as a host array."""
     if type(array) is np.ndarray:
-        return array
+        return array[box] if box else array
     backend = backend_of(device)
     with backend.on(device):
-        return np.asarray(backend.to_host(array, device))
+        return np.asarray(backend.to_host(backend.view(array, box) if box else array, device))

@@ -81,7 +81,7 @@ class Rounds(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def rounds(parcels: tuple[Parcel, ...], most: int = MOST) -> Rounds:
+def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
     """Returns the rounds in which arrays are sent.
 
     Args:
@@ -106,11 +106,11 @@ def rounds(parcels: tuple[Parcel, ...], most: int = MOST) -> Rounds:
 
 def _parts(number: int, parcel: Parcel, limit: int) -> Iterator[tuple[int, tuple[slice, ...] | None, Shape]]:
     """Yields the parts of an array: their shapes, and their boxes if there are several."""
-    for box, shape in _boxes(parcel.shape, max(limit // max(parcel.dtype.itemsize, 1), 1)):
+    for box, shape in boxes(parcel.shape, max(limit // max(parcel.dtype.itemsize, 1), 1)):
         yield number, box or None, shape
 
 
-def _boxes(shape: Shape, most: int) -> Iterator[tuple[tuple[slice, ...], Shape]]:
+def boxes(shape: Shape, most: int) -> Iterator[tuple[tuple[slice, ...], Shape]]:
     """Yields boxes of at most that many elements, which make up an array, in row-major order."""
     if math.prod(shape) <= most:
         yield (), shape
@@ -119,7 +119,7 @@ def _boxes(shape: Shape, most: int) -> Iterator[tuple[tuple[slice, ...], Shape]]
     step = max(most // max(math.prod(rest), 1), 1)
     for begin in range(0, size, step):
         rows = slice(begin, min(begin + step, size))
-        for box, inner in _boxes(rest, most // (rows.stop - begin)):
+        for box, inner in boxes(rest, most // (rows.stop - begin)):
             yield (rows, *box), (rows.stop - begin, *inner)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardtensor.backend.device import HOST
-from shardtensor.backend.registry import is_remote
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import cross, described, note, process_of
 from shardtensor.communication.transfer import Message, TransferPlan
@@ -27,7 +27,7 @@ def run_across(
     made = [None if is_remote(d) or plan.is_one_piece(k) else plan.new(k, dtype, fill) for k, d in enumerate(devices)]
     crossing = _crossing(plan)
     sent = [plan.message(piece, operands, devices[piece.k]) for piece in crossing.values()]
-    into = [None if made[p.k] is None else made[p.k][p.to] for p in crossing.values()]
+    into = [_place(plan, piece, made[piece.k]) for piece in crossing.values()]
     arrived = dict(zip(crossing, cross(sent, "transfer", into), strict=True))
     results = []
     for k, device in enumerate(devices):
@@ -46,6 +46,15 @@ def run_across(
                 messages.append(Message(arrived[_key(plan, piece)], devices[first.k], device))
         results.append(plan.receive(k, pieces, messages, dtype, as_they_lie, fill, made[k]))
     return tuple(results)
+
+
+def _place(plan: TransferPlan, piece: Piece, out: Any) -> Any:
+    """Returns the part of the result of a device that a piece is copied to; None if there is no memory for it yet."""
+    if out is None:
+        return None
+    device = plan.result.devices[piece.k]
+    with backend_of(device).on(device):
+        return backend_of(device).view(out, piece.to)
 
 
 def _crossing(plan: TransferPlan) -> dict[Any, Piece]:
