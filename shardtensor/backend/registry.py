@@ -162,6 +162,35 @@ def _started(name: str, start: Callable[[], T]) -> T:
         raise BackendError(f"backend {name!r} is installed but does not start: {message_of(error)}") from error
 
 
+def default_hardware() -> tuple[str, Sequence[str]]:
+    """Returns the name of the backend that `default_backend` will choose, and its physical devices (see
+    `Backend.hardware`); nothing is instantiated.
+    """
+    name = os.environ.get("SHARDTENSOR_BACKEND")
+    if name:
+        return name, _started(name, _plugin(name).hardware)
+    for rank, name in _by_priority([]):
+        if rank <= 0:
+            try:
+                return name, _started(name, _plugin(name).hardware)
+            except BackendError:  # It is not usable here; `default_backend` reports the reason.
+                continue
+    return "", ()
+
+
+def _by_priority(reasons: list[str]) -> list[tuple[int, str]]:
+    """Returns the installed backends, that of the highest priority first, with the priority's negative. The reasons why
+    others cannot be imported are added to ``reasons``.
+    """
+    candidates = []
+    for name in backend_names():
+        try:
+            candidates.append((-_plugin(name).priority, name))
+        except BackendError as error:
+            reasons.append(f"{name}: {error}")
+    return sorted(candidates)
+
+
 @functools.cache
 def default_backend() -> Backend:
     """Returns the default backend: ``SHARDTENSOR_BACKEND`` if it is set, else the usable backend of highest priority
@@ -177,13 +206,8 @@ def default_backend() -> Backend:
             return load(name)
         except ShardTensorError as error:
             raise type(error)(f"{error} (SHARDTENSOR_BACKEND names it)") from None
-    candidates, reasons = [], []
-    for name in backend_names():
-        try:
-            candidates.append((-_plugin(name).priority, name))
-        except BackendError as error:
-            reasons.append(f"{name}: {error}")
-    for rank, name in sorted(candidates):  # Backends of lower priority are not instantiated: that may take seconds.
+    reasons: list[str] = []
+    for rank, name in _by_priority(reasons):  # Backends of lower priority are not instantiated: that may take seconds.
         if rank > 0:
             reasons.append(f"{name}: used only if SHARDTENSOR_BACKEND names it")
             continue

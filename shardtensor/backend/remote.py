@@ -48,6 +48,13 @@ class RemoteArray:
         """The bytes of the elements."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def real(self) -> RemoteArray:
+        """The real parts of the elements."""
+        return RemoteArray(self.shape, np.empty(0, self.dtype).real.dtype)
+
+    imag = real
+
     def __getitem__(self, index: Any) -> RemoteArray:
         whole = np.broadcast_to(np.False_, self.shape)
         return RemoteArray(whole[_stand_in(index)].shape, self.dtype)

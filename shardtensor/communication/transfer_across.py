@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardtensor.backend.device import HOST
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import cross, described, note, process_of
 from shardtensor.communication.transfer import Message, TransferPlan
@@ -21,7 +21,9 @@ def run_across(
 ) -> tuple[Any, ...]:
     """Executes a plan; see `TransferPlan.run`."""
     for grid, arrays in zip(plan.sources, operands, strict=True):
-        if grid.devices == (HOST,):  # Each process has the whole array, and takes its own elements of it.
+        # Each process has the whole array, and takes its own elements of it. Where the result is in one process, that
+        # one runs the plan as one of its own, and notes nothing; so do the others.
+        if grid.devices == (HOST,) and len(processes_of(plan.result.devices)) > 1:
             note(described(arrays[0]))
     devices = plan.result.devices
     made = [None if is_remote(d) or plan.is_one_piece(k) else plan.new(k, dtype, fill) for k, d in enumerate(devices)]
