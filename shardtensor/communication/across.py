@@ -214,8 +214,9 @@ class _GroupAcross:
             del self.blocks[0]
             self._states = {k: ops.cut(k, state, 0, group.size) for k, state in self._states.items()}
             if self._own:
-                backend, device = backend_of(devices[self._own[0]]), devices[self._own[0]]
-                with backend.on(device):
+                self._device = devices[self._own[0]]
+                backend = backend_of(self._device)
+                with backend.on(self._device):
                     empty = memory_pool.empty if backend.on_host else backend.xp.empty
                     self._total = empty((group.size,), dtype=dtype)
 
@@ -260,7 +261,8 @@ class _GroupAcross:
             known[tree] = self._ops.send(state, k, leader) if owner == self._here and k != leader else state
         total = self._ops.finish(leader, self._trees.combined(self._trees.root, None, self._merge(leader), known))
         if self.blocks[number]:
-            self._total[slice(*self.blocks[number][place])] = total
+            with backend_of(self._device).on(self._device):
+                self._total[slice(*self.blocks[number][place])] = total
         else:
             self._total = total
 

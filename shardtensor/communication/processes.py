@@ -183,10 +183,10 @@ def everywhere(
             results.append(into[n] if into else None)
             continue
         if into is None:
-            results.append(_on_host(array, device))
+            results += _on_hosts([(array, device, None)])
             continue
         for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
-            into[n][(*box, ...)] = _on_host(array, device, box)
+            (into[n][(*box, ...)],) = _on_hosts([(array, device, box)])
         results.append(into[n])
     numbers, parcels, messages = [], [], []
     for receiver in range(job.engine.process_count) if root is None else (root,):
@@ -254,7 +254,7 @@ class _Freight:
 
     def _packed(self, message: Message) -> Any:
         """Returns the bytes of a message: those of the array itself, if it is the only one and lies as it is sent."""
-        hosts = [_on_host(*self._messages[part.number][:2], part.box) for part in message.parts]
+        hosts = _on_hosts([(*self._messages[part.number][:2], part.box) for part in message.parts])
         if len(hosts) == 1 and hosts[0].flags.c_contiguous:
             return as_bytes(hosts[0])
         packed = _new(message.nbytes)
@@ -319,10 +319,25 @@ def _dtype(array: Any) -> np.dtype[Any]:
     return backend.dtype_of(array)
 
 
-def _on_host(array: Any, device: Device, box: tuple[slice, ...] | None = None) -> HostArray:
-    """Returns the elements of an array on a device, or those in a box of it, as a host array."""
-    if type(array) is np.ndarray:
-        return array[box] if box else array
-    backend = backend_of(device)
-    with backend.on(device):
-        return np.asarray(backend.to_host(backend.view(array, box) if box else array, device))
+def _on_hosts(parts: Sequence[tuple[Any, Device, tuple[slice, ...] | None]]) -> list[HostArray]:
+    """Returns the elements of arrays on devices, or those in a box of each, as host arrays: in page-locked memory, where
+    a backend has some, to which all of them are copied at the same time.
+    """
+    hosts, tokens = [], []
+    for array, device, box in parts:
+        if type(array) is np.ndarray:
+            hosts.append(array[box] if box else array)
+            continue
+        backend = backend_of(device)
+        with backend.on(device):
+            part = backend.view(array, box) if box else array
+            if backend.pinned_host:
+                host, token = backend.offload(backend.contiguous(part), device)
+                tokens.append((backend, token))
+            else:
+                host = np.asarray(backend.to_host(part, device))
+            hosts.append(host)
+    for backend, token in tokens:
+        if token is not None:
+            backend.settle(token)
+    return hosts

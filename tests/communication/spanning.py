@@ -167,6 +167,26 @@ def limited_messages(most: int) -> Iterator[None]:
         yield
 
 
+def device_arrays_are_sent_from_pinned_memory() -> None:
+    plugin = backend_of(st.local_devices()[0])._plugin
+    if plugin.name != "cupy":
+        return
+    x, offload, sent = tensor(), plugin.offload, []
+
+    def counted(array: Any, device: st.Device) -> Any:
+        host, token = offload(array, device)
+        sent.append(host)
+        return host, token
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugin, "offload", counted)
+        same(st.reshard(x, st.NamedSharding(everything(), st.P(None, "x"))), ROWS)
+    import cupy
+
+    assert sent
+    assert all(cupy.cuda.pinned_memory.is_memory_pinned(host.ctypes.data) for host in sent if host.size)
+
+
 def reductions_and_products() -> None:
     x = tensor()
     for name in ("sum", "mean", "max", "min", "prod", "std", "argmax"):
@@ -350,7 +370,8 @@ def local_tensors_concern_nobody_else() -> None:
 
 CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
-    memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once, memory_of_transfers_is_limited, reductions_and_products,
+    memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
+    device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
     views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
     lists_are_of_this_process, jit_has_the_bits_of_eager_mode, what_needs_one_array_is_an_error,
     values_that_differ_are_errors, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
