@@ -19,7 +19,7 @@ from tests.interpreters.test_state import Author, Dice, Program, quietly
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
-PROGRAMS = str(HERE / "spanning_programs.py")
+PROGRAMS, MAPS = str(HERE / "spanning_programs.py"), str(HERE / "spanning_maps.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
 """Operators of every kind: elementwise, reductions, products, movements, algorithms."""
@@ -167,3 +167,17 @@ def test_random_programs_have_the_bits_of_one_process(
     found = lines_of(spanning)
     assert len(found) == len(seeds)
     assert found == alone(PROGRAMS, tmp_path / "alone.txt", str(lines), devices=processes * devices)
+
+
+@pytest.mark.parametrize(
+    ("engine", "processes", "count", "seeds"),
+    [
+        pytest.param("mpi", 2, 4, (0, 10), id="few-2x4"),
+        pytest.param("mpi", 2, 4, (100, 300), id="many-2x4", marks=FULL),
+        pytest.param("mpi", 3, 1, (100, 300), id="many-3x1", marks=FULL),
+        pytest.param("gloo", 4, 2, (100, 130), id="gloo-4x2", marks=FULL),
+    ],
+)
+def test_random_programs_with_collectives(engine: str, processes: int, devices: int, seeds: tuple[int, int]) -> None:
+    status, text = launch(engine, processes, MAPS, *map(str, seeds), limit=900)
+    assert status == 0, text
