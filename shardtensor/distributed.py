@@ -15,6 +15,7 @@ import atexit
 import hashlib
 import importlib.metadata
 import io
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -26,11 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend import registry
+from shardtensor.backend.protocol import hardware_shares
 from shardtensor.backend.registry import local_devices as local_devices
 from shardtensor.backend.registry import processes_of
-from shardtensor.communication.agreement import Agreement, as_bytes
+from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
+from shardtensor.communication.rounds import as_bytes
 from shardtensor.communication.transfer import gather_across
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
 from shardtensor.functions.global_arrays import (
@@ -332,6 +335,7 @@ def _agree_on_devices(job: Agreement) -> None:
         ArgumentError: the processes have other backends, or other numbers of devices.
     """
     known = registry.in_use()
+    _divide_hardware(job)
     backend = registry.default_backend()
     devices = backend.devices()
     rows = job.gather(
@@ -349,12 +353,36 @@ def _agree_on_devices(job: Agreement) -> None:
                 f"initialize: process {k} has used devices of {', '.join(used)} already; call it before the first use "
                 "of a device, a mesh or a tensor"
             )
-    record = b"".join(d.kind.encode()[:_DEVICE].ljust(_DEVICE, b"\0") for d in devices)
-    kinds = [
-        [row[a : a + _DEVICE].rstrip(b"\0").decode(errors="replace") for a in range(0, len(row), _DEVICE)]
-        for row in job.gather("initialize: kinds of devices", record)
-    ]
-    registry.join_processes(job.engine.process_index, backend.name, kinds)
+    own = [[device.kind, memory] for device, memory in zip(devices, registry.memories_here(backend), strict=True)]
+    found = [json.loads(text) for text in job.gather_texts("initialize: kinds of devices", json.dumps(own))]
+    registry.join_processes(job.engine.process_index, backend.name, found)
+
+
+def _divide_hardware(job: Agreement) -> None:
+    """Gives each process its part of the GPUs that several processes of a host see.
+
+    Raises:
+        ArgumentError: they cannot be divided, so that processes would share them.
+    """
+    name, own = registry.default_hardware()
+    if os.environ.get("SHARDTENSOR_SHARE_GPUS"):
+        own = ()
+    rows = [json.loads(text) for text in job.gather_texts("initialize: GPUs", json.dumps(own))]
+    for unit in sorted({unit for row in rows for unit in row}):
+        users = [k for k, row in enumerate(rows) if unit in row]
+        if any(rows[k] != rows[users[0]] for k in users) or len(rows[users[0]]) % len(users):
+            them, counts = ", ".join(map(str, users)), " and ".join(str(len(rows[k])) for k in users)
+            raise ArgumentError(
+                f"initialize: the processes {them} would share GPU {unit}: they see {counts} GPUs of this host, which "
+                "cannot be divided; start as many processes as there are GPUs, or a divisor of that, set "
+                "CUDA_VISIBLE_DEVICES to other GPUs in each process, or SHARDTENSOR_SHARE_GPUS=1 to share them"
+            )
+    here = job.engine.process_index
+    if own:
+        users = [k for k, row in enumerate(rows) if row == rows[here]]
+        share = len(own) // len(users)
+        first = users.index(here) * share
+        hardware_shares[name] = list(range(first, first + share))
 
 
 def _arrays(caller: str, tree: Any) -> list[npt.NDArray[Any]]:

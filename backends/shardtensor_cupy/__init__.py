@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device, HostArray, current_device, logical_device_count, references
+from shardtensor.backend import (
+    Backend,
+    Device,
+    HostArray,
+    current_device,
+    logical_device_count,
+    own_hardware,
+    references,
+)
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
@@ -39,23 +48,34 @@ class CuPyBackend(Backend):
     helper_delay = 10e-3  # A call that takes longer than a launch is waiting for its GPU.
 
     def __init__(self) -> None:
-        self._cupy, gpus = usable_cupy()
+        self._cupy, visible = usable_cupy()
         self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
         memory = self._cupy.cuda.memory
         self._lent = type("LentMemory", (memory.UnownedMemory,), {})
         self._own = (memory.Memory, memory.PooledMemory)  # Memory imported by DLPack has another type.
-        count = logical_device_count(gpus)
-        gpu_of = [i if count < gpus else i * gpus // count for i in range(count)]
-        models = [self._model(gpu) for gpu in range(gpus)]
+        gpus = own_hardware(visible)
+        count = logical_device_count(len(gpus))
+        gpu_of = [gpus[i if count < len(gpus) else i * len(gpus) // count] for i in range(count)]
+        models = {gpu: self._model(gpu) for gpu in gpus}
         self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(gpu_of)])
         wait = self._copier.flights.wait
         first: dict[int, LogicalDevice] = {}
         self._logical_devices: dict[Device, LogicalDevice] = {}
         for device, gpu in zip(self._devices, gpu_of, strict=True):
-            logical = LogicalDevice(self._cupy, device, gpu, gpus, wait, first.get(gpu))
+            logical = LogicalDevice(self._cupy, device, gpu, visible, wait, first.get(gpu))
             self._logical_devices[device] = logical
             first.setdefault(gpu, logical)
+
+    @classmethod
+    def hardware(cls) -> Sequence[str]:
+        """Returns the host and the bus of each visible GPU, and its UUID, which differs for the parts of one GPU."""
+        cupy, visible = usable_cupy()
+        runtime, found = cupy.cuda.runtime, []
+        for gpu in range(visible):
+            uuid = bytes(runtime.getDeviceProperties(gpu).get("uuid", b"")).hex()
+            found.append(f"{socket.gethostname()}/{runtime.deviceGetPCIBusId(gpu)}/{uuid}")
+        return found
 
     def _model(self, gpu: int) -> str:
         name = self._cupy.cuda.runtime.getDeviceProperties(gpu)["name"]

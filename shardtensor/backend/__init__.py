@@ -7,7 +7,7 @@ the names that plugin authors use. Tensors and shardings must not be imported he
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_only, references
-from shardtensor.backend.protocol import Backend, logical_device_count
+from shardtensor.backend.protocol import Backend, logical_device_count, own_hardware
 from shardtensor.backend.registry import current_device_of_plugin as current_device
 from shardtensor.host.blockwise import copied
 from shardtensor.host.limits import memory as host_memory
@@ -28,6 +28,7 @@ __all__ = [
     "lend",
     "logical_device_count",
     "memory_of",
+    "own_hardware",
     "owner_of",
     "read_only",
     "references",

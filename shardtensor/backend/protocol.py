@@ -145,6 +145,19 @@ class Backend(abc.ABC):
         """
         return HOST_MEMORY if self.on_host else device
 
+    @classmethod
+    def hardware(cls) -> Sequence[str]:
+        """Returns a name for each physical device that processes must not share by accident, such as a GPU, in the
+        order of their numbers: the same in all processes that see it, and in no other process. It is called before the
+        backend is instantiated, and allocates nothing on a device.
+
+        Where several processes of a host see the same ones, each uses those that `own_hardware` returns.
+
+        Raises:
+            BackendError: the devices cannot be used on this machine.
+        """
+        return ()
+
     def memory_info(self, device: Device) -> tuple[int, int] | None:
         """Returns the bytes (free, total) of the memory that ``device`` allocates from; None if they are unknown."""
         return None
@@ -343,6 +356,9 @@ MOST_DEVICES = 1 << 16
 device_counts: dict[str | None, int] = {}
 """The numbers that `st.set_num_devices` set: that of a backend by its name, and by None that of all others."""
 
+hardware_shares: dict[str, list[int]] = {}
+"""The numbers of the physical devices that this process uses, by backend, where processes divide them."""
+
 starting: ContextVar[str | None] = ContextVar("shardtensor_starting", default=None)
 """The name of the backend that is being instantiated, so that a plugin need not give it to `logical_device_count`."""
 
@@ -356,6 +372,13 @@ def requested_devices() -> int | None:
     """
     number = device_counts.get(starting.get()) or device_counts.get(None)
     return number or count_from_environment("SHARDTENSOR_NUM_DEVICES", MOST_DEVICES)
+
+
+def own_hardware(count: int) -> list[int]:
+    """Returns the numbers of the physical devices that this process uses, of ``count`` that it sees: of those that it
+    shares with other processes of a job, its part. Backends call it in ``__init__``; see `Backend.hardware`.
+    """
+    return hardware_shares.get(starting.get() or "", list(range(count)))
 
 
 def logical_device_count(default: int | None = None) -> int:

@@ -162,6 +162,35 @@ def _started(name: str, start: Callable[[], T]) -> T:
         raise BackendError(f"backend {name!r} is installed but does not start: {message_of(error)}") from error
 
 
+def default_hardware() -> tuple[str, Sequence[str]]:
+    """Returns the name of the backend that `default_backend` will choose, and its physical devices (see
+    `Backend.hardware`); nothing is instantiated.
+    """
+    name = os.environ.get("SHARDTENSOR_BACKEND")
+    if name:
+        return name, _started(name, _plugin(name).hardware)
+    for rank, name in _by_priority([]):
+        if rank <= 0:
+            try:
+                return name, _started(name, _plugin(name).hardware)
+            except BackendError:  # It is not usable here; `default_backend` reports the reason.
+                continue
+    return "", ()
+
+
+def _by_priority(reasons: list[str]) -> list[tuple[int, str]]:
+    """Returns the installed backends, that of the highest priority first, with the priority's negative. The reasons why
+    others cannot be imported are added to ``reasons``.
+    """
+    candidates = []
+    for name in backend_names():
+        try:
+            candidates.append((-_plugin(name).priority, name))
+        except BackendError as error:
+            reasons.append(f"{name}: {error}")
+    return sorted(candidates)
+
+
 @functools.cache
 def default_backend() -> Backend:
     """Returns the default backend: ``SHARDTENSOR_BACKEND`` if it is set, else the usable backend of highest priority
@@ -177,13 +206,8 @@ def default_backend() -> Backend:
             return load(name)
         except ShardTensorError as error:
             raise type(error)(f"{error} (SHARDTENSOR_BACKEND names it)") from None
-    candidates, reasons = [], []
-    for name in backend_names():
-        try:
-            candidates.append((-_plugin(name).priority, name))
-        except BackendError as error:
-            reasons.append(f"{name}: {error}")
-    for rank, name in sorted(candidates):  # Backends of lower priority are not instantiated: that may take seconds.
+    reasons: list[str] = []
+    for rank, name in _by_priority(reasons):  # Backends of lower priority are not instantiated: that may take seconds.
         if rank > 0:
             reasons.append(f"{name}: used only if SHARDTENSOR_BACKEND names it")
             continue
@@ -274,7 +298,7 @@ def shared_memory(devices: tuple[Device, ...]) -> Hashable | None:
 def memory_space(device: Device) -> Hashable:
     """Identifies the memory of a device; that of every device on the host of this process is the same."""
     if is_remote(device):
-        return device
+        return _memories[device]
     backend = backend_of(device)
     return HOST_MEMORY if backend.on_host else (backend.name, backend.memory_space(device))
 
@@ -384,23 +408,33 @@ _process = 0
 _spanning: dict[str, Backend] = {}
 """The backends of devices of other processes, by name, in a job of several processes."""
 
+_memories: dict[Device, Hashable] = {}
+"""What identifies the memory of each device of another process."""
+
 
 def in_use() -> list[str]:
     """Returns the names of the backends whose devices exist already."""
     return sorted(name for name, backend in _loaded.items() if not backend.simulated)
 
 
-def join_processes(process: int, name: str, kinds: Sequence[Sequence[str]]) -> None:
+def memories_here(backend: Backend) -> list[int]:
+    """Returns the number of the memory of each device of a backend, equal for devices that share one."""
+    spaces = [backend.memory_space(device) for device in backend.devices()]
+    return [spaces.index(space) for space in spaces]
+
+
+def join_processes(process: int, name: str, devices: Sequence[Sequence[tuple[str, int]]]) -> None:
     """Makes the devices of a backend in all processes known, numbered over all processes.
 
     Args:
         process: the number of this process.
         name: the name of the backend.
-        kinds: for each process, the kinds of its devices.
+        devices: for each process, the kind of each of its devices, and the number of its memory (see `memories_here`).
     """
     global _process
-    every = [(k, kind) for k, row in enumerate(kinds) for kind in row]
-    found = [Device(name, number, k, kind) for number, (k, kind) in enumerate(every)]
+    every = [(k, kind, memory) for k, row in enumerate(devices) for kind, memory in row]
+    found = [Device(name, number, k, kind) for number, (k, kind, _) in enumerate(every)]
+    _memories.update({device: (name, k, memory) for device, (k, _, memory) in zip(found, every, strict=True)})
     plugin = load(name)
     with _lock:
         _process = process

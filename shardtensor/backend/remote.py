@@ -48,6 +48,13 @@ class RemoteArray:
         """The bytes of the elements."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def real(self) -> RemoteArray:
+        """The real parts of the elements."""
+        return RemoteArray(self.shape, np.empty(0, self.dtype).real.dtype)
+
+    imag = real
+
     def __getitem__(self, index: Any) -> RemoteArray:
         whole = np.broadcast_to(np.False_, self.shape)
         return RemoteArray(whole[_stand_in(index)].shape, self.dtype)
@@ -160,7 +167,8 @@ def _elementwise(ufunc: np.ufunc, *args: Any) -> RemoteArray:
 
 
 def _as_array(x: Any, dtype: Any = None, copy: bool | None = None, **_: Any) -> RemoteArray:
-    return RemoteArray(np.shape(x), np.dtype(dtype) if dtype is not None else x.dtype)
+    known = x if type(x) is RemoteArray else np.asarray(x)
+    return RemoteArray(known.shape, np.dtype(dtype) if dtype is not None else known.dtype)
 
 
 def _reshape(x: Any, shape: Any, **_: Any) -> RemoteArray:

@@ -14,11 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import process_index
+from shardtensor.backend.registry import backend_of, process_index
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.all_reduce import CHUNKED_FROM, Group, ReduceOps, Tree
 from shardtensor.communication.processes import cross
+from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import offsets
+
+
+_BLOCK = 1 << 23
+"""Bytes of a long result that are combined at a time."""
 
 
 class Subtree(NamedTuple):
@@ -103,14 +108,15 @@ class States:
         self.devices = devices
         self.caller = caller
 
-    def cross(self, messages: Sequence[tuple[Any, int, int]]) -> list[Any]:
+    def cross(self, messages: Sequence[tuple[Any, int, int]], into: Sequence[Any] | None = None) -> list[Any]:
         """Sends states between devices in one exchange.
 
         Args:
             messages: a state, and the positions of its device and of the device that receives it.
+            into: for each state, which is an array, the array that receives its elements.
         """
         leaves = [(leaf, self.devices[i], self.devices[j]) for state, i, j in messages for leaf in _arrays(state)]
-        arrived = iter(cross(leaves, self.caller))
+        arrived = iter(cross(leaves, self.caller, into))
         return [_rebuilt(state, arrived) for state, _, _ in messages]
 
 
@@ -144,7 +150,7 @@ def all_reduce_across(
     """Combines the states of devices of several processes, and returns the result of each device of this process.
 
     The states of short results are sent to all processes of a group, each of which combines them. Of long ones each
-    process combines a part.
+    process combines a part, block by block, so that few bytes are in messages at a time.
 
     Args:
         groups: the groups of devices.
@@ -154,23 +160,29 @@ def all_reduce_across(
         dtype: the dtype of the result.
         caller: the name of the operator.
     """
-    here, carrier = process_index(), States(devices, caller)
+    carrier = States(devices, caller)
     jobs = [_GroupAcross(group, states, ops, devices, dtype) for group in groups]
-    messages = [job.messages() for job in jobs]
-    arrived = iter(carrier.cross(list(itertools.chain.from_iterable(messages))))
-    totals = []
-    for job, sent in zip(jobs, messages, strict=True):
-        totals.append(job.total(list(itertools.islice(arrived, len(sent))), here))
-    shared = [job.shares(total) for job, total in zip(jobs, totals, strict=True)]
-    parts = iter(carrier.cross(list(itertools.chain.from_iterable(shared))))
+    for number in range(max(len(job.blocks) for job in jobs)):
+        some = [job for job in jobs if number < len(job.blocks)]
+        messages = [job.messages(number) for job in some]
+        arrived = iter(carrier.cross(list(itertools.chain.from_iterable(messages))))
+        for job, sent in zip(some, messages, strict=True):
+            job.combine(number, list(itertools.islice(arrived, len(sent))))
+        parts = [part for job in some for part in job.shares(number)]
+        carrier.cross([part[:3] for part in parts], [part[3] for part in parts])
     results: dict[int, Any] = {}
-    for job, total, sent in zip(jobs, totals, shared, strict=True):
-        results |= job.results(total, list(itertools.islice(parts, len(sent))), here)
+    for job in jobs:
+        results |= job.results()
     return results
 
 
 class _GroupAcross:
-    """The all-reduce of one group; see `all_reduce_across`."""
+    """The all-reduce of one group; see `all_reduce_across`.
+
+    Attributes:
+        blocks: of a long result, for each block the bounds of the part that each process combines; otherwise one block
+            without parts.
+    """
 
     def __init__(
         self,
@@ -180,76 +192,100 @@ class _GroupAcross:
         devices: Sequence[Device],
         dtype: np.dtype[Any],
     ) -> None:
-        self.dtype = dtype
-        self.group = group
-        self.states = states
-        self.ops = ops
-        self.processes = [devices[k].process_index for k in group.members]
-        self.contributors = group.contributors
+        self._dtype = dtype
+        self._ops = ops
+        processes = [devices[k].process_index for k in group.members]
+        self._contributors = group.contributors
         # In each process that has a member, its first one combines the states.
-        self.first = {p: k for k, p in zip(reversed(group.members), reversed(self.processes), strict=True)}
-        self.order = sorted(self.first)
-        self.trees = subtrees(group.tree, tuple([devices[k].process_index for k in self.contributors]))
-        state = states[self.contributors[0]]
-        nbytes = sum(group.size * array.dtype.itemsize for array in _arrays(state))
-        self.sliced = nbytes >= CHUNKED_FROM and len(self.order) > 1
-        counts = (len(self.order),) if self.sliced else ()
-        self.bounds = list(itertools.pairwise(offsets(group.size, counts).tolist()))
+        self._first = {p: k for k, p in zip(reversed(group.members), reversed(processes), strict=True)}
+        self._order = sorted(self._first)
+        self._trees = subtrees(group.tree, tuple([devices[k].process_index for k in self._contributors]))
+        self._here = process_index()
+        self._own = [k for k, p in zip(group.members, processes, strict=True) if p == self._here]
+        self._states = {k: states[k] for k in self._contributors}
+        nbytes = [group.size * array.dtype.itemsize for array in _arrays(states[self._contributors[0]])]
+        self.blocks: list[list[tuple[int, int]]] = [[]]
+        self._total: Any = None
+        if sum(nbytes) >= CHUNKED_FROM and len(self._order) > 1:
+            count = -(-max(nbytes) // _BLOCK)
+            for begin, end in itertools.pairwise(offsets(group.size, (count,)).tolist()):
+                ends = (offsets(end - begin, (len(self._order),)) + begin).tolist()
+                self.blocks.append(list(itertools.pairwise(ends)))
+            del self.blocks[0]
+            self._states = {k: ops.cut(k, state, 0, group.size) for k, state in self._states.items()}
+            if self._own:
+                self._device = devices[self._own[0]]
+                backend = backend_of(self._device)
+                with backend.on(self._device):
+                    empty = memory_pool.empty if backend.on_host else backend.xp.empty
+                    self._total = empty((group.size,), dtype=dtype)
 
     def _merge(self, k: int) -> Any:
-        return functools.partial(self.ops.merge, k)
+        return functools.partial(self._ops.merge, k)
 
-    def _own(self, tree: Subtree, owner: int) -> Any:
-        """Returns the state of a subtree whose leaves are all in one process, on the device of its first leaf."""
-        k = self.contributors[tree.rank]
-        if owner != process_index():
-            return self.states[k]
+    def _state(self, tree: Subtree, owner: int, bounds: tuple[int, int] | None) -> Any:
+        """Returns the state of a subtree whose leaves are all in one process, or a part of it, on the device of its
+        first leaf.
+        """
+        k = self._contributors[tree.rank]
 
         def state(rank: int) -> Any:
-            source = self.contributors[rank]
-            return self.states[source] if source == k else self.ops.send(self.states[source], source, k)
+            source = self._contributors[rank]
+            own = self._states[source]
+            part = self._ops.cut(source, own, *bounds) if bounds else own
+            return part if source == k else self._ops.send(part, source, k)
 
-        return self.trees.combined(tree, state, self._merge(k), {})
+        return self._trees.combined(tree, state, self._merge(k), {}) if owner == self._here else state(tree.rank)
 
-    def messages(self) -> list[tuple[Any, int, int]]:
+    def messages(self, number: int) -> list[tuple[Any, int, int]]:
         """Returns the states that the processes send to each other, and to their own first members."""
         sent = []
-        for tree, owner in self.trees.owners.items():
-            k, state = self.contributors[tree.rank], self._own(tree, owner)
-            for number, p in enumerate(self.order):
-                part = self.ops.cut(k, state, *self.bounds[number]) if self.sliced else state
-                sent.append((part, k, self.first[p]))
+        bounds = self.blocks[number] or [None] * len(self._order)
+        for tree, owner in self._trees.owners.items():
+            whole = None if self.blocks[number] else self._state(tree, owner, None)
+            for p, ends in zip(self._order, bounds, strict=True):
+                state = self._state(tree, owner, ends) if ends else whole
+                sent.append((state, self._contributors[tree.rank], self._first[p]))
         return sent
 
-    def total(self, arrived: Sequence[Any], here: int) -> Any:
-        """Returns the result, or the part of it that this process combines; None in a process without a member."""
-        if here not in self.first:
-            return None
-        leader, number = self.first[here], self.order.index(here)
-        mine = arrived[number :: len(self.order)]
+    def combine(self, number: int, arrived: Sequence[Any]) -> None:
+        """Combines the states that this process has received to the result, or to the part that it has of a block."""
+        if not self._own:
+            return
+        leader, place = self._own[0], self._order.index(self._here)
         known = {}
-        for (tree, owner), state in zip(self.trees.owners.items(), mine, strict=True):
-            k = self.contributors[tree.rank]
-            known[tree] = self.ops.send(state, k, leader) if owner == here and k != leader else state
-        total = self.trees.combined(self.trees.root, None, self._merge(leader), known)
-        return self.ops.finish(leader, total)
+        for (tree, owner), state in zip(
+            self._trees.owners.items(), arrived[place :: len(self._order)], strict=True
+        ):
+            k = self._contributors[tree.rank]
+            known[tree] = self._ops.send(state, k, leader) if owner == self._here and k != leader else state
+        total = self._ops.finish(leader, self._trees.combined(self._trees.root, None, self._merge(leader), known))
+        if self.blocks[number]:
+            with backend_of(self._device).on(self._device):
+                self._total[slice(*self.blocks[number][place])] = total
+        else:
+            self._total = total
 
-    def shares(self, total: Any) -> list[tuple[Any, int, int]]:
-        """Returns the messages with the parts of a long result, from each process to each."""
-        if not self.sliced:
-            return []
-        here, sent = process_index(), []
-        for (begin, end), source in zip(self.bounds, self.order, strict=True):
-            part = total if source == here else RemoteArray((end - begin,), self.dtype)
-            sent += [(part, self.first[source], self.first[p]) for p in self.order]
+    def shares(self, number: int) -> list[tuple[Any, int, int, Any]]:
+        """Returns the messages with the parts of a block of a long result, from each process to each, and where they
+        are received.
+        """
+        sent = []
+        for (begin, end), source in zip(self.blocks[number], self._order, strict=False):
+            away = RemoteArray((end - begin,), self._dtype)
+            mine = self._ops.cut(self._own[0], self._total, begin, end) if self._own else away
+            sent += [
+                (mine if source == self._here else away, self._first[source], self._first[p], mine)
+                for p in self._order
+                if p != source
+            ]
         return sent
 
-    def results(self, total: Any, arrived: Sequence[Any], here: int) -> dict[int, Any]:
+    def results(self) -> dict[int, Any]:
         """Returns the result on each member in this process, by position."""
-        if here not in self.first:
+        if not self._own:
             return {}
-        leader = self.first[here]
-        if self.sliced:
-            total = self.ops.join(leader, list(arrived[self.order.index(here) :: len(self.order)]))
-        members = [k for k, p in zip(self.group.members, self.processes, strict=True) if p == here]
-        return {k: total if k == leader else self.ops.send(total, leader, k) for k in members}
+        leader, total = self._own[0], self._total
+        if self.blocks[0]:
+            total = self._ops.join(leader, [total])
+        return {k: total if k == leader else self._ops.send(total, leader, k) for k in self._own}

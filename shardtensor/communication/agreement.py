@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import hashlib
 import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
-
-import numpy as np
 
 from shardtensor.communication.engine import Bytes, Engine
 from shardtensor.errors import DistributedError, message_of
 
 T = TypeVar("T")
+
+Messages = tuple[Mapping[int, Bytes], Mapping[int, Bytes]]
+"""What is sent to other processes, and the memory for what is received from them, by the numbers of the processes."""
 
 _HEADER = struct.Struct("<QQ16sB7x")
 _KEPT = 64
@@ -62,12 +64,14 @@ class Agreement:
 
     Attributes:
         broken: why no exchange is possible any more; empty as long as there was no error.
+        sent: the bytes that were sent to each other process, without those of broadcasts and headers.
     """
 
     def __init__(self, engine: Engine, timeout: float) -> None:
         self.engine = engine
         self.timeout = timeout
         self.broken = ""
+        self.sent: Counter[int] = Counter()
         self._sequence = 0
         self._in_step = True  # Whether the processes made the same calls of the engine.
         self._calls = 0
@@ -119,16 +123,47 @@ class Agreement:
                 return [record] * self.engine.process_count
             return self._engine_call(lambda deadline: self.engine.agree(record, deadline))
 
+    def gather_texts(self, call: str, text: str) -> list[str]:
+        """Returns the texts of all processes, in order.
+
+        Raises:
+            DistributedError: see `gather`.
+        """
+        data = text.encode()
+        sizes = [int.from_bytes(size, "little") for size in self.gather(call, len(data).to_bytes(8, "little"))]
+        rows = self.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
+        return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+
     def exchange(self, call: str, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes]) -> None:
         """Sends and receives messages; see `Engine.exchange`. Messages without bytes are left out.
 
         Raises:
             DistributedError: see `gather`.
         """
+        self.stream(call, [[(outgoing, incoming)]])
+
+    def stream(self, call: str, rounds: Iterable[Iterable[Messages]]) -> None:
+        """Sends and receives messages, one round after the other; the processes agree on the call once.
+
+        Args:
+            call: the call.
+            rounds: yields for each round what is sent and received, and continues when it has arrived.
+
+        Raises:
+            DistributedError: see `gather`.
+        """
         with self._exclusive(call):
             self._agree(call)
-            sent, received = ({k: m for k, m in messages.items() if m.size} for messages in (outgoing, incoming))
-            self._engine_call(lambda deadline: self.engine.exchange(sent, received, deadline))
+            with self._in_the_middle():
+                for messages in rounds:
+                    for outgoing, incoming in messages:
+                        self._engine_call(functools.partial(self._exchange, outgoing, incoming))
+
+    def _exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes], deadline: float) -> None:
+        sent, received = ({k: m for k, m in messages.items() if m.size} for messages in (outgoing, incoming))
+        for k, message in sent.items():
+            self.sent[k] += message.size
+        self.engine.exchange(sent, received, deadline)
 
     def broadcast(self, call: str, message: Bytes, root: int) -> None:
         """Copies the message of process ``root`` into that of the others.
@@ -245,9 +280,22 @@ class Agreement:
             self.broken = f"{them} {what}"
             raise DistributedError(self._named(self.broken)) from error
         except BaseException:  # Ctrl-C, for example: what the other processes have received is not known.
+            self._interrupted()
+            raise
+
+    @contextlib.contextmanager
+    def _in_the_middle(self) -> Iterator[None]:
+        """A context between the messages of an exchange: after an error in it, the other processes wait in vain."""
+        try:
+            yield
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _interrupted(self) -> None:
+        if not self.broken:
             self._in_step = False
             self.broken = "an exchange between processes was interrupted"
-            raise
 
     def _named(self, reason: str) -> str:
         last = self._last[-1] if self._last else (0, b"", "the start")
@@ -293,8 +341,3 @@ def _who(n: int, calls: Sequence[dict[int, tuple[str, str]]]) -> str:
 def _processes(numbers: Sequence[int]) -> str:
     return ("process " if len(numbers) == 1 else "processes ") + ", ".join(map(str, numbers))
 
-
-def as_bytes(array: Any) -> Bytes:
-    """Returns the memory of a contiguous array, without a copy."""
-    result: Bytes = array.reshape(-1).view(np.uint8)
-    return result

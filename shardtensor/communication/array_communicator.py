@@ -286,7 +286,7 @@ def reduce_ops(
         return each_array(lambda array: view(xp.reshape(array, (-1,)), slice(begin, end)), state)
 
     def join(k: int, parts: list[Any]) -> Any:
-        return backends[k].xp.reshape(backends[k].xp.concat(parts), shape(k))
+        return backends[k].xp.reshape(parts[0] if len(parts) == 1 else backends[k].xp.concat(parts), shape(k))
 
     def carry(state: Any, source: int, destination: int) -> Any:
         return each_array(lambda array: send(array, source, destination), state)

@@ -28,11 +28,6 @@ class Message(NamedTuple):
             return process_of(self.source) == process_of(self.destination)
         return self.source == self.destination or shared_memory((self.source, self.destination)) is not None
 
-    def arrived(self, array: Any) -> Message:
-        """Returns the rest of the way of the message, once its array is in the process of the destination."""
-        same = process_of(self.source) == process_of(self.destination)
-        return Message(array, self.source if same else self.destination, self.destination)
-
     def packs_with(self) -> Any:
         """A key that is equal for messages that may be sent as one; None for long arrays, which are sent alone."""
         backend = backend_of(self.source)

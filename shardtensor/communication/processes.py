@@ -1,13 +1,12 @@
 """The job of this process, and the exchanges of arrays between its processes.
 
-Each exchange is one call of the engine, in which the arrays of each pair of processes are one message. All processes
+In each exchange, the arrays of each pair of processes are one message, or several if it would be long. All processes
 know the shapes and dtypes of all arrays, so that they know which messages there are, and their sizes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,16 +14,13 @@ import numpy as np
 from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.rounds import MOST, Message, Parcel, Part, as_bytes, boxes, rounds
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
 
 if TYPE_CHECKING:  # Programs of one process need none of it.
     from shardtensor.communication.agreement import Agreement
-
-_ALIGNED = 64
-"""Arrays in a message begin at a multiple of this number of bytes."""
-
 
 class _Job:
     """The connection to the other processes, if there is one."""
@@ -87,10 +83,7 @@ def _checksum(array: HostArray) -> int:
 
 def gather_texts(call: str, text: str) -> list[str]:
     """Returns the texts of all processes, in order."""
-    job, data = connected(call), text.encode()
-    sizes = [int.from_bytes(size, "little") for size in job.gather(call, len(data).to_bytes(8, "little"))]
-    rows = job.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
-    return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+    return connected(call).gather_texts(call, text)
 
 
 def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) -> list[Any]:
@@ -132,13 +125,16 @@ def process_of(device: Device) -> int:
     return process_index() if device.backend == HOST.backend else device.process_index
 
 
-def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str) -> list[Any]:
+def cross(
+    messages: Sequence[tuple[Any, Device, Device]], caller: str, into: Sequence[Any] | None = None
+) -> list[Any]:
     """Sends arrays between devices of different processes, in one exchange, if any of them has to be sent.
 
     Args:
         messages: an array, or a `RemoteArray` in all processes but one, the device that has it, and the device that
             receives it. All processes give the same messages. Each process has host arrays itself.
         caller: the name of the operator.
+        into: for each message an array on its destination that receives the elements, or None.
 
     Returns:
         The arrays: on the destination, where that is in this process; otherwise their shapes and dtypes. An array whose
@@ -147,37 +143,28 @@ def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str) -> list[A
     Raises:
         DistributedError: the processes do not call the same.
     """
-    here, results = process_index(), [m[0] for m in messages]
-    pairs: dict[tuple[int, int], list[int]] = {}
-    for n, (_, source, destination) in enumerate(messages):
-        if source.backend == HOST.backend and is_remote(destination):
-            results[n] = RemoteArray(results[n].shape, _dtype(results[n]))
-        ends = process_of(source), process_of(destination)
-        if ends[0] != ends[1] and HOST.backend not in (source.backend, destination.backend):
-            pairs.setdefault(ends, []).append(n)
-    if not pairs:
+    results, numbers, parcels = [m[0] for m in messages], list[int](), list[Parcel]()
+    for n, (array, source, destination) in enumerate(messages):
+        if HOST.backend in (source.backend, destination.backend):
+            if is_remote(destination):
+                results[n] = RemoteArray(array.shape, _dtype(array))
+        elif (sender := process_of(source)) != (receiver := process_of(destination)):
+            numbers.append(n)
+            parcels.append(Parcel(sender, receiver, tuple(array.shape), _dtype(array)))
+    if not parcels:
         return results
-    outgoing, incoming, sizes = {}, {}, []
-    for (sender, receiver), numbers in pairs.items():
-        begins = _begins([results[n] for n in numbers])
-        sizes.append((sender, receiver, begins[-1]))
-        if sender == here:
-            outgoing[receiver] = _packed([messages[n][:2] for n in numbers], begins)
-        elif receiver == here:
-            incoming[sender] = memory_pool.empty((begins[-1],), np.dtype(np.uint8))
-    connected(caller).exchange(_described(caller, sizes), outgoing, incoming)
-    for (sender, receiver), numbers in pairs.items():
-        begins = _begins([results[n] for n in numbers])
-        for n, begin in zip(numbers, begins, strict=False):
-            if receiver == here:
-                results[n] = _received(incoming[sender], begin, results[n], messages[n][2])
-            elif sender == here:
-                results[n] = RemoteArray(results[n].shape, _dtype(results[n]))
+    freight = _Freight(parcels, [messages[n] for n in numbers], [into[n] if into else None for n in numbers])
+    for n, array in zip(numbers, freight.carried(caller), strict=True):
+        results[n] = array
     return results
 
 
 def everywhere(
-    arrays: Sequence[Any], devices: Sequence[Device], caller: str, root: int | None = None
+    arrays: Sequence[Any],
+    devices: Sequence[Device],
+    caller: str,
+    root: int | None = None,
+    into: Sequence[HostArray] | None = None,
 ) -> list[HostArray]:
     """Returns arrays, each of which one process has on a device, as host arrays in all processes, or in one.
 
@@ -186,42 +173,142 @@ def everywhere(
         devices: the device of each array.
         caller: the name of the function.
         root: the process that receives them; None for all. The result of the others is empty.
+        into: host arrays that receive the elements, in the processes that do.
     """
-    here, numbers = process_index(), dict[int, list[int]]()
-    for n, device in enumerate(devices):
-        numbers.setdefault(process_of(device), []).append(n)
-    begins = {k: _begins([arrays[n] for n in some]) for k, some in numbers.items()}
-    own = numbers.get(here, [])
-    packed = _packed([(arrays[n], devices[n]) for n in own], begins.get(here, [0]))
-    job, receives = connected(caller), root in (None, here)
-    messages = {
-        k: memory_pool.empty((ends[-1],), np.dtype(np.uint8)) for k, ends in begins.items() if k != here and receives
-    }
-    others = [k for k in range(job.engine.process_count) if k != here and root in (None, k)]
-    sizes = [(k, -1 if root is None else root, ends[-1]) for k, ends in begins.items()]
-    job.exchange(_described(caller, sizes), dict.fromkeys(others, packed), messages)
-    if not receives:
-        return []
-    messages[here] = packed
-    results: list[Any] = [None] * len(arrays)
-    for k, some in numbers.items():
-        for n, begin in zip(some, begins[k], strict=False):
-            results[n] = _received(messages[k], begin, arrays[n], HOST)
-    return results
+    here, job = process_index(), connected(caller)
+    receives = root in (None, here)
+    results: list[Any] = []
+    for n, (array, device) in enumerate(zip(arrays, devices, strict=True)):
+        if process_of(device) != here or not receives:
+            results.append(into[n] if into else None)
+            continue
+        if into is None:
+            results += _on_hosts([(array, device, None)])
+            continue
+        for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
+            (into[n][(*box, ...)],) = _on_hosts([(array, device, box)])
+        results.append(into[n])
+    numbers, parcels, messages = [], [], []
+    for receiver in range(job.engine.process_count) if root is None else (root,):
+        for n, (array, device) in enumerate(zip(arrays, devices, strict=True)):
+            if (sender := process_of(device)) != receiver:
+                numbers.append(n)
+                parcels.append(Parcel(sender, receiver, tuple(array.shape), _dtype(array)))
+                messages.append((array, device, HOST))
+    if parcels:
+        targets = [results[n] if p.receiver == here else None for n, p in zip(numbers, parcels, strict=True)]
+        for n, parcel, array in zip(numbers, parcels, _Freight(parcels, messages, targets).carried(caller), strict=True):
+            if parcel.receiver == here:
+                results[n] = array
+    return results if receives else []
 
 
-_LISTED = 2
-"""The number of messages up to which the text of an exchange lists them."""
+class _Freight:
+    """Arrays that processes send to each other, in one exchange.
 
-
-def _described(caller: str, sizes: Sequence[tuple[int, int, int]]) -> str:
-    """Returns the text of an exchange, which the processes compare: which process sends how many bytes to which, or a
-    hash of that.
+    Args:
+        parcels: the arrays.
+        messages: for each the array itself, if this process sends it, its device, and that which receives it.
+        into: for each the array that receives the elements, or None.
     """
-    if len(sizes) <= _LISTED:
-        ends = [(f"{n} bytes from process {i}", "all" if k < 0 else f"process {k}") for i, k, n in sizes]
-        return f"{caller}: {', '.join([' to '.join(pair) for pair in ends])}"
-    return f"{caller}: {sum(n for _, _, n in sizes)} bytes in {len(sizes)} messages ({hash(tuple(sizes)) % 2**32:x})"
+
+    def __init__(
+        self, parcels: Sequence[Parcel], messages: Sequence[tuple[Any, Device, Device]], into: Sequence[Any]
+    ) -> None:
+        self._parcels = parcels
+        self._messages = messages
+        self._into = list(into)
+        self._here = process_index()
+
+    def carried(self, caller: str) -> list[Any]:
+        """Returns the arrays that this process receives, and the shapes and dtypes of the others."""
+        made = rounds(tuple(self._parcels), MOST)
+        for number in made.cut:
+            if self._into[number] is None and self._parcels[number].receiver == self._here:
+                self._into[number] = self._empty(number)
+        connected(caller).stream(f"{caller}: {made.text}", map(self._round, made.messages))
+        return [
+            array if parcel.receiver == self._here else RemoteArray(parcel.shape, parcel.dtype)
+            for parcel, array in zip(self._parcels, self._into, strict=True)
+        ]
+
+    def _round(self, messages: Sequence[Message]) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
+        """Yields what is sent to and received from each process, and then stores what was received."""
+        outgoing: dict[int, Any] = {}
+        incoming: dict[int, Any] = {}
+        packed: dict[Any, Any] = {}  # Arrays that go to several processes are packed once.
+        for message in messages:
+            if message.sender == self._here:
+                key = tuple([(id(self._messages[p.number][0]), p.begin) for p in message.parts])
+                if key not in packed:
+                    packed[key] = self._packed(message)
+                outgoing[message.receiver] = packed[key]
+            elif message.receiver == self._here:
+                target = self._target(message)
+                incoming[message.sender] = _new(message.nbytes) if target is None else target
+        yield outgoing, incoming
+        outgoing.clear()  # The caller still refers to both, while the next round is packed.
+        for message in messages:
+            if message.receiver == self._here:
+                self._store(message, incoming.pop(message.sender))
+
+    def _packed(self, message: Message) -> Any:
+        """Returns the bytes of a message: those of the array itself, if it is the only one and lies as it is sent."""
+        hosts = _on_hosts([(*self._messages[part.number][:2], part.box) for part in message.parts])
+        if len(hosts) == 1 and hosts[0].flags.c_contiguous:
+            return as_bytes(hosts[0])
+        packed = _new(message.nbytes)
+        for part, host in zip(message.parts, hosts, strict=True):
+            packed[part.begin : part.end].view(host.dtype).reshape(part.shape)[...] = host
+        return packed
+
+
+    def _target(self, message: Message) -> Any:
+        """Returns the bytes of the array that receives the elements, if it is the only one and can receive them as they
+        are; otherwise None.
+        """
+        part = message.parts[0]
+        target = self._into[part.number]
+        if len(message.parts) > 1 or type(target) is not np.ndarray or target.dtype != self._parcels[part.number].dtype:
+            return None
+        found = target[part.box] if part.box is not None else target
+        return as_bytes(found) if found.flags.c_contiguous else None
+
+    def _store(self, message: Message, arrived: Any) -> None:
+        """Copies the arrays of a message that was received to where they belong."""
+        if self._target(message) is not None:
+            return
+        for part in message.parts:
+            host = arrived[part.begin : part.end].view(self._parcels[part.number].dtype).reshape(part.shape)
+            device, target = self._messages[part.number][2], self._into[part.number]
+            backend = backend_of(device)
+            if target is None:
+                self._into[part.number] = host if backend.on_host else _sent_from_host(host, device)
+            elif backend.on_host:
+                target[... if part.box is None else part.box] = host
+            else:
+                with backend.on(device):
+                    made = backend.xp.asarray(backend.from_host(host, device), dtype=backend.dtype_of(target))
+                    target[... if part.box is None else part.box] = made
+
+    def _empty(self, number: int) -> Any:
+        """Returns new memory for an array on its destination."""
+        device, parcel = self._messages[number][2], self._parcels[number]
+        backend = backend_of(device)
+        if backend.on_host:
+            return memory_pool.empty(parcel.shape, parcel.dtype)
+        with backend.on(device):
+            return backend.xp.empty(parcel.shape, dtype=parcel.dtype)
+
+
+def _new(nbytes: int) -> Any:
+    return memory_pool.empty((nbytes,), np.dtype(np.uint8))
+
+
+def _sent_from_host(host: HostArray, device: Device) -> Any:
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.from_host(host, device)
 
 
 def _dtype(array: Any) -> np.dtype[Any]:
@@ -232,41 +319,25 @@ def _dtype(array: Any) -> np.dtype[Any]:
     return backend.dtype_of(array)
 
 
-def _begins(arrays: Sequence[Any]) -> list[int]:
-    """Returns at which byte of a message each array begins, and the number of bytes of the message."""
-    ends = [0]
-    for array in arrays:
-        nbytes = math.prod(array.shape) * _dtype(array).itemsize
-        ends.append(ends[-1] + -(-nbytes // _ALIGNED) * _ALIGNED)
-    return ends
-
-
-def _packed(parts: Sequence[Any], begins: Sequence[int]) -> Any:
-    """Returns the message that consists of the arrays of this process."""
-    message = memory_pool.empty((begins[-1],), np.dtype(np.uint8))
-    for (array, device), begin in zip(parts, begins, strict=False):
-        host = _on_host(array, device)
-        if host.size:
-            into = message[begin : begin + host.nbytes].view(host.dtype).reshape(host.shape)
-            into[...] = host
-    return message
-
-
-def _on_host(array: Any, device: Device) -> HostArray:
-    if type(array) is np.ndarray:
-        return array
-    backend = backend_of(device)
-    with backend.on(device):
-        return np.asarray(backend.to_host(array, device))
-
-
-def _received(message: Any, begin: int, known: Any, device: Device) -> Any:
-    """Returns the array of a message on its destination, or on the host."""
-    dtype = _dtype(known)
-    nbytes = math.prod(known.shape) * dtype.itemsize
-    host = message[begin : begin + nbytes].view(dtype).reshape(known.shape)
-    backend = backend_of(device)
-    if backend.on_host:
-        return host
-    with backend.on(device):
-        return backend.from_host(host, device)
+def _on_hosts(parts: Sequence[tuple[Any, Device, tuple[slice, ...] | None]]) -> list[HostArray]:
+    """Returns the elements of arrays on devices, or those in a box of each, as host arrays: in page-locked memory, where
+    a backend has some, to which all of them are copied at the same time.
+    """
+    hosts, tokens = [], []
+    for array, device, box in parts:
+        if type(array) is np.ndarray:
+            hosts.append(array[box] if box else array)
+            continue
+        backend = backend_of(device)
+        with backend.on(device):
+            part = backend.view(array, box) if box else array
+            if backend.pinned_host:
+                host, token = backend.offload(backend.contiguous(part), device)
+                tokens.append((backend, token))
+            else:
+                host = np.asarray(backend.to_host(part, device))
+            hosts.append(host)
+    for backend, token in tokens:
+        if token is not None:
+            backend.settle(token)
+    return hosts

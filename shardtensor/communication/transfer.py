@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
-from shardtensor.backend.registry import backend_of, is_remote, process_index, shared_memory
+from shardtensor.backend.registry import backend_of, backend_of_group, is_remote, process_index, shared_memory
 from shardtensor.communication.processes import everywhere
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.errors import ArgumentTypeError, NotAddressableError
+from shardtensor.host import memory_pool
 from shardtensor.sharding.cells import Cells
 from shardtensor.sharding.copy_plan import host_grid, identity, plan_reshard
 from shardtensor.sharding.index import Index, region_of
@@ -124,7 +125,7 @@ class OperandTransfer:
         if self.stays:
             return shard_arrays(x)
         devices = self.target.mesh.flat
-        return views(backend_of(devices[0]), devices, self.buffers(x, operator, explicit), self.cells.shards)
+        return views(backend_of_group(devices), devices, self.buffers(x, operator, explicit), self.cells.shards)
 
 
 operand_transfer = functools.lru_cache(1024)(OperandTransfer)
@@ -171,13 +172,10 @@ def gather_across(x: ShardedTensor, caller: str, root: int | None = None) -> Hos
     get an array without elements. All processes have to call this.
     """
     arrays, grid = shard_arrays(x), x._aval.grid
-    owners = grid.owners()
-    parts = everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root)
-    if root not in (None, process_index()):
-        return np.empty(0, x.dtype)
-    out = np.empty(x.shape, x.dtype)
-    for k, part in zip(owners, parts, strict=True):
-        out[grid.index(k)] = part
+    owners, receives = grid.owners(), root in (None, process_index())
+    out = memory_pool.empty(x.shape, x.dtype) if receives else np.empty(0, x.dtype)
+    into = [out[(*grid.index(k), ...)] for k in owners] if receives else None
+    everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root, into)
     return out
 
 

@@ -13,7 +13,6 @@ from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import Message, as_dtype, exchange
-from shardtensor.communication.processes import cross, described, note
 from shardtensor.communication.schedules import Block, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, record_transfer
 from shardtensor.host import memory_pool
@@ -86,18 +85,17 @@ class TransferPlan(RecordedPlan):
         ``as_they_lie`` is true: then an array that stays on its device keeps its memory order, and need not be copied.
         ``fill`` is the value of the elements that no region covers, if there are any.
         """
-        rows = [
-            [self._message(p, operands, device) for p in self.incoming[k]]
-            for k, device in enumerate(self.result.devices)
-        ]
+        positions = range(len(self.result.devices))
         if self._spans:
-            rows = self._crossed(rows, operands)
+            from shardtensor.communication.transfer_across import run_across  # Programs of one process do not need it.
+
+            return run_across(self, operands, dtype, as_they_lie, fill)
 
         def receive(k: int) -> Any:
-            return self._receive(k, self.incoming[k], rows[k], dtype, as_they_lie, fill)
+            messages = [self.message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
+            return self.receive(k, self.incoming[k], messages, dtype, as_they_lie, fill)
 
-        positions = range(len(rows))
-        if self._spans or BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
+        if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
             return tuple([receive(k) for k in positions])
         results: dict[int, Any] = {}
         each(lambda k: results.update({k: receive(k)}), len(positions))
@@ -107,16 +105,6 @@ class TransferPlan(RecordedPlan):
     def _spans(self) -> bool:
         """Whether some of the devices belong to other processes."""
         return any(is_spanning(grid.devices) for grid in (self.result, *self.sources))
-
-    def _crossed(self, rows: list[list[Message]], operands: Sequence[Sequence[Any]]) -> list[list[Message]]:
-        """Sends the messages to the processes of their destinations, as one for each process, and returns the rest of
-        their ways.
-        """
-        for grid, arrays in zip(self.sources, operands, strict=True):
-            if grid.devices == (HOST,):  # Each process has the whole array, and takes its own elements of it.
-                note(described(arrays[0]))
-        arrived = iter(cross([message for row in rows for message in row], "transfer"))
-        return [[message.arrived(next(arrived)) for message in row] for row in rows]
 
     @functools.cached_property
     def _elements_on_host(self) -> int:
@@ -136,7 +124,7 @@ class TransferPlan(RecordedPlan):
                 incoming[piece.k].append(piece)
         return incoming
 
-    def _receive(
+    def receive(
         self,
         k: int,
         pieces: Sequence[Piece],
@@ -144,27 +132,50 @@ class TransferPlan(RecordedPlan):
         dtype: Any,
         as_they_lie: bool,
         fill: Any,
+        out: Any = None,
     ) -> Any:
-        device, shape = self.result.devices[k], self.result.shape(k)
+        """Returns the array of the k-th device of the result.
+
+        Args:
+            k: the position of the device.
+            pieces: the pieces that it receives; of those that are in ``out`` already, none.
+            messages: the messages with their elements.
+            dtype, as_they_lie, fill: see `run`.
+            out: the array, if it was created by `new`.
+        """
+        device = self.result.devices[k]
         backend = backend_of(device)
-        if len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True)):
+        if out is None and self.is_one_piece(k):
             (part,) = exchange(messages)
             with backend.on(device):
                 # Arrays that are sent are contiguous, and replicas must be reduced in the same order on every device.
                 part = part if as_they_lie else backend.contiguous(part)
                 return as_dtype(backend, part, dtype)
-        with backend.on(device):
-            empty = memory_pool.empty if backend.on_host else backend.xp.empty
-            out = empty(shape, dtype=dtype)
-            if fill is not None:
-                out[...] = fill
+        if out is None:
+            out = self.new(k, dtype, fill)
         parts = exchange(messages)
         for piece, part in zip(pieces, parts, strict=True):
             with backend.on(device):
                 out[piece.to] = part
         return out
 
-    def _message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
+    def is_one_piece(self, k: int) -> bool:
+        """Whether the array of the k-th device of the result is one piece."""
+        pieces, shape = self.incoming[k], self.result.shape(k)
+        return len(pieces) == 1 and all(s.stop - s.start == n for s, n in zip(pieces[0].to, shape, strict=True))
+
+    def new(self, k: int, dtype: Any, fill: Any) -> Any:
+        """Returns new memory for the array of the k-th device of the result."""
+        device, shape = self.result.devices[k], self.result.shape(k)
+        backend = backend_of(device)
+        with backend.on(device):
+            empty = memory_pool.empty if backend.on_host else backend.xp.empty
+            out = empty(shape, dtype=dtype)
+            if fill is not None:
+                out[...] = fill
+        return out
+
+    def message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
         """Returns the message with the elements of one piece, a view of the operand's array."""
         region = self.regions[piece.region]
         source = self.sources[region.operand].devices[piece.j]

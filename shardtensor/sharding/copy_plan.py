@@ -131,6 +131,8 @@ class RegionCopies:
         # The r-th receiver receives from the r-th source replica, cyclically, so that replicas share the sending.
         turns = np.arange(receivers.shape[1]) % replicas[sender_part][:, None]
         turn = np.take_along_axis(senders[sender_part], turns, axis=1)
+        if len(_processes(source.devices) | _processes(result.devices)) > 1:
+            turn = _turns_of_processes(senders, sender_part, receivers, source, result)
         held = (receivers >= 0).ravel()
         self.local = mine.ravel()[held]
         self.source = np.where(mine, own, turn).ravel()[held]
@@ -248,6 +250,44 @@ def _holders(grid: Grid) -> tuple[Ints, Ints]:
     holders = np.full((count, most), -1)
     holders[np.arange(most) < replicas[:, None]] = np.argsort(parts, kind="stable")
     return holders, replicas
+
+
+@lru_cache(256)
+def _processes(devices: tuple[Device, ...]) -> frozenset[int]:
+    """Returns the processes of devices."""
+    return frozenset([device.process_index for device in devices])
+
+
+def _turns_of_processes(senders: Ints, parts: Ints, receivers: Ints, source: Grid, result: Grid) -> Ints:
+    """Returns the position of the source device of each piece for each of its receivers, of shape (pieces, replicas).
+
+    Receivers whose own process has the part receive it there. The others of one process receive it from one device, so
+    that it is sent to each process once; the processes that have it share the sending.
+
+    Args:
+        senders: the positions of the devices that hold each part of the source.
+        parts: the part of the source in which each piece is.
+        receivers: the positions of the devices that receive each piece.
+        source, result: the shards of the operand and of the result.
+    """
+    giving = [device.process_index for device in source.devices]
+    taking = np.array([device.process_index for device in result.devices], np.int64)
+    turn = np.zeros_like(receivers)
+    process = np.where(receivers >= 0, taking[receivers], -1)
+    rank = np.broadcast_to(np.arange(receivers.shape[1]), receivers.shape)
+    part = np.broadcast_to(parts[:, None], receivers.shape)
+    width = int(process.max(initial=0)) + 2
+    pairs, inverse = np.unique((part * width + process + 1).ravel(), return_inverse=True)
+    order, ends = np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))
+    for pair, pieces in zip(pairs.tolist(), np.split(order, ends)[:-1], strict=True):
+        at, wanted = pair // width, pair % width - 1
+        have: dict[int, list[int]] = {}
+        for k in senders[at][senders[at] >= 0].tolist():
+            have.setdefault(giving[k], []).append(k)
+        several = sorted(have)
+        some = np.array(have.get(wanted) or have[several[wanted % len(several)]][:1], np.int64)
+        turn.ravel()[pieces] = some[rank.ravel()[pieces] % len(some)]
+    return turn
 
 
 @lru_cache(256)

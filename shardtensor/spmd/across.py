@@ -8,7 +8,7 @@ same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,51 +75,78 @@ def programs_across(program: Program, at: AxisPosition, caller: str) -> tuple[in
     return numbers if len(processes_of(tuple([run.across[n] for n in numbers]))) > 1 else ()
 
 
-def met(found: Sequence[Rendezvous]) -> list[Sequence[Any]]:
-    """Executes collectives of programs of several processes, and returns the results of each for all programs.
+def met(found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
+    """Executes the collectives of programs of several processes in which all programs have arrived, and returns the
+    results of each for all programs. The others go on waiting.
 
     Raises:
-        CollectiveError: programs make different calls, or some make none.
+        CollectiveError: in none of them all programs have arrived, so that no program can continue.
+        BackendError: a process takes part in none of the collectives of a kind that others execute.
     """
     import json  # Programs of one process do not need it.
 
     across = next(member.run.across for rendezvous in found for member in rendezvous.arrived)
     own = {rendezvous.numbers: rendezvous for rendezvous in found}
-    groups: dict[tuple[int, ...], dict[int, Any]] = {}
-    calls = set()
-    for text in gather_texts("collectives of a map", json.dumps([_described(r) for r in found])):
-        for numbers, call, members in json.loads(text):
-            groups.setdefault(tuple(numbers), {}).update({int(k): kinds for k, kinds in members.items()})
-            calls.add(call)
-    if len(calls) > 1:
-        raise CollectiveError(f"{found[0].call.description}: programs in other processes make another call: {calls}")
-    results: dict[tuple[int, ...], Sequence[Any]] = {}
-    for numbers in sorted(groups):
-        kinds = groups[numbers]
-        if missing := [n for k, n in enumerate(numbers) if k not in kinds]:
-            raise CollectiveError(f"{found[0].call.description}: the programs {missing} do not make this call")
+    groups: dict[tuple[int, ...], _Meeting] = {}
+    known: list[set[str]] = []
+    texts = gather_texts("collectives of a map", json.dumps([_described(r) for r in found]))
+    for row in map(json.loads, texts):
+        known.append({call for _, call, _ in row})
+        for numbers, call, members in row:
+            group = groups.setdefault(tuple(numbers), _Meeting(set(), {}))
+            group.calls.add(call)
+            group.kinds.update({int(k): kinds for k, kinds in members.items()})
+    ready = sorted(n for n, group in groups.items() if len(group.calls) == 1 and len(group.kinds) == len(n))
+    if not ready:
+        first, calls = found[0].call.description, sorted(set.union(*known))
+        arrived = sorted(number for n, group in groups.items() for k, number in enumerate(n) if k in group.kinds)
+        raise CollectiveError(
+            f"{first}: programs in other processes make another call, or none: {calls}, by the programs {arrived}"
+        )
+    results = []
+    for numbers in ready:
+        (call,), kinds = groups[numbers]
+        if any(call not in calls for calls in known):
+            raise BackendError(f"{call}: some processes take no part in such a call at this time, and make another one")
         mine = own.get(numbers)
         contributions = []
         for k, n in enumerate(numbers):
             here = mine is not None and not is_remote(across[n])
             given = mine.contributions[k] if mine and here else ((across[n],), [_remote(x) for x in kinds[k]], ())
             contributions.append(given)
-        work = (mine or found[0]).work
+        work = (mine or next(r for r in found if _call_of(r) == call)).work
         assert work is not None
-        results[numbers] = work(contributions)
-    return [results[rendezvous.numbers] for rendezvous in found]
+        made = work(contributions)
+        if mine is not None:
+            results.append((mine, made))
+    return results
+
+
+class _Meeting(NamedTuple):
+    """What the processes know of one collective.
+
+    Attributes:
+        calls: the calls that programs make in it; one, unless they disagree.
+        kinds: what each program that has arrived gives, by its position.
+    """
+
+    calls: set[str]
+    kinds: dict[int, Any]
+
+
+def _call_of(rendezvous: Rendezvous) -> str:
+    """Returns a text of a call, the same for calls that can meet."""
+    return f"{rendezvous.call.description} with {rendezvous.call.details!r}"
 
 
 def _described(rendezvous: Rendezvous) -> tuple[Any, ...]:
     """Returns the numbers of the programs of a rendezvous, its call, and what the programs of this process give."""
-    call = rendezvous.call
-    details = repr(call.details)
     members = {
         k: [_kind(leaf, contribution[0][0]) for leaf in contribution[1]]
         for k, contribution in enumerate(rendezvous.contributions)
         if contribution is not None
     }
-    return rendezvous.numbers, f"{call.description} with {details}", members
+    return rendezvous.numbers, _call_of(rendezvous), members
 
 
 def _kind(leaf: Any, device: Device) -> Any:

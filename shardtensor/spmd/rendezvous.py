@@ -71,8 +71,10 @@ def rendezvous(
 
     def work(contributions: list[Any]) -> Sequence[Any]:
         groups, leaves_of, given = zip(*contributions, strict=True)
+        # A process also executes its part of the collectives of programs elsewhere, in groups of other sizes.
+        sizes = at.sizes if at.size == len(contributions) else (len(contributions),)
         columns = [
-            _column(functools.partial(kind, caller, at.axis, sizes=at.sizes), groups, column, given, body)
+            _column(functools.partial(kind, caller, at.axis, sizes=sizes), groups, column, given, body)
             for column in zip(*leaves_of, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)

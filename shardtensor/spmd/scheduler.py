@@ -370,24 +370,24 @@ class Scheduler:
             self._close(run)
 
     def _meet_processes(self) -> bool:
-        """Executes the collectives with programs of other processes, if all programs wait in such collectives, and
-        returns whether it did. The lock is held.
+        """Executes the collectives with programs of other processes in which all programs have arrived, if some wait in
+        such collectives, and returns whether it did. The lock is held.
         """
-        found = list(self.pending_rendezvous.values())
-        if not found or not all(rendezvous.numbers and not rendezvous.missing for rendezvous in found):
+        found = [rendezvous for rendezvous in self.pending_rendezvous.values() if rendezvous.numbers]
+        if not found:
             return False
         from shardtensor.spmd.across import met  # Few programs need it.
 
-        for rendezvous in found:
-            del self.pending_rendezvous[rendezvous.key]
         try:
             results = met(found)
         except BaseException as error:
             for rendezvous in found:
+                del self.pending_rendezvous[rendezvous.key]
                 for member in rendezvous.arrived:
                     self.release(member, error_for(error, rendezvous.call, member))
             return True
-        for rendezvous, made in zip(found, results, strict=True):
+        for rendezvous, made in results:
+            del self.pending_rendezvous[rendezvous.key]
             for waiting, result in zip(rendezvous.members, made, strict=True):
                 if waiting is not None:
                     self.resume(waiting, result)

@@ -11,7 +11,15 @@ import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of_group, is_spanning, memory_space, shared_memory
+from shardtensor.backend.registry import (
+    backend_of,
+    backend_of_group,
+    is_remote,
+    is_spanning,
+    memory_space,
+    shared_memory,
+)
+from shardtensor.backend.remote import RemoteArray
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
@@ -75,11 +83,9 @@ def cells_of(sharding: NamedSharding, shape: Shape) -> Cells:
 
 
 def memories_of(sharding: NamedSharding) -> tuple[Hashable, ...]:
-    """Returns what identifies the memory of each device; each has its own where tensors are offloaded, or span
-    processes.
-    """
+    """Returns what identifies the memory of each device; each has its own where tensors are offloaded."""
     devices = sharding.mesh.flat
-    return devices if is_offloaded(sharding) or is_spanning(devices) else tuple(map(memory_space, devices))
+    return devices if is_offloaded(sharding) else tuple(map(memory_space, devices))
 
 
 def memory_of_all(sharding: NamedSharding) -> Hashable | None:
@@ -157,10 +163,13 @@ def join(pieces: Sequence[Any], value: Aval, number: int) -> tuple[Any, int]:
         value: the aval of the tensor.
         number: the number of the cell.
     """
-    cells, backend = value.cells, value.backend
+    cells, device = value.cells, value.cells.grid.devices[number]
     positions, shape = cells.positions[number], cells.grid.shape(number)
     if cells.shards[positions[0]][1] is None:
         return pieces[positions[0]], 0
+    if value.spans and is_remote(device):
+        return RemoteArray(shape, value.dtype), 0
+    backend = backend_of(device)
     parts: dict[Any, Any] = {}  # of replicas the first
     for k in positions:
         index = cells.shards[k][1] or ()
@@ -173,8 +182,8 @@ def join(pieces: Sequence[Any], value: Aval, number: int) -> tuple[Any, int]:
         whole = in_place([p for p, _ in parts.values()], [[b for b, _ in box] for box in parts], shape)
         if whole is not None:
             return whole, 0
-    array = _empty(backend, cells.grid.devices[number], shape, value.dtype)
-    with backend.on(cells.grid.devices[number]):
+    array = _empty(device, shape, value.dtype)
+    with backend.on(device):
         for piece, index in parts.values():
             if backend.on_host:
                 copy_into(array[index], piece, breaks=True)
@@ -198,11 +207,14 @@ def views(backend: Backend, devices: Sequence[Device], buffers: Sequence[Any], p
 def new_buffers(value: Aval) -> tuple[tuple[Any, ...], list[Any]]:
     """Returns new buffers for the cells of a value, and for each device the view of them that is its shard."""
     grid, backend = value.cells.grid, value.backend
-    buffers = tuple([_empty(backend, device, grid.shape(n), value.dtype) for n, device in enumerate(grid.devices)])
+    buffers = tuple([_empty(device, grid.shape(n), value.dtype) for n, device in enumerate(grid.devices)])
     return buffers, views(backend, value.grid.devices, buffers, value.cells.shards)
 
 
-def _empty(backend: Backend, device: Device, shape: Shape, dtype: np.dtype[Any]) -> Any:
+def _empty(device: Device, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    if is_remote(device):
+        return RemoteArray(shape, dtype)
+    backend = backend_of(device)
     if backend.on_host:
         return memory_pool.empty(shape, dtype)
     with backend.on(device):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import os
 import pickle
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,9 @@ import pytest
 
 import shardtensor as st
 from shardtensor import distributed
+from shardtensor.backend.registry import backend_of
 from shardtensor.communication.agreement import Agreement
+from shardtensor.communication import processes
 from shardtensor.communication.processes import JOB
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
@@ -108,14 +113,92 @@ def transfers_move_what_is_needed() -> None:
     same(st.reshard(x, everything().flat[-1]).reshard(everything()), ROWS)
 
 
+def replicas_are_sent_once() -> None:
+    count, n = distributed.process_count(), st.device_count()
+    whole = np.arange(24.0 * n).reshape(n, 24)
+    x = tensor(whole)
+    for spec, wanted in ((st.P(), x.nbytes // count), (st.P(None, "x"), x.nbytes // count // count)):
+        before = JOB.agreement.sent.copy()
+        y = st.reshard(x, st.NamedSharding(everything(), spec))
+        assert set((JOB.agreement.sent - before).values()) == {wanted}
+        same(y, whole)
+    everywhere = tensor(ROWS, None)
+    before = JOB.agreement.sent.copy()
+    same(st.reshard(everywhere, st.NamedSharding(everything(), st.P("x"))) + 0, ROWS)
+    st.reshard(everywhere, everything().flat[-1])
+    distributed.sync_global_devices("moved")
+    assert (JOB.agreement.sent - before).total() <= ROWS.nbytes, "only to gather the result"
+
+
+def memory_of_transfers_is_limited() -> None:
+    whole, most = np.arange(1 << 21, dtype=np.float64).reshape(2048, 1024), 1 << 20
+    with limited_messages(most):
+        x, rows, column = tensor(whole), tensor(whole.reshape(8, -1)), st.NamedSharding(everything(), st.P(None, "x"))
+        moves = {
+            "columns": lambda: st.reshard(x, column),
+            "rolled": lambda: st.roll(x, 700, axis=0),
+            "gathered": lambda: distributed.gather_to(x, 0),
+            "sum": lambda: st.sum(rows, axis=0),
+        }
+        share, wanted = whole.nbytes // distributed.process_count(), dict[str, Any]()
+        wanted["columns"] = whole
+        wanted["rolled"] = np.roll(whole, 700, axis=0)
+        on_host = backend_of(st.local_devices()[0]).on_host  # Elsewhere, parts of messages are copied by the host, too.
+        # Each device has a partial sum of its rows, of which the process combines those of two halves at a time.
+        results = {"gathered": whole.nbytes, "sum": share + 3 * whole.nbytes // 8}
+        for name, move in moves.items():
+            move()
+            st.free_cache()
+            gc.collect()
+            tracemalloc.start()
+            made = move()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < results.get(name, share) + (1 if on_host else 3) * most + (1 << 18), (name, peak)
+            if name in wanted:
+                same(made, wanted[name])
+
+
+@contextlib.contextmanager
+def limited_messages(most: int) -> Iterator[None]:
+    """Limits the bytes of the messages that a process has at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "MOST", most)
+        yield
+
+
+def device_arrays_are_sent_from_pinned_memory() -> None:
+    plugin = backend_of(st.local_devices()[0])._plugin
+    if plugin.name != "cupy":
+        return
+    x, offload, sent = tensor(), plugin.offload, []
+
+    def counted(array: Any, device: st.Device) -> Any:
+        host, token = offload(array, device)
+        sent.append(host)
+        return host, token
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugin, "offload", counted)
+        same(st.reshard(x, st.NamedSharding(everything(), st.P(None, "x"))), ROWS)
+    import cupy
+
+    assert sent
+    assert all(cupy.cuda.pinned_memory.is_memory_pinned(host.ctypes.data) for host in sent if host.size)
+
+
 def reductions_and_products() -> None:
     x = tensor()
     for name in ("sum", "mean", "max", "min", "prod", "std", "argmax"):
         for axis in (None, 0, 1):
             found, wanted = getattr(st, name)(x, axis=axis), getattr(np, name)(ROWS, axis=axis)
             np.testing.assert_allclose(distributed.process_allgather(found), wanted, rtol=1e-14)
-    long = np.arange(1 << 18, dtype=np.float32).reshape(8, -1)
-    same(tensor(long).sum(axis=0), long.sum(axis=0))  # Each process combines a part of it.
+    long = np.arange(6 * ((1 << 20) + 7), dtype=np.float64).reshape(6, -1)
+    with limited_messages(1 << 20):
+        for dtype in (np.float32, np.int64):  # Each process combines a part of it, block by block.
+            same(tensor(long.astype(dtype)).max(axis=0), long.astype(dtype).max(axis=0))
+        same(tensor(long).sum(axis=0), long.sum(axis=0))
+    same(tensor(long).argmax(axis=0), long.argmax(axis=0))
     np.testing.assert_allclose(distributed.process_allgather(x @ x.T), ROWS @ ROWS.T)
     y = tensor(ROWS.T.copy(), None, "x")
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
@@ -287,7 +370,8 @@ def local_tensors_concern_nobody_else() -> None:
 
 CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
-    memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, reductions_and_products,
+    memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
+    device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
     views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
     lists_are_of_this_process, jit_has_the_bits_of_eager_mode, what_needs_one_array_is_an_error,
     values_that_differ_are_errors, calls_that_differ_are_errors, local_tensors_concern_nobody_else,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -10,18 +11,23 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor import launcher
+from shardtensor import distributed, launcher
+from shardtensor.backend import registry
+from shardtensor.backend.protocol import hardware_shares
 from shardtensor.communication.launch import first_host, found_launches
 from shardtensor.errors import ArgumentError, DistributedError
 from tests.communication.test_engines import NO_GLOO, NO_MPI
+from tests.conftest import NO_GPU
 
 FAULTS = Path(__file__).with_name("faults.py")
 ENGINES = {"mpi": NO_MPI, "gloo": NO_GLOO}
+FULL = pytest.mark.full
 GATHER = re.escape("process_allgather(float64[3])")
 
 
@@ -38,6 +44,79 @@ def launch(engine: str, processes: int, *command: str, limit: float = 60) -> tup
     text = "\n".join(lines)
     assert status != 124, f"the job was ended after {limit} s: {text}"
     return status, text
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """A job in which each process sees these GPUs."""
+
+    def __init__(self, rows: list[list[str]], here: int) -> None:
+        self.rows, self.engine = rows, SimpleNamespace(process_index=here)
+
+    def gather_texts(self, call: str, text: str) -> list[str]:
+        assert json.loads(text) == self.rows[self.engine.process_index]
+        return [json.dumps(row) for row in self.rows]
+
+
+def divided(rows: list[list[str]], here: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    monkeypatch.setattr(registry, "default_hardware", lambda: ("cupy", rows[here]))
+    monkeypatch.delitem(hardware_shares, "cupy", raising=False)
+    distributed._divide_hardware(Rows(rows, here))  # type: ignore[arg-type]
+    return hardware_shares.pop("cupy", [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares"),
+    [
+        ([["a0", "a1"], ["a0", "a1"]], [[0], [1]]),
+        ([["a0", "a1"], ["b0", "b1"]], [[0, 1], [0, 1]]),
+        ([["a0", "a1", "a2", "a3"]] * 2 + [["b0", "b1", "b2", "b3"]] * 2, [[0, 1], [2, 3], [0, 1], [2, 3]]),
+        ([["a1"], ["a0"]], [[0], [0]]),
+        ([[], []], [[], []]),
+    ],
+)
+def test_processes_of_a_host_divide_its_gpus(
+    rows: list[list[str]], shares: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [divided(rows, here, monkeypatch) for here in range(len(rows))] == shares
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["a0"], ["b0"], ["a0"]], "processes 0, 2 would share GPU a0: they see 1 and 1 GPUs"),
+        ([["a0", "a1", "a2"]] * 2, "processes 0, 1 would share GPU a0: they see 3 and 3 GPUs"),
+        ([["a0", "a1"], ["a1"]], "processes 0, 1 would share GPU a1: they see 2 and 1 GPUs"),
+    ],
+)
+def test_gpus_that_would_be_shared_are_an_error(
+    rows: list[list[str]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for here in range(len(rows)):
+        with pytest.raises(ArgumentError, match=f"{message}.*CUDA_VISIBLE_DEVICES.*SHARDTENSOR_SHARE_GPUS=1"):
+            divided(rows, here, monkeypatch)
+
+
+@pytest.mark.skipif(not NO_GPU, reason="the double of CuPy is used where there is no GPU")
+@pytest.mark.parametrize(
+    ("processes", "share", "found"),
+    [
+        (2, "", ["[0] GPUs [0]", "[1] GPUs [1]"]),
+        pytest.param(3, "", ["would share GPU"], marks=FULL),
+        pytest.param(2, "1", ["[0] GPUs [0, 1]", "[1] GPUs [0, 1]"], marks=FULL),
+    ],
+)
+def test_each_process_uses_its_gpus(
+    processes: int, share: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDTENSOR_BACKEND", "cupy")
+    monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "2")
+    monkeypatch.setenv("SHARDTENSOR_SHARE_GPUS", share)
+    status, text = launch("mpi", processes, str(Path(__file__).with_name("gpus_program.py")))
+    assert (status == 0) == (processes == 2), text
+    assert all(line in text for line in found), text
 
 
 # -- faults ----------------------------------------------------------------------------------------
@@ -62,7 +141,6 @@ MESSAGES = {
 SILENT = {"killed", "stopped", "interrupted"}
 """Faults in which the last process itself prints something else, or nothing."""
 
-FULL = pytest.mark.full
 CASES = [
     pytest.param(event, engine, n, id=f"{event}-{engine}-{n}", marks=() if (engine, n) == ("mpi", 2) else FULL)
     for event in MESSAGES

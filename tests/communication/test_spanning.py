@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 from tests.cases import CASES
 from tests.communication.test_distributed import FULL, launch
 from tests.conftest import NO_GPU, NO_TORCH
+from tests.interpreters.test_state import Author, Dice, Program, quietly
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
+PROGRAMS, MAPS = str(HERE / "spanning_programs.py"), str(HERE / "spanning_maps.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
 """Operators of every kind: elementwise, reductions, products, movements, algorithms."""
@@ -93,11 +96,11 @@ def lines_of(path: Path) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in path.read_text().splitlines())
 
 
-def alone(path: Path, examples: int, names: list[str], devices: int, backend: str) -> dict[str, str]:
-    """What the program writes if one process has all devices, in memories of their own."""
+def alone(program: str, path: Path, *arguments: str, devices: int) -> dict[str, str]:
+    """What a program writes if one process has all devices, in memories of their own."""
     environ = {**os.environ, "SHARDTENSOR_ALONE": "1", "SHARDTENSOR_NUM_DEVICES": str(devices)}
-    environ |= {"SHARDTENSOR_BACKEND": backend, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, OPERATORS, str(path), str(examples), *names], env=environ, check=True)
+    environ |= {"SHARDTENSOR_BACKEND": "checked", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, program, str(path), *arguments], env=environ, check=True)
     return lines_of(path)
 
 
@@ -118,4 +121,63 @@ def test_operators_have_the_bits_of_one_process(
     found = lines_of(spanning)
     errors = [f"{name}: {line}" for name, line in found.items() if len(line) != 16]
     assert not errors
-    assert found == alone(tmp_path / "alone.txt", examples, names, processes * devices, "checked")
+    assert found == alone(OPERATORS, tmp_path / "alone.txt", str(examples), *names, devices=processes * devices)
+
+
+class SpanningAuthor(Author):
+    """Writes programs without lists of shards, which are of one process."""
+
+    def mapped(self, name: str) -> str:
+        return self.shared(name)
+
+    def shared(self, name: str) -> str:
+        while "pieces(" in (line := super().shared(name)):
+            pass
+        return line
+
+
+def programs(seeds: range, length: int) -> list[list[str]]:
+    """The lines of random programs: views, writes, reshards, reductions."""
+    found = []
+    for seed in seeds:
+        program = Program(watched=False, gap=4, backends=("checked",))
+        author = SpanningAuthor(Dice(seed), program)
+        with quietly():
+            for _ in range(length):
+                program.run(author.line())
+        found.append(program.lines)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "seeds"),
+    [
+        pytest.param(2, 4, range(2), id="few-2x4"),
+        pytest.param(2, 4, range(100, 200), id="many-2x4", marks=FULL),
+        pytest.param(3, 1, range(100, 200), id="many-3x1", marks=FULL),
+    ],
+)
+def test_random_programs_have_the_bits_of_one_process(
+    processes: int, devices: int, seeds: range, tmp_path: Path
+) -> None:
+    lines, spanning = tmp_path / "programs.json", tmp_path / "spanning.txt"
+    lines.write_text(json.dumps(programs(seeds, 40)))
+    status, text = launch("mpi", processes, PROGRAMS, str(spanning), str(lines), limit=900)
+    assert status == 0, text
+    found = lines_of(spanning)
+    assert len(found) == len(seeds)
+    assert found == alone(PROGRAMS, tmp_path / "alone.txt", str(lines), devices=processes * devices)
+
+
+@pytest.mark.parametrize(
+    ("engine", "processes", "count", "seeds"),
+    [
+        pytest.param("mpi", 2, 4, (0, 10), id="few-2x4"),
+        pytest.param("mpi", 2, 4, (100, 300), id="many-2x4", marks=FULL),
+        pytest.param("mpi", 3, 1, (100, 300), id="many-3x1", marks=FULL),
+        pytest.param("gloo", 4, 2, (100, 130), id="gloo-4x2", marks=FULL),
+    ],
+)
+def test_random_programs_with_collectives(engine: str, processes: int, devices: int, seeds: tuple[int, int]) -> None:
+    status, text = launch(engine, processes, MAPS, *map(str, seeds), limit=900)
+    assert status == 0, text

@@ -175,7 +175,7 @@ class SpanningShards(Shards):
         for k, device in enumerate(self.devices):
             if is_remote(device):
                 arrays[k] = RemoteArray(value.grid.shape(k), value.dtype)
-        return SpanningShards(value, arrays)
+        return SpanningShards(value, arrays) if value.cells.apart else self.make(value, _write, arrays)
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`: the arrays of all processes."""
@@ -184,7 +184,10 @@ class SpanningShards(Shards):
         return everywhere(self.arrays, self.devices, "to_host")
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        return each_here(kernel, self.devices, columns)
+        owners, numbers = _owners(self.value)
+        mine = [[column[k] for k in owners] for column in columns]
+        results = each_here(kernel, [self.devices[k] for k in owners], mine)
+        return [results[n] for n in numbers]
 
 
 def each_here(kernel: Kernel, devices: Sequence[Device], columns: Sequence[Sequence[Any]]) -> list[Any]:

@@ -208,12 +208,20 @@ class Strategies:
             rows = self.rows(operands)
             computed = {k: self.run(partial, k, rows[k]) for k in computing}
             self.announce()
-            made = all_reduce_across(groups, computed, ops, self.devices, value.dtype, self.name)
-            results = [made[k] if k in made else self.state_of(self.kernel, k) for k in range(len(self.devices))]
+            states = {k: computed[owner[k]] for group in distinct for k in group.contributors}
+            made = all_reduce_across(distinct, states, ops, self.devices, value.dtype, self.name)
+            results = [made[same[k]] if same[k] in made else self.state_of(self.kernel, k) for k in kept]
             return tensor(value, Storage(tuple(results)))
 
         if value.spans:
             ops = self.reduce_ops(monoid)
+            # Of groups with the same states in the same memories, one combines them.
+            known: dict[Any, Group] = {}
+            same: dict[int, int] = {}
+            for group in groups:
+                key = tuple([owner[k] for k in group.contributors]), tuple([memories[k] for k in group.members])
+                same |= zip(group.members, known.setdefault(key, group).members, strict=True)
+            distinct = list(known.values())
             return across
 
         def run_plan(operands: Operands) -> ShardedTensor:
@@ -290,7 +298,7 @@ class Strategies:
         """
         if self.value.spans:
             if is_remote(self.devices[k]):
-                return self.state_of(kernel, k)
+                return self.state_of(kernel, k, context)
             backend = backend_of(self.devices[k])
         else:
             backend = self.backend
@@ -298,9 +306,9 @@ class Strategies:
             result = kernel(backend.xp, context or self.contexts[k], *arrays, **self.params)
             return whole_of(result, self.value) if kernel is self.kernel else result
 
-    def state_of(self, kernel: Callable[..., Any], k: int) -> Any:
+    def state_of(self, kernel: Callable[..., Any], k: int, context: ShardContext | None = None) -> Any:
         """Returns the shapes and dtypes of what a kernel computes on a device of another process."""
-        shape = self.contexts[k].local_shape
+        shape = (context or self.contexts[k]).local_shape
         if kernel is self.kernel:
             return RemoteArray(shape, self.value.dtype)
         return each_array(lambda array: RemoteArray(shape, array.dtype), self._sample)

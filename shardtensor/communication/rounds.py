@@ -1,0 +1,154 @@
+"""Rounds: the arrays that processes send to each other, cut into messages of limited size.
+
+In each round, every process sends at most one message to every other one. All processes know the shapes and dtypes of
+all arrays, and therefore compute the same rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardtensor.sharding.layout import Shape
+
+MOST = 1 << 26
+"""The most bytes of messages that a process has at a time, those that it sends and those that it receives."""
+
+
+class Parcel(NamedTuple):
+    """An array that one process sends to another one.
+
+    Attributes:
+        sender, receiver: the numbers of the processes.
+        shape, dtype: those of the array.
+    """
+
+    sender: int
+    receiver: int
+    shape: Shape
+    dtype: np.dtype[Any]
+
+
+class Part(NamedTuple):
+    """A part of an array in a message.
+
+    Attributes:
+        number: the number of the array.
+        box: the index of the part in the array; None for the whole array.
+        begin, end: its bytes in the message.
+        shape: its shape.
+    """
+
+    number: int
+    box: tuple[slice, ...] | None
+    begin: int
+    end: int
+    shape: Shape
+
+
+class Message(NamedTuple):
+    """The parts of arrays that one process sends to another one in one round.
+
+    Attributes:
+        sender, receiver: the numbers of the processes.
+        nbytes: the length of the message.
+        parts: the parts, in order of their bytes.
+    """
+
+    sender: int
+    receiver: int
+    nbytes: int
+    parts: Sequence[Part]
+
+
+class Rounds(NamedTuple):
+    """The messages of one exchange.
+
+    Attributes:
+        text: which process sends how many bytes to which, as the processes compare it, and as users read it.
+        messages: the messages of each round.
+        cut: the numbers of the arrays that several messages have parts of.
+    """
+
+    text: str
+    messages: Sequence[Sequence[Message]]
+    cut: frozenset[int]
+
+
+@functools.lru_cache(1024)
+def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
+    """Returns the rounds in which arrays are sent.
+
+    Args:
+        parcels: the arrays.
+        most: the most bytes that a process has in messages at a time.
+    """
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for number, parcel in enumerate(parcels):
+        pairs.setdefault(parcel[:2], []).append(number)
+    busiest = max(sum(k in pair for pair in pairs) for k in set(itertools.chain.from_iterable(pairs)))
+    limit = most // busiest
+    columns = []
+    for (sender, receiver), numbers in pairs.items():
+        # Longer items first: then all of them are aligned without gaps.
+        numbers.sort(key=lambda n: -parcels[n].dtype.itemsize)
+        parts = itertools.chain.from_iterable(_parts(n, parcels[n], limit) for n in numbers)
+        columns.append([Message(sender, receiver, *load) for load in _loads(parts, parcels, limit)])
+    found = [[m for m in row if m] for row in itertools.zip_longest(*columns)]
+    cut = frozenset(p.number for row in found for m in row for p in m.parts if p.box is not None)
+    return Rounds(_text({pair: sum(m.nbytes for m in c) for pair, c in zip(pairs, columns, strict=True)}), found, cut)
+
+
+def _parts(number: int, parcel: Parcel, limit: int) -> Iterator[tuple[int, tuple[slice, ...] | None, Shape]]:
+    """Yields the parts of an array: their shapes, and their boxes if there are several."""
+    for box, shape in boxes(parcel.shape, max(limit // max(parcel.dtype.itemsize, 1), 1)):
+        yield number, box or None, shape
+
+
+def boxes(shape: Shape, most: int) -> Iterator[tuple[tuple[slice, ...], Shape]]:
+    """Yields boxes of at most that many elements, which make up an array, in row-major order."""
+    if math.prod(shape) <= most:
+        yield (), shape
+        return
+    size, rest = shape[0], shape[1:]
+    step = max(most // max(math.prod(rest), 1), 1)
+    for begin in range(0, size, step):
+        rows = slice(begin, min(begin + step, size))
+        for box, inner in boxes(rest, most // (rows.stop - begin)):
+            yield (rows, *box), (rows.stop - begin, *inner)
+
+
+def _loads(parts: Any, parcels: Sequence[Parcel], limit: int) -> Iterator[tuple[int, Sequence[Part]]]:
+    """Yields the lengths of messages and the parts in them."""
+    load, end = list[Part](), 0
+    for number, box, shape in parts:
+        itemsize = parcels[number].dtype.itemsize
+        begin = -(-end // itemsize) * itemsize if itemsize else end
+        nbytes = math.prod(shape) * itemsize
+        if load and begin + nbytes > limit:
+            yield end, load
+            load, begin = [], 0
+        end = begin + nbytes
+        load.append(Part(number, box, begin, end, shape))
+    yield end, load
+
+
+_LISTED = 2
+"""The number of messages up to which the text of an exchange lists them."""
+
+
+def _text(sizes: dict[tuple[int, int], int]) -> str:
+    if len(sizes) <= _LISTED:
+        return ", ".join([f"{n} bytes from process {i} to process {k}" for (i, k), n in sizes.items()])
+    return f"{sum(sizes.values())} bytes between {len(sizes)} pairs of processes ({hash(tuple(sizes.items())) % 2**32:x})"
+
+
+def as_bytes(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Returns the memory of a contiguous array, without a copy."""
+    result: np.ndarray[Any, np.dtype[np.uint8]] = array.reshape(-1).view(np.uint8)
+    return result
