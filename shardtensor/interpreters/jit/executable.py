@@ -16,7 +16,7 @@ from shardtensor.errors import BackendError, ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
-from shardtensor.interpreters.jit.groups import Fused, work_of
+from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
 from shardtensor.interpreters.jit.replay import Values, steps_of, view_of

@@ -7,7 +7,7 @@ same transfers are recorded. A value is dropped after its last use; a write whos
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,9 +20,11 @@ from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.jit.groups import Fused, grouped, plan_of
+from shardtensor.interpreters.jit.fused import Fused
+from shardtensor.interpreters.jit.groups import grouped, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars
 from shardtensor.interpreters.jit.trace import PYTHON
+from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
@@ -60,13 +62,13 @@ def steps_of(
     made = []
     for k, node in enumerate(nodes):
         dead = [v.number for v, use in last.items() if use == k]
+        in_place = {e.results for e in node if e.writes and e.operands[0].number in dead and e.operands[0] not in given}
         if len(node) > 1 and fused is not None:
             kept = [v for e in node for v in e.makes() if last[v] > k]
-            made.append(_fused(node, kept, dead, fused))
+            made.append(_fused(node, kept, in_place, dead, fused))
             continue
         (equation,) = node
-        in_place = equation.writes and equation.operands[0].number in dead and equation.operands[0] not in given
-        made.append(_step(equation, interpreter, dead, in_place))
+        made.append(_step(equation, interpreter, dead, bool(in_place)))
     return nodes, made
 
 
@@ -137,10 +139,13 @@ def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def _fused(node: Node, kept: Sequence[Var], dead: Sequence[int], fused: Callable[[Fused], None]) -> Step:
+def _fused(
+    node: Node, kept: Sequence[Var], in_place: Collection[Var], dead: Sequence[int], fused: Callable[[Fused], None]
+) -> Step:
     """Returns the step of a kernel. While transfers are recorded, the equations run one by one, as eager mode does."""
-    made = Fused(node, kept)
-    alone = functools.cache(lambda: [_step(equation, EAGER, (), False) for equation in node])
+    writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
+    made = Fused(node, kept, writes)
+    alone = functools.cache(lambda: [_step(equation, EAGER, (), equation.results in in_place) for equation in node])
     fused(made)
 
     def step(values: Values) -> None:
