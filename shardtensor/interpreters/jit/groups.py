@@ -2,11 +2,13 @@
 
 A group consists of elementwise operators over one loop, and of reductions of its rows along trailing dimensions that
 are not split. Its operands and results are whole buffers of host memory, so that the split of the loop over devices is
-of no importance. An equation joins the group of its operands as long as nothing else has read a value of the group.
+of no importance. An equation joins the group of its operands as long as nothing else has read a value of the group. A
+write to a part of a tensor ends the group that computes the elements.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,7 +108,7 @@ class _Grouping:
     def nodes(self) -> list[Sequence[Equation]]:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
-        for k, equation in enumerate(without_copies(self._program).equations):
+        for k, equation in enumerate(_live(without_copies(self._program)).equations):
             group = self._joined(equation) if _is_local(equation) else None
             outside = [v for v in equation.reads() if self._open.get(v.number) is not group]
             for v in outside:
@@ -192,6 +194,18 @@ def outer_dims(equation: Equation, shape: Shape) -> Shape:
     """Returns the dimensions of the operand of a reduction before those that it reduces."""
     axis = dict(zip(equation.op.params, equation.params, strict=True))["axis"]
     return shape[: len(shape) - len(reduced_axes(axis, len(shape)))]
+
+
+def _live(program: Program) -> Program:
+    """Returns a program without the equations that a kernel can compute, and the copies and views, that nothing uses."""
+    used = {*program.outputs, *program.writes.values()}
+    kept: list[Equation] = []
+    for equation in reversed(program.equations):
+        if used.isdisjoint(equation.makes()) and (equation.op.name in ("view", "copy") or _is_local(equation)):
+            continue
+        used.update(equation.reads())
+        kept.append(equation)
+    return program if len(kept) == len(program.equations) else dataclasses.replace(program, equations=kept[::-1])
 
 
 # -- what a kernel can compute ---------------------------------------------------------------------

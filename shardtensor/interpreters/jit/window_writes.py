@@ -77,6 +77,7 @@ def without_copies(program: Program) -> Program:
         uses[v] = uses.get(v, 0) + 1
     found = False
     equations: dict[int, Equation] = dict(enumerate(program.equations))
+    views = {e.results for e in program.equations if e.op.name == "view"}  # They have no memory of their own.
     makers = {e.results: k for k, e in equations.items() if e.op.name == "copy" and type(e.results) is Var}
     for k, equation in enumerate(program.equations):
         base = equation.operands[0] if equation.writes else None
@@ -84,9 +85,10 @@ def without_copies(program: Program) -> Program:
         if at is None or uses[base] != 1:
             continue
         (source,) = program.equations[at].operands
-        if type(source) is Var and source.kind == base.kind:
+        if type(source) is Var and source not in views and source.kind == base.kind:
             found = True
-            equations[k] = dataclasses.replace(equation, operands=(source, *equation.operands[1:]))
+            operands = tuple([source if type(x) is Var and x == base else x for x in equation.operands])
+            equations[k] = dataclasses.replace(equation, operands=operands)
             del equations[at]
     return dataclasses.replace(program, equations=list(equations.values())) if found else program
 
