@@ -242,10 +242,11 @@ class JitFunction(Generic[Arguments, Result]):
             [o.value for o in outputs if o.value is not None],
             {before: after for before, after in finals.items() if before is not after and before in arrays},
         )
-        program = with_layouts(program, trace.count)
+        laid_out = with_layouts(program, trace.count)
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
-        return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated, self._executor)
+        sources_of = [c.source for c in captured]
+        return Executable(trace.name, program, laid_out, sources_of, outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]

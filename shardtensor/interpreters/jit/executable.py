@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from numpy.linalg import LinAlgError
 
-from shardtensor.communication.transfer_log import logger
+from shardtensor.communication.transfer_log import is_recording, logger
 from shardtensor.core import OPS
 from shardtensor.errors import BackendError, ShardTensorError
 from shardtensor.interpreters.eager import EAGER
@@ -20,6 +21,7 @@ from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
 from shardtensor.interpreters.jit.replay import Values, steps_of, view_of
+from shardtensor.interpreters.jit.stencils import is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -59,6 +61,8 @@ class Executable:
     Args:
         name: the name of the function.
         program: what it computes.
+        laid_out: the program that moves the fewest bytes. Where all devices share the memory of the host, it runs in
+            calls whose transfers are recorded or guarded only: nothing moves there.
         captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
@@ -67,6 +71,7 @@ class Executable:
             background.
 
     Attributes:
+        laid_out: see the argument.
         nodes: the equations of each step: one, or those of a kernel.
         kernels: the groups of equations that are one kernel.
     """
@@ -75,6 +80,7 @@ class Executable:
         self,
         name: str,
         program: Program,
+        laid_out: Program,
         captured: Sequence[Any],
         outputs: Sequence[Output],
         tree: Any,
@@ -88,14 +94,18 @@ class Executable:
         self.tree = tree
         self.donated = donated
         self.kernels: list[Fused] = []
-        self.nodes, self.steps = steps_of(program, EAGER, self.kernels.append)
+        self.laid_out = laid_out
+        shared = laid_out is not program and is_on_one_memory(program)
+        self.nodes, self.steps = steps_of(program if shared else laid_out, EAGER, self.kernels.append)
+        self._recorded = functools.cache(lambda: steps_of(laid_out, EAGER)) if shared else None
         self.executor = executor
         if executor == "c":
             self._compile()
         self._waits = executor is None and any(work_of(k) >= _LARGE for k in self.kernels)
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
-        every = [*sources, *[v for equation in program.equations for v in equation.makes()]]
+        both = (*program.equations, *laid_out.equations)
+        every = [*sources, *[v for equation in both for v in equation.makes()]]
         self._size = max([v.number for v in every], default=-1) + 1
         self._writes = [(sources.index(before), after.number) for before, after in program.writes.items()]
         self._plain = [o.value.number for o in outputs if o.value is not None and o.view_spec is None]
@@ -167,13 +177,16 @@ class Executable:
         values: Values = [None] * self._size
         for number, x in zip(self._numbers, sources, strict=True):
             values[number] = _snapshot(x) if type(x) is ShardedTensor else x
+        nodes, steps = self.nodes, self.steps
+        if self._recorded is not None and is_recording():
+            nodes, steps = self._recorded()
         done = 0
         try:
-            for step in self.steps:
+            for step in steps:
                 step(values)
                 done += 1
         except (ShardTensorError, OverflowError, MemoryError, LinAlgError, FloatingPointError) as error:
-            equation = self.nodes[done][-1]
+            equation = nodes[done][-1]
             try:
                 if isinstance(error, FloatingPointError):
                     raise

@@ -197,7 +197,7 @@ def outer_dims(equation: Equation, shape: Shape) -> Shape:
 
 
 def _live(program: Program) -> Program:
-    """Returns a program without the equations that a kernel can compute, and the copies and views, that nothing uses."""
+    """Returns a program without those equations of kernels, copies and views whose results nothing uses."""
     used = {*program.outputs, *program.writes.values()}
     kept: list[Equation] = []
     for equation in reversed(program.equations):

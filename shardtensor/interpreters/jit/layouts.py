@@ -1,12 +1,14 @@
 """Layouts: the choice of layouts with which a program moves fewer bytes than eager mode.
 
 Eager mode combines the partial results of a reduction at once, so that every device gets all of them. Where the result
-is next transferred to a layout that splits it, each device combines only its part, which is a reduce-scatter. Eager's
-layouts are always a candidate, and the bytes are those of the inference of both, so that a program never moves more.
+is next transferred to a layout that splits it, each device combines only its part, which is a reduce-scatter. A write
+of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). Eager's layouts are always a
+candidate, and the bytes are those of the inference of both, so that a program never moves more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -18,14 +20,15 @@ from shardtensor.core import interpreting
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var
+from shardtensor.interpreters.jit.replay import inferred
+from shardtensor.interpreters.jit.stencils import StencilPlan, stencils_in
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import ShardedTensor, without_elements
 from shardtensor.tensor.value import Aval
 
 
 def with_layouts(program: Program, count: int) -> Program:
-    """Returns a program with the same results, in which partial results are combined directly into the layout to which
-    they are transferred, where that moves fewer bytes.
+    """Returns a program with the same results that moves fewer bytes; the program itself if none is found.
 
     Args:
         program: the program.
@@ -34,6 +37,7 @@ def with_layouts(program: Program, count: int) -> Program:
     uses: dict[Var, int] = {}
     for v in [*program.outputs, *program.writes.values(), *[v for e in program.equations for v in e.reads()]]:
         uses[v] = uses.get(v, 0) + 1
+    changes = 0
     made = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
     equations = list(program.equations)
     for k, transfer in enumerate(equations):
@@ -43,8 +47,36 @@ def with_layouts(program: Program, count: int) -> Program:
         changed = _scattered(equations[made[x]], transfer, count)
         if changed is not None:
             equations[made[x]], equations[k] = changed
+            changes += 1
             count += 1
-    return dataclasses.replace(program, equations=equations)
+    return with_stencils(dataclasses.replace(program, equations=equations) if changes else program)
+
+
+def with_stencils(program: Program) -> Program:
+    """Returns a program in which the writes that move fewer bytes as stencils are stencils."""
+    equations: dict[int, Equation] = dict(enumerate(program.equations))
+    changes = 0
+    views = {e.results: e for e in program.equations if e.op.name == "view" and type(e.results) is Var}
+    for k, inside, made in stencils_in(program):
+        eager = [program.equations[i] for i in (*inside, k)]
+        read = [views[v] for v in dict.fromkeys([v for e in eager for v in e.reads()]) if v in views]
+        if StencilPlan(made, program).size < _bytes_of([*read, *eager]):
+            equations[k] = made
+            changes += 1
+            for i in inside:
+                del equations[i]
+    return dataclasses.replace(program, equations=list(equations.values())) if changes else program
+
+
+def _bytes_of(equations: Sequence[Equation]) -> int:
+    """Returns the bytes that equations transfer."""
+    alone = Program((), (), equations, ())
+    free, log = alone.free(), TransferLog()
+    with recorded_by(log):
+        inferred(
+            dataclasses.replace(alone, inputs=free), [_stand_in(v) for v in free], lambda _: contextlib.nullcontext()
+        )
+    return log.bytes
 
 
 def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Equation, Equation] | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer_log import is_recording, recorded_by
 from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
@@ -23,6 +23,7 @@ from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.groups import grouped, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars
+from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.trace import PYTHON
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
 from shardtensor.interpreters.mutation.views import View
@@ -68,7 +69,10 @@ def steps_of(
             made.append(_fused(node, kept, in_place, dead, fused))
             continue
         (equation,) = node
-        made.append(_step(equation, interpreter, dead, bool(in_place)))
+        if equation.op is STENCIL:
+            made.append(_stencil(equation, program, interpreter, dead))
+        else:
+            made.append(_step(equation, interpreter, dead, bool(in_place)))
     return nodes, made
 
 
@@ -249,6 +253,29 @@ def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in
         for number in dead:
             values[number] = None
         values[result] = written
+
+    return step
+
+
+def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dead: Sequence[int]) -> Step:
+    """Returns the step of a stencil. Where devices share a memory, its equations run one by one, as in eager mode, and
+    only the transfers are those of the stencil.
+    """
+    plan, result = StencilPlan(equation, program), equation.results.number
+    on_host = equation.results.kind.backend.on_host and interpreter is EAGER
+    alone = functools.cache(lambda: [_step(e, EAGER, (), False) for e in equation.programs[0].equations])
+
+    def step(values: Values) -> None:
+        if on_host:
+            if is_recording():
+                plan.announce(copied=False)
+            with recorded_by():
+                for one in alone():
+                    one(values)
+        else:
+            values[result] = (plan.run if interpreter is EAGER else plan.infer)(values)
+        for number in dead:
+            values[number] = None
 
     return step
 
