@@ -262,18 +262,19 @@ def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dea
     only the transfers are those of the stencil.
     """
     plan, result = StencilPlan(equation, program), equation.results.number
-    on_host = equation.results.kind.backend.on_host and interpreter is EAGER
+    backend = equation.results.kind.backend
+    runs = interpreter is EAGER and not backend.simulated
     alone = functools.cache(lambda: [_step(e, EAGER, (), False) for e in equation.programs[0].equations])
 
     def step(values: Values) -> None:
-        if on_host:
+        if runs and backend.on_host:
             if is_recording():
                 plan.announce(copied=False)
             with recorded_by():
                 for one in alone():
                     one(values)
         else:
-            values[result] = (plan.run if interpreter is EAGER else plan.infer)(values)
+            values[result] = (plan.run if runs else plan.infer)(values)
         for number in dead:
             values[number] = None
 

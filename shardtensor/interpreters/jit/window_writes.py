@@ -80,7 +80,7 @@ def without_copies(program: Program) -> Program:
     views = {e.results for e in program.equations if e.op.name == "view"}  # They have no memory of their own.
     makers = {e.results: k for k, e in equations.items() if e.op.name == "copy" and type(e.results) is Var}
     for k, equation in enumerate(program.equations):
-        base = equation.operands[0] if equation.writes else None
+        base = equation.operands[0] if equation.writes and not equation.programs else None
         at = makers.get(base) if type(base) is Var else None
         if at is None or uses[base] != 1:
             continue

@@ -106,6 +106,14 @@ def test_short_and_empty_shards(n: int, backend: str) -> None:
         assert sent.bytes <= 4 * 8 * (n - 1)
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_stencils_are_priced_on_devices_that_do_not_exist(form: Any) -> None:
+    x = st.zeros((40, 12), dtype="float32", device=st.NamedSharding(st.AbstractMesh((8,), ("x",)), st.P("x")))
+    report = st.simulate(st.jit(form), x)
+    assert sum(o.bytes for o in report.operators) == 3 * 14 * 12 * 4
+    assert st.jit(form).lower(x).cost().bytes == 3 * 14 * 12 * 4
+
+
 # -- kernels that write into windows ---------------------------------------------------------------
 
 
