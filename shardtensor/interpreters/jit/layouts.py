@@ -8,31 +8,28 @@ candidate, and the bytes are those of the inference of both, so that a program n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import interpreting
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var
-from shardtensor.interpreters.jit.replay import inferred
+from shardtensor.interpreters.jit.deferred_sums import with_deferred_sums
+from shardtensor.interpreters.jit.program import Equation, Program, Var
+from shardtensor.interpreters.jit.replay import bytes_of, stand_in_of
 from shardtensor.interpreters.jit.stencils import StencilPlan, stencils_in
-from shardtensor.tensor.operands import HostAval
-from shardtensor.tensor.tensor import ShardedTensor, without_elements
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.tensor import ShardedTensor
 
 
-def with_layouts(program: Program, count: int) -> Program:
+def with_layouts(program: Program, count: int, *, exact: bool) -> Program:
     """Returns a program with the same results that moves fewer bytes; the program itself if none is found.
 
     Args:
         program: the program.
         count: the number from which on numbers of values are free.
+        exact: whether results keep the bits of eager mode.
     """
     uses: dict[Var, int] = {}
     for v in [*program.outputs, *program.writes.values(), *[v for e in program.equations for v in e.reads()]]:
@@ -49,7 +46,9 @@ def with_layouts(program: Program, count: int) -> Program:
             equations[made[x]], equations[k] = changed
             changes += 1
             count += 1
-    return with_stencils(dataclasses.replace(program, equations=equations) if changes else program)
+    if changes:
+        program = dataclasses.replace(program, equations=equations)
+    return with_stencils(with_deferred_sums(program, count, exact=exact))
 
 
 def with_stencils(program: Program) -> Program:
@@ -60,23 +59,12 @@ def with_stencils(program: Program) -> Program:
     for k, inside, made in stencils_in(program):
         eager = [program.equations[i] for i in (*inside, k)]
         read = [views[v] for v in dict.fromkeys([v for e in eager for v in e.reads()]) if v in views]
-        if StencilPlan(made, program).size < _bytes_of([*read, *eager]):
+        if StencilPlan(made, program).size < bytes_of([*read, *eager]):
             equations[k] = made
             changes += 1
             for i in inside:
                 del equations[i]
     return dataclasses.replace(program, equations=list(equations.values())) if changes else program
-
-
-def _bytes_of(equations: Sequence[Equation]) -> int:
-    """Returns the bytes that equations transfer."""
-    alone = Program((), (), equations, ())
-    free, log = alone.free(), TransferLog()
-    with recorded_by(log):
-        inferred(
-            dataclasses.replace(alone, inputs=free), [_stand_in(v) for v in free], lambda _: contextlib.nullcontext()
-        )
-    return log.bytes
 
 
 def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Equation, Equation] | None:
@@ -88,7 +76,7 @@ def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Eq
     if placed is None or reduction.into is not None or transfer.params[0].spec.unreduced:
         return None
     params = (*reduction.params, transfer.params[0])
-    given = [_stand_in(x) for x in reduction.operands]
+    given = [stand_in_of(x) if type(x) is Var else x for x in reduction.operands]
     try:
         before, _ = _inferred([(reduction, given, reduction.params), (transfer, None, transfer.params)])
         after, results = _inferred(
@@ -114,13 +102,3 @@ def _inferred(calls: Sequence[tuple[Equation, Any, Any]]) -> tuple[int, list[Sha
             operands = results[-1:] if given is None else given
             results.append(INFER.apply(equation.op, tuple(operands), params))
     return log.bytes, results
-
-
-def _stand_in(x: Any) -> Any:
-    """Returns what inference takes for an operand."""
-    if type(x) is not Var:
-        return x
-    kind: ValueKind = x.kind
-    if isinstance(kind, Aval):
-        return without_elements(kind)
-    return np.empty(kind.shape, kind.dtype) if isinstance(kind, HostAval) else kind(1)

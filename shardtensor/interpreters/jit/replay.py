@@ -6,16 +6,17 @@ same transfers are recorded. A value is dropped after its last use; a write whos
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer_log import is_recording, recorded_by
+from shardtensor.communication.transfer_log import TransferLog, is_recording, recorded_by
 from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
@@ -32,7 +33,7 @@ from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
 
 Values = Any
@@ -339,7 +340,7 @@ _BOUND = _Bound()
 
 
 def inferred(
-    program: Program, given: Sequence[Any], around: Callable[[Equation], AbstractContextManager[None]]
+    program: Program, given: Sequence[Any], around: Callable[[Equation], contextlib.AbstractContextManager[None]]
 ) -> None:
     """Runs a program on operands without elements, by which the transfers are recorded.
 
@@ -353,3 +354,21 @@ def inferred(
         for equation, step in zip(program.equations, steps_of(program, INFER)[1], strict=True):
             with around(equation):
                 step(values)
+
+
+def bytes_of(equations: Sequence[Equation]) -> int:
+    """Returns the bytes that equations transfer."""
+    alone = Program((), (), equations, ())
+    free, log = alone.free(), TransferLog()
+    nothing: Callable[[Equation], Any] = lambda _: contextlib.nullcontext()  # noqa: E731
+    with recorded_by(log):
+        inferred(dataclasses.replace(alone, inputs=free), [stand_in_of(v) for v in free], nothing)
+    return log.bytes
+
+
+def stand_in_of(v: Var) -> Any:
+    """Returns what inference takes for a value."""
+    kind = v.kind
+    if isinstance(kind, Aval):
+        return without_elements(kind)
+    return np.empty(kind.shape, kind.dtype) if isinstance(kind, HostAval) else kind(1)

@@ -1,7 +1,8 @@
 """Random programs with views, writes, reductions, reshards and aliasing, and what holds for each of them.
 
 The programs are drawn by a seed, without the bookkeeping of hypothesis, so that very many run. To run those of a range
-of seeds: ``python -m tests.interpreters.jit.random_programs numpy 0 100000``, or with ``c`` for compiled kernels.
+of seeds: ``python -m tests.interpreters.jit.random_programs numpy 0 100000``, with ``c`` for compiled kernels, or
+with ``default`` for the executor None.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Case:
             except (ValueError, IndexError) as error:
                 return type(error), bases
 
-    def check(self, executor: str, *, counts: bool) -> None:
+    def check(self, executor: str | None, *, counts: bool) -> None:
         """Checks that jit gives the results of eager mode, and NumPy's, and, if ``counts``, that it moves no more bytes."""
         traced = st.jit(lambda a, b: self.run(st, a, b), executor=executor)
         plain, after = self.answer(np, lambda a, b: self.run(np, a, b))
@@ -166,7 +167,7 @@ def _spec(draw: random.Random, mesh: st.Mesh) -> st.P:
     return st.P(*[tuple(part) or None for part in parts])
 
 
-def run_seeds(executor: str, first: int, count: int, backend: str = "numpy", every: int = 10) -> None:
+def run_seeds(executor: str | None, first: int, count: int, backend: str = "numpy", every: int = 10) -> None:
     """Checks the programs of a range of seeds; of every tenth, the bytes, too. Groups of loops of any size are fused.
 
     Raises:
@@ -186,7 +187,7 @@ def run_seeds(executor: str, first: int, count: int, backend: str = "numpy", eve
 
 
 if __name__ == "__main__":
-    kind, begin, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    kind, begin, number = {"default": None}.get(sys.argv[1], sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     for start in range(begin, begin + number, 1000):
         run_seeds(kind, start, min(1000, begin + number - start))
         print(kind, start + min(1000, begin + number - start), flush=True)
