@@ -9,6 +9,7 @@ write to a part of a tensor ends the group that computes the elements.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -225,7 +226,7 @@ def _is_local(equation: Equation) -> bool:
     if op.name in REDUCTIONS and op.combine:
         return _reduces_rows(equation, avals[0])
     made = computed_aval(equation)
-    return bool(made.ndim and made.size >= LEAST) and function_of(equation) is not None
+    return len(made.shape) > 0 and math.prod(made.shape) >= LEAST and function_of(equation) is not None
 
 
 def _is_on_host(value: Aval) -> bool:

@@ -102,9 +102,10 @@ def _corner(view_spec: ViewSpec | None) -> Corner | None:
     if view_spec is None or view_spec.part is not None or len(view_spec.boxes) != 1:
         return None
     box = view_spec.boxes[0]
-    if box.order != tuple(range(len(box.over))) or any(type(e) is int or (e[2] != 1 and e[1] > 1) for e in box.entries):  # type: ignore[index,misc]
+    ranges = [e for e in box.entries if type(e) is tuple and (e[2] == 1 or e[1] < 2)]
+    if box.order != tuple(range(len(box.over))) or len(ranges) < len(box.entries):
         return None
-    return tuple([e[0] for e in box.entries])  # type: ignore[index]
+    return tuple([first for first, _, _ in ranges])
 
 
 def _chain(
@@ -189,7 +190,7 @@ class StencilPlan:
             low, high = self._blocks.get(s.source, (s.corner, s.corner))
             self._blocks[s.source] = tuple(map(min, low, s.corner)), tuple(map(max, high, s.corner))
         self._plans = {source: self._plan(source, *block) for source, block in self._blocks.items()}
-        self.size = sum(plan.size * source.kind.dtype.itemsize for source, plan in self._plans.items())  # type: ignore[union-attr]
+        self.size = sum([plan.size * _itemsize(source) for source, plan in self._plans.items()])
 
     def _written(self, d: int, part: int) -> tuple[int, int]:
         """Returns the indices of the window along a dimension that a part of the base has."""
@@ -218,7 +219,7 @@ class StencilPlan:
     def announce(self, copied: bool) -> None:
         """Records the transfers."""
         for source, plan in self._plans.items():
-            plan.announce(source.kind.dtype.itemsize, copied, "stencil")  # type: ignore[union-attr]
+            plan.announce(_itemsize(source), copied, "stencil")
 
     def infer(self, values: Any) -> ShardedTensor:
         """Records the transfers, if a log is active, and returns the result without elements."""
@@ -271,6 +272,11 @@ class StencilPlan:
         op = self._write.op
         made = operands[0] if op.assigns else EAGER.apply(op, operands, self._write.params)
         return shard_arrays(made)[0]
+
+
+def _itemsize(v: Var) -> int:
+    assert isinstance(v.kind, Aval)
+    return v.kind.dtype.itemsize
 
 
 def _known(local: Mapping[int, Any], values: Any, x: Any) -> Any:

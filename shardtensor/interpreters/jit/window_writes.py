@@ -82,7 +82,7 @@ def without_copies(program: Program) -> Program:
     for k, equation in enumerate(program.equations):
         base = equation.operands[0] if equation.writes and not equation.programs else None
         at = makers.get(base) if type(base) is Var else None
-        if at is None or uses[base] != 1:
+        if type(base) is not Var or at is None or uses[base] != 1:
             continue
         (source,) = program.equations[at].operands
         if type(source) is Var and source not in views and source.kind == base.kind:
