@@ -16,6 +16,7 @@ from shardtensor.errors import BackendError, ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
+from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.groups import Fused, work_of
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
@@ -88,7 +89,8 @@ class Executable:
         self.tree = tree
         self.donated = donated
         self.kernels: list[Fused] = []
-        self.nodes, self.steps = steps_of(program, EAGER, self.kernels.append)
+        may_compile = executor == "c" or (executor is None and find_compiler() is not None)
+        self.nodes, self.steps = steps_of(program, EAGER, self.kernels.append, may_compile)
         self.executor = executor
         if executor == "c":
             self._compile()

@@ -1,8 +1,9 @@
 """Groups: the equations that one kernel computes, in one pass over memory.
 
-A group consists of elementwise operators over one loop, and of reductions of its rows along trailing dimensions that
-are not split. Its operands and results are whole buffers of host memory, so that the split of the loop over devices is
-of no importance. An equation joins the group of its operands as long as nothing else has read a value of the group.
+A group consists of elementwise operators over one loop, and of reductions of its rows along trailing dimensions. With
+NumPy, these are not all dimensions, and they are not split. Its operands and results are whole buffers of host memory,
+so that the split of the loop over devices is of no importance. An equation joins the group of its operands as long as
+nothing else has read a value of the group.
 """
 
 from __future__ import annotations
@@ -21,16 +22,22 @@ from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
+from shardtensor.interpreters.jit.expressions import EXPENSIVE
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Program, Var, shape_of, vars_of
+from shardtensor.interpreters.jit.reductions import (
+    add_reduction,
+    divisor,
+    is_reduction,
+    is_wide,
+    outer_shape,
+    reduces_rows,
+)
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.rules import reduced_axes
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
 from shardtensor.tensor.value import Aval
-
-_REDUCTIONS = frozenset(("sum", "prod", "max", "min", "any", "all", "mean"))
 
 LEAST = 1 << 14
 """The minimum number of elements of a loop: on fewer, calls of NumPy's functions take less time than a kernel."""
@@ -88,16 +95,30 @@ class _Group:
         return "row" if shape == outer + (1,) * self.row_ndim else "flat" if shape == outer else ""
 
 
-def grouped(program: Program) -> list[Sequence[Equation]]:
+def grouped(program: Program, wide: bool = False) -> list[Sequence[Equation]]:
     """Returns the equations of a program in an order in which those of a group follow one another, as nodes: a node is
-    an equation, or a group of several.
+    an equation, or a group.
+
+    Args:
+        program: the program.
+        wide: whether reductions of all dimensions and of split ones join groups, for which C is needed.
     """
-    return _Grouping(program).nodes()
+    return _Grouping(program, wide).nodes()
+
+
+def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
+    """Returns whether a node is computed by a kernel: several equations, or one for which NumPy takes longer than the
+    memory traffic, if C is possible.
+    """
+    (first, *others) = node
+    slow = is_reduction(first) or first.op.name in EXPENSIVE
+    return bool(others) or (wide and slow and _is_local(first, wide))
 
 
 class _Grouping:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, wide: bool) -> None:
         self._program = program
+        self._wide = wide
         self._open: dict[int, _Group] = {}  # by the number of a value that the group computes
         self._all: list[_Group] = []
 
@@ -105,7 +126,7 @@ class _Grouping:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
         for k, equation in enumerate(self._program.equations):
-            group = self._joined(equation) if _is_local(equation) else None
+            group = self._joined(equation) if _is_local(equation, self._wide) else None
             outside = [v for v in equation.reads() if self._open.get(v.number) is not group]
             for v in outside:
                 self._close(v)
@@ -129,10 +150,10 @@ class _Grouping:
 
     def _joined(self, equation: Equation) -> _Group | None:
         """Returns the group of an equation that a kernel can compute: that of its operands, or a new one."""
-        reduces = equation.op.name in _REDUCTIONS and equation.op.combine is not None
+        reduces = is_reduction(equation)
         operand_shapes = [v.kind.shape for v in vars_of(equation.operands) if not isinstance(v.kind, type)]
         shape = operand_shapes[0] if reduces else equation.results.kind.shape
-        rows = len(shape) - len(_outer(equation, shape)) if reduces else 0
+        rows = len(shape) - len(outer_shape(equation, shape)) if reduces else 0
         groups = []
         for v in vars_of(equation.operands):
             group = self._open.get(v.number)
@@ -165,32 +186,26 @@ class _Grouping:
         role = group.role(shape)
         if role in ("full", "row"):  # A value without the reduced dimensions broadcasts along other ones.
             inside = [v for v in vars_of(equation.operands) if self._open.get(v.number) is group]
-            return all(group.role(shape_of(v)) != "flat" for v in inside) or role == ""
+            return all(not shape_of(v) or group.role(shape_of(v)) != "flat" for v in inside)
         if role != "flat":
             return False
         return all(isinstance(v.kind, type) or v.kind.shape in (shape, ()) for v in vars_of(equation.operands))
 
 
-def _outer(equation: Equation, shape: Shape) -> Shape:
-    """Returns the dimensions of the operand of a reduction before those that it reduces."""
-    axis = dict(zip(equation.op.params, equation.params, strict=True))["axis"]
-    return shape[: len(shape) - len(reduced_axes(axis, len(shape)))]
-
-
 # -- what a kernel can compute ---------------------------------------------------------------------
 
 
-def _is_local(equation: Equation) -> bool:
+def _is_local(equation: Equation, wide: bool) -> bool:
     """Whether a kernel can compute an equation from whole buffers of host memory."""
     if equation.writes or type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
         return False
-    op, value = equation.op, equation.results.kind
+    value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
     avals = [k for k in kinds if isinstance(k, Aval)]
     if not avals or not all(_is_on_host(k) for k in (*avals, value)):
         return False
-    if op.name in _REDUCTIONS and op.combine:
-        return _reduces_rows(equation, avals[0])
+    if is_reduction(equation):
+        return avals[0].size >= max(LEAST, 1) and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
     return bool(value.ndim and value.size >= LEAST) and _function_of(equation) is not None
 
 
@@ -205,20 +220,6 @@ def _is_on_host(value: Aval) -> bool:
         and value.dtype.itemsize <= 16
         and value.dtype != np.dtype(np.longdouble)
     )
-
-
-def _reduces_rows(equation: Equation, x: Aval) -> bool:
-    """Whether a reduction is one of rows, along trailing dimensions that are not split, in the dtype of its operand."""
-    named = dict(zip(equation.op.params, equation.params, strict=True))
-    value = equation.results.kind
-    if set(named) - {"axis", "dtype", "keepdims"} or named.get("dtype") is not None or x.size < max(LEAST, 1):
-        return False
-    if x.dtype != value.dtype or x.ndim < 2:
-        return False
-    axes = reduced_axes(named["axis"], x.ndim)
-    if not axes or sorted(axes) != list(range(x.ndim - len(axes), x.ndim)) or len(axes) == x.ndim:
-        return False
-    return not any(x.sharding.spec.chains_of(x.ndim)[d] or x.shape[d] == 1 for d in axes)
 
 
 def _function_of(equation: Equation) -> str | None:
@@ -273,12 +274,12 @@ class Fused:
     """
 
     def __init__(self, equations: Sequence[Equation], kept: Sequence[Var]) -> None:
-        reductions = [e for e in equations if e.op.name in _REDUCTIONS and e.op.combine]
+        reductions = [e for e in equations if is_reduction(e)]
         self.equations = equations
         self.compiled: CompiledKernel | None = None
         if reductions:
             self.shape: Shape = reductions[0].operands[0].kind.shape
-            row_ndim = len(self.shape) - len(_outer(reductions[0], self.shape))
+            row_ndim = len(self.shape) - len(outer_shape(reductions[0], self.shape))
         else:
             self.shape, row_ndim = equations[0].results.kind.shape, 0
         self._group = _Group(self.shape)
@@ -292,6 +293,7 @@ class Fused:
         self._kept = [(v.number, v.kind, self._add_output(v)) for v in kept if isinstance(v.kind, Aval)]
         self.kernel: Kernel = self._builder.build()
         self._ordered = bool(row_ndim)
+        self._needs_c = len(equations) == 1 or any(is_wide(e) for e in reductions)
 
     def _add_inputs(self) -> None:
         """Adds the operands that the group does not compute. An input is a number of a value, or -1 for a constant; the
@@ -299,8 +301,8 @@ class Fused:
         """
         made = {e.results for e in self.equations}
         for equation in self.equations:
-            flat = self._group.role(equation.results.kind.shape) == "flat" and len(self.shape) > 1
-            for x in equation.operands:
+            flat = self._is_flat(equation)
+            for x in (*equation.operands, *self._constants(equation)):
                 key = (x, flat) if type(x) is Var else (type(x), x)
                 if x in made or key in self._values:
                     continue
@@ -319,14 +321,26 @@ class Fused:
                     self._values[key] = self._builder.input(x.kind.dtype.str, varies)
                     self._inputs.append((x.number, None, index))
 
-    def _add(self, equation: Equation) -> None:
+    def _is_flat(self, equation: Equation) -> bool:
+        """Returns whether the operands of an equation lack the reduced dimensions."""
         flat = self._group.role(equation.results.kind.shape) == "flat" and len(self.shape) > 1
+        return flat and not is_reduction(equation)
+
+    @staticmethod
+    def _constants(equation: Equation) -> tuple[float, ...]:
+        """Returns the numbers that an equation uses besides its operands."""
+        number = divisor(equation) if is_reduction(equation) else None
+        return () if number is None else (number,)
+
+    def _add(self, equation: Equation) -> None:
+        flat = self._is_flat(equation)
         taken = []
         for x in equation.operands:
             found = self._values.get(x) if type(x) is Var else None
             taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else (type(x), x)])
-        if equation.op.name in _REDUCTIONS and equation.op.combine:
-            made = self._builder.reduce(equation.op.name, taken[0])
+        if is_reduction(equation):
+            constants = [self._values[float, number] for number in self._constants(equation)]
+            made = add_reduction(self._builder, equation, taken[0], *constants)
         else:
             made = self._builder.call(_function_of(equation) or "", *taken)
         self._values[equation.results] = made
@@ -339,6 +353,8 @@ class Fused:
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
+        if self._needs_c and (self.compiled is None or _reports_errors()):
+            return False
         inputs = []
         for number, constant, index in self._inputs:
             x = constant if number < 0 else values[number]
