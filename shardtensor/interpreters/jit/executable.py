@@ -17,6 +17,7 @@ from shardtensor.errors import BackendError, ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
+from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
@@ -96,7 +97,8 @@ class Executable:
         self.kernels: list[Fused] = []
         self.laid_out = laid_out
         shared = laid_out is not program and is_on_one_memory(program)
-        self.nodes, self.steps = steps_of(program if shared else laid_out, EAGER, self.kernels.append)
+        may_compile = executor == "c" or (executor is None and find_compiler() is not None)
+        self.nodes, self.steps = steps_of(program if shared else laid_out, EAGER, self.kernels.append, may_compile)
         self._recorded = functools.cache(lambda: steps_of(laid_out, EAGER)) if shared else None
         self.executor = executor
         if executor == "c":

@@ -13,9 +13,10 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
-from shardtensor.interpreters.jit.groups import REDUCTIONS, Group, function_of, outer_dims
+from shardtensor.interpreters.jit.groups import Group, function_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Var, shape_of
+from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
 from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_aval, function_operands
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
@@ -42,12 +43,12 @@ class Fused:
     def __init__(
         self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = EMPTY
     ) -> None:
-        reductions = [e for e in equations if e.op.name in REDUCTIONS and e.op.combine]
+        reductions = [e for e in equations if is_reduction(e)]
         self.equations = equations
         self.compiled: CompiledKernel | None = None
         if reductions:
             self.shape: Shape = reductions[0].operands[0].kind.shape
-            row_ndim = len(self.shape) - len(outer_dims(reductions[0], self.shape))
+            row_ndim = len(self.shape) - len(outer_shape(reductions[0], self.shape))
         else:
             self.shape, row_ndim = computed_aval(equations[0]).shape, 0
         self._writes = writes
@@ -62,6 +63,7 @@ class Fused:
         self._kept = [(v, v.kind, self._add_output(v)) for v in kept if isinstance(v.kind, Aval)]
         self.kernel: Kernel = self._builder.build()
         self._ordered = bool(row_ndim)
+        self._needs_c = len(equations) == 1 or any(is_wide(e) for e in reductions)
 
     def _add_inputs(self) -> None:
         """Adds the operands that the group does not compute. An input is a number of a value, or -1 for a constant; the
@@ -69,8 +71,8 @@ class Fused:
         """
         made = {e.results for e in self.equations}
         for equation in self.equations:
-            flat = self._group.role(computed_aval(equation).shape) == "flat" and len(self.shape) > 1
-            for x in function_operands(equation):
+            flat = self._is_flat(equation)
+            for x in (*function_operands(equation), *self._constants(equation)):
                 key = (x, flat) if type(x) is Var else (type(x), x)
                 if x in made or key in self._values:
                     continue
@@ -89,14 +91,26 @@ class Fused:
                     self._values[key] = self._builder.input(x.kind.dtype.str, varies)
                     self._inputs.append((x.number, None, index))
 
-    def _add(self, equation: Equation) -> None:
+    def _is_flat(self, equation: Equation) -> bool:
+        """Returns whether the operands of an equation lack the reduced dimensions."""
         flat = self._group.role(computed_aval(equation).shape) == "flat" and len(self.shape) > 1
+        return flat and not is_reduction(equation)
+
+    @staticmethod
+    def _constants(equation: Equation) -> tuple[float, ...]:
+        """Returns the numbers that an equation uses besides its operands."""
+        number = divisor(equation) if is_reduction(equation) else None
+        return () if number is None else (number,)
+
+    def _add(self, equation: Equation) -> None:
+        flat = self._is_flat(equation)
         taken = []
         for x in function_operands(equation):
             found = self._values.get(x) if type(x) is Var else None
             taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else (type(x), x)])
-        if equation.op.name in REDUCTIONS and equation.op.combine:
-            made = self._builder.reduce(equation.op.name, taken[0])
+        if is_reduction(equation):
+            constants = [self._values[float, number] for number in self._constants(equation)]
+            made = add_reduction(self._builder, equation, taken[0], *constants)
         elif equation.writes and equation.op.assigns:
             made = taken[0]
         else:
@@ -113,6 +127,8 @@ class Fused:
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
+        if self._needs_c and (self.compiled is None or _reports_errors()):
+            return False
         inputs = []
         for number, constant, index in self._inputs:
             x = constant if number < 0 else values[number]

@@ -1,9 +1,9 @@
 """Groups: the equations that one kernel computes, in one pass over memory.
 
-A group consists of elementwise operators over one loop, and of reductions of its rows along trailing dimensions that
-are not split. Its operands and results are whole buffers of host memory, so that the split of the loop over devices is
-of no importance. An equation joins the group of its operands as long as nothing else has read a value of the group. A
-write to a part of a tensor ends the group that computes the elements.
+A group consists of elementwise operators over one loop, and of reductions of its rows along trailing dimensions. With
+NumPy, these are not all dimensions, and they are not split. Its operands and results are whole buffers of host memory,
+so that the split of the loop over devices is of no importance. An equation joins the group of its operands as long as
+nothing else has read a value of the group. A write to a part of a tensor ends the group that computes the elements.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from shardtensor.backend.device import HOST_MEMORY
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.execution.planning import Plan
+from shardtensor.interpreters.jit.expressions import EXPENSIVE
 from shardtensor.interpreters.jit.kernel import KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Program, Var, shape_of, vars_of
+from shardtensor.interpreters.jit.reductions import is_reduction, is_wide, outer_shape, reduces_rows
 from shardtensor.interpreters.jit.window_writes import (
     computed_aval,
     function_operands,
@@ -29,13 +31,9 @@ from shardtensor.interpreters.jit.window_writes import (
     without_copies,
 )
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.rules import reduced_axes
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.tensor import SCALARS
 from shardtensor.tensor.value import Aval
-
-REDUCTIONS = frozenset(("sum", "prod", "max", "min", "any", "all", "mean"))
-"""The operators that are reductions of rows in kernels."""
 
 LEAST = 1 << 14
 """The minimum number of elements of a loop: on fewer, calls of NumPy's functions take less time than a kernel."""
@@ -93,24 +91,38 @@ class Group:
         return "row" if shape == outer + (1,) * self.row_ndim else "flat" if shape == outer else ""
 
 
-def grouped(program: Program) -> list[Sequence[Equation]]:
+def grouped(program: Program, wide: bool = False) -> list[Sequence[Equation]]:
     """Returns the equations of a program in an order in which those of a group follow one another, as nodes: a node is
-    an equation, or a group of several.
+    an equation, or a group.
+
+    Args:
+        program: the program.
+        wide: whether reductions of all dimensions and of split ones join groups, for which C is needed.
     """
-    return _Grouping(program).nodes()
+    return _Grouping(program, wide).nodes()
+
+
+def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
+    """Returns whether a node is computed by a kernel: several equations, or one for which NumPy takes longer than the
+    memory traffic, if C is possible.
+    """
+    (first, *others) = node
+    slow = is_reduction(first) or first.op.name in EXPENSIVE
+    return bool(others) or (wide and slow and _is_local(first, wide))
 
 
 class _Grouping:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, wide: bool) -> None:
         self._program = program
+        self._wide = wide
         self._open: dict[int, Group] = {}  # by the number of a value that the group computes
         self._all: list[Group] = []
 
     def nodes(self) -> list[Sequence[Equation]]:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
-        for k, equation in enumerate(_live(without_copies(self._program)).equations):
-            group = self._joined(equation) if _is_local(equation) else None
+        for k, equation in enumerate(_live(without_copies(self._program), self._wide).equations):
+            group = self._joined(equation) if _is_local(equation, self._wide) else None
             outside = [v for v in equation.reads() if self._open.get(v.number) is not group]
             for v in outside:
                 self._close(v)
@@ -142,11 +154,11 @@ class _Grouping:
         """Returns the group of an equation that a kernel can compute: that of its operands, or a new one; None for an
         assignment of a value that no group computes.
         """
-        reduces = equation.op.name in REDUCTIONS and equation.op.combine is not None
+        reduces = is_reduction(equation)
         given = vars_of(function_operands(equation))
         operand_shapes = [v.kind.shape for v in given if not isinstance(v.kind, type)]
         shape = operand_shapes[0] if reduces else computed_aval(equation).shape
-        rows = len(shape) - len(outer_dims(equation, shape)) if reduces else 0
+        rows = len(shape) - len(outer_shape(equation, shape)) if reduces else 0
         base = self._open.get(equation.operands[0].number) if equation.writes and not is_whole(equation) else None
         groups = []
         for v in given:
@@ -185,24 +197,18 @@ class _Grouping:
             return False
         if role in ("full", "row"):  # A value without the reduced dimensions broadcasts along other ones.
             inside = [v for v in vars_of(equation.operands) if self._open.get(v.number) is group]
-            return all(group.role(shape_of(v)) != "flat" for v in inside) or role == ""
+            return all(not shape_of(v) or group.role(shape_of(v)) != "flat" for v in inside)
         if role != "flat":
             return False
         return all(isinstance(v.kind, type) or v.kind.shape in (shape, ()) for v in vars_of(equation.operands))
 
 
-def outer_dims(equation: Equation, shape: Shape) -> Shape:
-    """Returns the dimensions of the operand of a reduction before those that it reduces."""
-    axis = dict(zip(equation.op.params, equation.params, strict=True))["axis"]
-    return shape[: len(shape) - len(reduced_axes(axis, len(shape)))]
-
-
-def _live(program: Program) -> Program:
+def _live(program: Program, wide: bool) -> Program:
     """Returns a program without those equations of kernels, copies and views whose results nothing uses."""
     used = {*program.outputs, *program.writes.values()}
     kept: list[Equation] = []
     for equation in reversed(program.equations):
-        if used.isdisjoint(equation.makes()) and (equation.op.name in ("view", "copy") or _is_local(equation)):
+        if used.isdisjoint(equation.makes()) and (equation.op.name in ("view", "copy") or _is_local(equation, wide)):
             continue
         used.update(equation.reads())
         kept.append(equation)
@@ -212,19 +218,19 @@ def _live(program: Program) -> Program:
 # -- what a kernel can compute ---------------------------------------------------------------------
 
 
-def _is_local(equation: Equation) -> bool:
+def _is_local(equation: Equation, wide: bool) -> bool:
     """Whether a kernel can compute an equation from whole buffers of host memory."""
     if type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
         return False
     if equation.writes and not has_function(equation):
         return False
-    op, value = equation.op, equation.results.kind
+    value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
     avals = [k for k in kinds if isinstance(k, Aval)]
     if not avals or not all(_is_on_host(k) for k in (*avals, value)):
         return False
-    if op.name in REDUCTIONS and op.combine:
-        return _reduces_rows(equation, avals[0])
+    if is_reduction(equation):
+        return avals[0].size >= max(LEAST, 1) and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
     made = computed_aval(equation)
     return len(made.shape) > 0 and math.prod(made.shape) >= LEAST and function_of(equation) is not None
 
@@ -240,20 +246,6 @@ def _is_on_host(value: Aval) -> bool:
         and value.dtype.itemsize <= 16
         and value.dtype != np.dtype(np.longdouble)
     )
-
-
-def _reduces_rows(equation: Equation, x: Aval) -> bool:
-    """Whether a reduction is one of rows, along trailing dimensions that are not split, in the dtype of its operand."""
-    named = dict(zip(equation.op.params, equation.params, strict=True))
-    value = equation.results.kind
-    if set(named) - {"axis", "dtype", "keepdims"} or named.get("dtype") is not None or x.size < max(LEAST, 1):
-        return False
-    if x.dtype != value.dtype or x.ndim < 2:
-        return False
-    axes = reduced_axes(named["axis"], x.ndim)
-    if not axes or sorted(axes) != list(range(x.ndim - len(axes), x.ndim)) or len(axes) == x.ndim:
-        return False
-    return not any(x.sharding.spec.chains_of(x.ndim)[d] or x.shape[d] == 1 for d in axes)
 
 
 def function_of(equation: Equation) -> str | None:

@@ -90,15 +90,16 @@ class Lowered:
         return self.as_text()
 
     def _groups(self) -> Iterator[str]:
-        kernels = iter(self._executable.kernels)
+        kernels = {id(fused.equations): fused.kernel for fused in self._executable.kernels}
         for node in self._executable.nodes:
-            if len(node) == 1:
+            kernel = kernels.get(id(node))
+            if kernel is None:
                 yield from node[0].lines()
                 continue
             yield "one kernel:"
             for equation in node:
                 yield from (f"    {line}" for line in equation.lines())
-            yield from (f"    {line}" for line in str(next(kernels).kernel).splitlines())
+            yield from (f"    {line}" for line in str(kernel).splitlines())
 
     def _layouts(self) -> Iterator[str]:
         logs = self._logs()

@@ -22,7 +22,7 @@ from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.fused import Fused
-from shardtensor.interpreters.jit.groups import grouped, plan_of
+from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.trace import PYTHON
@@ -47,7 +47,7 @@ Node = Sequence[Equation]
 
 
 def steps_of(
-    program: Program, interpreter: Interpreter, fused: Callable[[Fused], None] | None = None
+    program: Program, interpreter: Interpreter, fused: Callable[[Fused], None] | None = None, wide: bool = False
 ) -> tuple[Sequence[Node], list[Step]]:
     """Returns the nodes of a program, and a step for each by an interpreter.
 
@@ -57,15 +57,16 @@ def steps_of(
         program: the program.
         interpreter: `EAGER`, `INFER`, or one that passes calls on.
         fused: gets the kernel of each step that is one. None: there are none, and each equation has a step.
+        wide: whether kernels may run as C (see `grouped`).
     """
-    nodes: Sequence[Node] = grouped(program) if fused else [(e,) for e in program.equations]
+    nodes: Sequence[Node] = grouped(program, wide) if fused else [(e,) for e in program.equations]
     last = last_uses(program, nodes)
     given = {*program.inputs, *program.captured}
     made = []
     for k, node in enumerate(nodes):
         dead = [v.number for v, use in last.items() if use == k]
         in_place = {e.results for e in node if e.writes and e.operands[0].number in dead and e.operands[0] not in given}
-        if len(node) > 1 and fused is not None:
+        if fused is not None and is_kernel(node, wide):
             kept = [v for e in node for v in e.makes() if last[v] > k]
             made.append(_fused(node, kept, in_place, dead, fused))
             continue
