@@ -47,6 +47,7 @@ class Output:
         view_spec: for a view, its view spec.
         aval: for a view, its aval.
         constant: makes the leaf, where it is the same in all calls.
+        makes: makes the leaf of the value, where it is none itself.
     """
 
     value: Var | None = None
@@ -54,6 +55,7 @@ class Output:
     view_spec: ViewSpec | None = None
     aval: Any = None
     constant: Callable[[], Any] | None = None
+    makes: Callable[[Any], Any] | None = None
 
 
 class Executable:
@@ -241,6 +243,8 @@ class Executable:
             x = values[output.value.number]
             if output.value.number in self._copied:
                 x = _copy(x)
+        if output.makes is not None:
+            return output.makes(x)
         if output.view_spec is None:
             return x
         view_spec = output.view_spec

@@ -81,6 +81,11 @@ def test_many_random_programs(count: int) -> None:
     run_seeds("numpy", 0, count)
 
 
+@pytest.mark.parametrize("count", [pytest.param(30), pytest.param(10**4, marks=pytest.mark.full)])
+def test_programs_move_no_more_bytes_than_eager_mode(count: int) -> None:
+    run_seeds(None, 0, count, every=1)
+
+
 @pytest.mark.parametrize("count", [pytest.param(3), pytest.param(3000, marks=pytest.mark.full)])
 def test_many_random_programs_in_c(count: int) -> None:
     run_seeds("c", 0, count)
